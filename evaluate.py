@@ -11,7 +11,15 @@ import prm_jax  # isort: skip  # noqa: F401 (first, since it hears Ctrl-C during
 import jax
 from omegaconf import OmegaConf
 
-from prm_jax.evals.common import EvaluateConfig, Setup, check_data, check_inputs, checkpoints, trained, write_report
+from prm_jax.evals.common import (
+    EvaluateConfig,
+    Setup,
+    check_data,
+    check_inputs,
+    checkpoints,
+    trained,
+    write_report,
+)
 from prm_jax.evals.sentences import sentences
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
@@ -48,7 +56,11 @@ def main(cfg):
     write_report(folder / "report.txt", task, results)
     task.show(results)
     print(f"results     {folder / 'results.json'}; every table as text: report.txt")
-    paths = task.figures(results, folder / "figures") if jax.process_index() == 0 and hasattr(task, "figures") else ()
+    paths = (
+        task.figures(results, folder / "figures")
+        if jax.process_index() == 0 and hasattr(task, "figures")
+        else ()
+    )
     if paths:
         print(f"figures     {folder / 'figures'}: {', '.join(path.name for path in paths)}")
     print("".join(f"{line}\n" for line in sentences(results)), end="")

@@ -19,20 +19,35 @@ import jax
 import numpy as np
 from flax import nnx
 
+from prm_jax import packing
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
-from prm_jax.data import packing
-from prm_jax.data.examples import Example, make_examples
-from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
 from prm_jax.evals import bounds
+from prm_jax.examples import Example, make_examples
+from prm_jax.formats import Format, train_tokenizer
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse, script
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
-from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
-from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, clocks, require_finite, require_packages
+from prm_jax.launch.mesh import (
+    MeshConfig,
+    check_divides,
+    local_rows,
+    make_mesh,
+    make_sharded,
+    platform,
+    shard_batch,
+)
+from prm_jax.launch.run_log import (
+    MetricsLog,
+    StepReader,
+    StopSignal,
+    clocks,
+    require_finite,
+    require_packages,
+)
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
@@ -87,10 +102,14 @@ class TrainConfig:
         is_implicit, fmt, head = self.objective == "implicit", self.format, self.model.head
         is_lm = is_implicit or self.objective == "lm"
         if is_lm and self.optimizer.trainable == "head":
-            raise InputError(f"optimizer.trainable: got 'head', but objective={self.objective} has no step head")
+            raise InputError(
+                f"optimizer.trainable: got 'head', but objective={self.objective} has no step head"
+            )
         expected = "a language model with objective=implicit, which measures what trains against it"
         expect(not is_implicit or self.init != "random", "init", self.init, expected)
-        needs_last = is_implicit or STEP_LOSSES[self.loss.step].ranks  # these compare steps or solutions, not tokens
+        needs_last = (
+            is_implicit or STEP_LOSSES[self.loss.step].ranks
+        )  # these compare steps or solutions, not tokens
         expected = f"last with objective={self.objective}, loss.step={self.loss.step}"
         expect(self.outcome_at == "last" or not needs_last, "outcome_at", self.outcome_at, expected)
         measured = {"lm": ("loss", "accuracy"), "prm": (self.eval.best_by,)}
@@ -98,9 +117,13 @@ class TrainConfig:
         expected = f"what objective={self.objective} measures: {', '.join(measured)}"
         expect(self.eval.best_by in measured, "eval.best_by", self.eval.best_by, expected)
         if self.batch.share_prefixes and (is_lm or (self.loss.lm_weight or 0) > 0):
-            raise InputError("batch.share_prefixes: a shared token has several next tokens; a language model needs one")
+            raise InputError(
+                "batch.share_prefixes: a shared token has several next tokens; a language model needs one"
+            )
         if fmt.score == "log_ratio" and not is_implicit:
-            raise InputError(f"format: {fmt.name!r} has no step head to train; it scores by two language models")
+            raise InputError(
+                f"format: {fmt.name!r} has no step head to train; it scores by two language models"
+            )
         if fmt.head not in (None, head) and not is_lm:
             raise InputError(f"model.head: got {head!r}, but format={fmt.name} has its own head: {fmt.head}")
 
@@ -119,8 +142,15 @@ def main(cfg):
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     is_defined = cfg.eval.best_by != "first_error_f1" or data_cfg.label_kind == "correctness"
-    expect(is_defined, "eval.best_by", cfg.eval.best_by, f"another: {data_cfg.label_kind} labels have no first error")
-    if cfg.loss.lm_weight is None:  # the embedded model knows its task, which labels alone would make it forget
+    expect(
+        is_defined,
+        "eval.best_by",
+        cfg.eval.best_by,
+        f"another: {data_cfg.label_kind} labels have no first error",
+    )
+    if (
+        cfg.loss.lm_weight is None
+    ):  # the embedded model knows its task, which labels alone would make it forget
         knows = cfg.objective == "prm" and cfg.init == "embedded" and isinstance(data_cfg, TaskData)
         lm_weight = 0.5 if knows and not cfg.batch.share_prefixes else 0.0
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, lm_weight=lm_weight))
@@ -129,7 +159,9 @@ def main(cfg):
         raise InputError(f"{key}: solutions of data=mixture are drawn one by one, so that its weights hold")
     sources = data_cfg.sources.values() if isinstance(data_cfg, Mixture) else [data_cfg]
     if HEADS[cfg.model.head].rates and "bad" in [getattr(source, "neutral", None) for source in sources]:
-        raise InputError(f"data.neutral: got 'bad', but the {cfg.model.head} head learns the rating, neutral as good")
+        raise InputError(
+            f"data.neutral: got 'bad', but the {cfg.model.head} head learns the rating, neutral as good"
+        )
     require_packages(cfg.tensorboard, cfg.wandb)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         hf.locate(name)  # refused before samples are drawn
@@ -154,7 +186,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     sources = [("train", name, itertools.islice(rows, n)) for name, n in sizes.items()]
     for split, source, solutions in (*sources, ("validation", "", splits["validation"])):
         limits = cfg.batch.tokens, cfg.batch.too_long
-        made, dropped = make_examples(solutions, cfg.format, tokenizer, cfg.objective, *limits, *targets[split])
+        made, dropped = make_examples(
+            solutions, cfg.format, tokenizer, cfg.objective, *limits, *targets[split]
+        )
         counts |= {f"{split}_{name}": n + counts.get(f"{split}_{name}", 0) for name, n in dropped.items()}
         if not made:
             where = f"the {split} split" + f" of {source}" * bool(source)
@@ -166,25 +200,36 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     errors = [first_wrong(TASKS[data_cfg.name], s.problem, s.steps) for s in splits["validation"] if is_exact]
     errors = [] if any(dropped.values()) else errors  # of all validation solutions, whole, or of none
     del data, splits, rows, sources, solutions  # the texts
-    print(f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions")
+    print(
+        f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions"
+    )
     cli.print_counts(counts)
     if cfg.batch.tokens is None:
         width = packing.training_width(examples["train"] + examples["validation"], cfg.batch.share_prefixes)
         cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
     of_step = cfg.batch.rows * cfg.batch.accumulate * cfg.batch.tokens
-    expect(of_step <= 10**8, "batch.rows x batch.accumulate x batch.tokens", of_step, "at most 10^8 tokens of a step")
+    expect(
+        of_step <= 10**8,
+        "batch.rows x batch.accumulate x batch.tokens",
+        of_step,
+        "at most 10^8 tokens of a step",
+    )
 
     model = make_model(cfg, tokenizer)
     if cfg.batch.share_prefixes and not packing.fits_window(model.cfg, cfg.batch.tokens):
         window = f"{model.cfg.window}, the model's sliding window, which counts tokens of other branches too"
-        raise InputError(f"batch.tokens: got {cfg.batch.tokens} with share_prefixes, expected at most {window}")
+        raise InputError(
+            f"batch.tokens: got {cfg.batch.tokens} with share_prefixes, expected at most {window}"
+        )
     for note in oddities(examples["train"], model.cfg.max_positions):
         print(f"note        {note}")
     if cfg.objective == "implicit":
         size = cfg.batch.tokens, cfg.batch.rows
         examples = {split: training.with_reference(rows, model, *size) for split, rows in examples.items()}
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
-    n_all, n_trained = (sum(x.size for x in jax.tree.leaves(nnx.state(model, which))) for which in (..., opt.wrt))
+    n_all, n_trained = (
+        sum(x.size for x in jax.tree.leaves(nnx.state(model, which))) for which in (..., opt.wrt)
+    )
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
     n = jax.process_count()
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {n} process{'es' * (n > 1)}")
@@ -196,11 +241,20 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     print(source.summary())
     final = fit(cfg, run, texts, model, opt, source, examples["validation"], data_cfg.label_kind, errors)
     drawn = {"drawn": source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)} if parts else {}
-    summary = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind, "seed": cfg.seed}
+    summary = {
+        "finished": True,
+        "objective": cfg.objective,
+        "label_kind": data_cfg.label_kind,
+        "seed": cfg.seed,
+    }
     summary |= {**final, "parameters": n_all, "trained_parameters": n_trained, "counts": counts, **drawn}
     summary["examples"] = {split: len(rows) for split, rows in examples.items()}
     run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
-    print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
+    print(
+        "finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(
+            **final
+        )
+    )
     lm = f"python -m prm_jax.sampling checkpoint={run} input=FILE"
     print(f"next        {lm if cfg.objective == 'lm' else script('evaluate') + f' checkpoint={run}'}")
 
@@ -226,20 +280,26 @@ def record_data(path: Path, data: Data):
     RL keeps apart from."""
     if path.exists() and (old := run_folder.read_json(path, files=dict)["files"]) != data.fingerprints:
         changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
-        raise InputError(f"resume: {', '.join(changed)}: is not what the run began with; start a new run instead")
+        raise InputError(
+            f"resume: {', '.join(changed)}: is not what the run began with; start a new run instead"
+        )
     problems = {"problems": data.splits["train"], "validation": data.splits["validation"]}
     hashes = {name: problem_hashes(solutions) for name, solutions in problems.items()}
     run_folder.write_json(path, {"files": data.fingerprints, **hashes})
 
 
-def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, validation, label_kind, errors) -> dict:
+def fit(
+    cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, validation, label_kind, errors
+) -> dict:
     """Trains from step 1, or from the newest checkpoint, to cfg.steps; returns the numbers of the best evaluation."""
     b, checkpoints, first, best = cfg.batch, Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
     before = {name: best.pop(name, 0.0) for name in clocks()}
     check_divides(model.cfg, b.rows, "batch.rows")
-    validation_batches = list(packing.eval_batches(validation, b.tokens, b.rows, STEP_LOSSES[cfg.loss.step].together))
+    validation_batches = list(
+        packing.eval_batches(validation, b.tokens, b.rows, STEP_LOSSES[cfg.loss.step].together)
+    )
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = training.make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
     if cfg.lengthened and first < cfg.steps:
@@ -283,14 +343,18 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, valid
                 checkpoints.save(step, model, opt, best | reader.spent, kept)
             if stopping:
                 name = signal.Signals(reader.stop).name
-                print(f"stopped     by {name} after step {step}; continue with: {script('train')} resume={run}")
+                print(
+                    f"stopped     by {name} after step {step}; continue with: {script('train')} resume={run}"
+                )
                 sys.exit(128 + reader.stop)
     return best | {"steps": cfg.steps, **reader.spent}
 
 
 def lengthened(cfg: TrainConfig, first: int) -> str:
     """A line that says how the longer run's learning rate differs from step `first` + 1 on."""
-    before, after = (training.make_schedule(cfg.optimizer, steps) for steps in (cfg.lengthened[-1], cfg.steps))
+    before, after = (
+        training.make_schedule(cfg.optimizer, steps) for steps in (cfg.lengthened[-1], cfg.steps)
+    )
     rates = f"step {first + 1} has {float(after(first)):.3g} in place of {float(before(first)):.3g}"
     rates += f", the last step {float(after(cfg.steps - 1)):.3g}"
     return f"longer      {cfg.lengthened[-1]} -> {cfg.steps} steps; this stretches the learning rate's cosine: {rates}"
@@ -309,7 +373,9 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
     """Whether this evaluation beats the best so far, or is the first; a lower loss is better."""
     name, sign = f"eval_{by}", -1 if by == "loss" else 1
     if name not in scores:
-        raise InputError(f"eval.best_by: {by} is undefined on the validation split: it needs right and wrong ones")
+        raise InputError(
+            f"eval.best_by: {by} is undefined on the validation split: it needs right and wrong ones"
+        )
     return "best_step" not in best or sign * (scores[name] - best[name]) > 0
 
 
@@ -319,7 +385,9 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, err
     totals, scored, outputs, order = collections.Counter(), [], [], []
     sides = HEADS[model.cfg.head].bounds if model.cfg.head in HEADS else None
     for indices, batch in batches:
-        sums = training.eval_step(model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm")
+        sums = training.eval_step(
+            model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm"
+        )
         if "logit" in sums:
             scored += packing.unpack_steps(batch, np.asarray(sums.pop("logit")))
             z_BTC = np.asarray(sums.pop("outputs"))
@@ -353,7 +421,9 @@ def make_tokenizer(cfg: TrainConfig, solutions):
     if cfg.tokenizer == "new":
         why = f"another, or init=random: the embeddings of {cfg.init} are of its own tokens"
         expect(cfg.init == "random", "tokenizer", "new", why)
-        return train_tokenizer((text for s in solutions for text in (s.problem, *s.steps)), cfg.tokenizer_vocab)
+        return train_tokenizer(
+            (text for s in solutions for text in (s.problem, *s.steps)), cfg.tokenizer_vocab
+        )
     name = cfg.tokenizer or ("embedded" if cfg.init == "random" else cfg.init)
     return hf.load_tokenizer(hf.locate(name))
 
@@ -369,7 +439,9 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
         config["vocab_size"] = -(-len(tokenizer) // 64) * 64
     model_cfg, changed = hf_config.resolve_model(cfg.model, config, "model" if is_random else where, **uses)
     for key, (wanted, has) in () if is_random else changed.items():
-        raise InputError(f"model.{key}: got {wanted}, but {cfg.init} has {has}; init=random starts fresh weights")
+        raise InputError(
+            f"model.{key}: got {wanted}, but {cfg.init} has {has}; init=random starts fresh weights"
+        )
     vocab, n = model_cfg.vocab, len(tokenizer)
     expect(n <= vocab, "model.vocab", vocab, f"an embedding for each of the tokenizer's {n} tokens")
     frozen = cfg.optimizer.trainable != "all"

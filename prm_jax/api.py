@@ -17,9 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.formats import read_format
 from prm_jax.data.units import UNITS, probability
 from prm_jax.evals.common import check_there
+from prm_jax.formats import read_format
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import CONF, ROOT, expect, parse
 from prm_jax.model import choose_dtype
@@ -30,7 +30,10 @@ Steps = Sequence[str]  # a solution
 
 
 def load(
-    checkpoint: str | Path | None = None, format: str | dict = "auto", aggregator: str | None = None, **options
+    checkpoint: str | Path | None = None,
+    format: str | dict = "auto",
+    aggregator: str | None = None,
+    **options,
 ) -> "Verifier":
     """Opens a verifier by the name that every command takes as `checkpoint`: a run's folder, a Hugging Face folder or hub
     name, ...; None: the newest finished run under runs/. `format` (a name, or {"name": NAME, KEY: VALUE}) and the fields of
@@ -57,19 +60,28 @@ class Verifier:
     def __repr__(self):
         return f"Verifier({self.scorer.name!r}, {self.scorer.label_kind} labels, ranks by {self.aggregator})"
 
-    def score(self, problem: str | Sequence[str], steps: Steps | Sequence[Steps]) -> np.ndarray | list[np.ndarray]:
+    def score(
+        self, problem: str | Sequence[str], steps: Steps | Sequence[Steps]
+    ) -> np.ndarray | list[np.ndarray]:
         """The probability that each step is good, float64 p_T; of an outcome model that the answer will be right, read at
         each step. `log_odds` keeps apart what rounds to 1."""
         if isinstance(problem, str):
             return self.score([problem], [steps])[0]
         return [probability(logit_T) for logit_T in self.log_odds(problem, steps)]
 
-    def log_odds(self, problem: str | Sequence[str], steps: Steps | Sequence[Steps]) -> np.ndarray | list[np.ndarray]:
+    def log_odds(
+        self, problem: str | Sequence[str], steps: Steps | Sequence[Steps]
+    ) -> np.ndarray | list[np.ndarray]:
         """log p / (1 - p) of each step's probability, logit_T, as the model gives it."""
         if isinstance(problem, str):
             return self.log_odds([problem], [steps])[0]
         problem, steps = as_texts("problem", problem, "problems"), as_list("steps", steps, "solutions")
-        expect(len(problem) == len(steps), "steps", f"{len(steps)} solutions", f"{len(problem)}, one for each problem")
+        expect(
+            len(problem) == len(steps),
+            "steps",
+            f"{len(steps)} solutions",
+            f"{len(problem)}, one for each problem",
+        )
         steps = [tuple(as_texts("steps", solution, "steps")) for solution in steps]
         rows = list(zip(problem, steps, strict=True))
         return [UNITS[self.scorer.unit].log_odds(score_T) for score_T in self.scorer.score(rows)]
@@ -81,10 +93,20 @@ class Verifier:
         their order."""
         if isinstance(problem, str):
             return self.rank([problem], [solutions])[0]
-        problem, lists = as_list("problem", problem, "problems"), as_list("solutions", solutions, "lists of solutions")
+        problem, lists = (
+            as_list("problem", problem, "problems"),
+            as_list("solutions", solutions, "lists of solutions"),
+        )
         solutions = [as_list("solutions", some, "solutions") for some in lists]
-        expect(len(problem) == len(solutions), "solutions", f"{len(solutions)} lists", f"{len(problem)}, one a problem")
-        rows = [(text, steps) for text, candidates in zip(problem, solutions, strict=True) for steps in candidates]
+        expect(
+            len(problem) == len(solutions),
+            "solutions",
+            f"{len(solutions)} lists",
+            f"{len(problem)}, one a problem",
+        )
+        rows = [
+            (text, steps) for text, candidates in zip(problem, solutions, strict=True) for steps in candidates
+        ]
         logits = self.log_odds([text for text, _ in rows], [steps for _, steps in rows])
         scores = iter(-solution_scores(logits, self.aggregator, rounded=True))
         return [np.argsort([next(scores) for _ in some], kind="stable").tolist() for some in solutions]

@@ -1,7 +1,7 @@
 """What a model is trained to do: losses at step ends, and of the next token.
 
 A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each step is
-good and `cfg` is the section `loss` of the config. `batch` holds the arrays of data/packing.py; "logits",
+good and `cfg` is the section `loss` of the config. `batch` holds the arrays of packing.py; "logits",
 all outputs of the head, logit_BTC, if the entry says how many `outputs` it reads; `problem` and `depth` if it compares
 solutions (`together`). label and rating are NaN where there is none; weight is 0 where there is no label; steps of a
 row with equal `solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled steps
@@ -93,7 +93,9 @@ def pqm_loss(z_BT, batch, cfg):
     is_past_BTT = good_BT[:, :, None] & good_BT[:, None, :] & jnp.tri(z_BT.shape[1], dtype=bool)
     is_rival_BTT = same_BTT & (is_past_BTT | bad_BT[:, None, :])
     rival_BTT = jnp.where(is_rival_BTT, (z_BT + cfg.zeta * bad_BT)[:, None, :], -jnp.inf)
-    lse_BT = jax.nn.logsumexp(jnp.pad(rival_BTT, ((0, 0), (0, 0), (1, 0))), axis=-1)  # the start's z of 0 among them
+    lse_BT = jax.nn.logsumexp(
+        jnp.pad(rival_BTT, ((0, 0), (0, 0), (1, 0))), axis=-1
+    )  # the start's z of 0 among them
     n_bad_BT = (same_BTT & bad_BT[:, None, :]).sum(-1)
     return jnp.where(good_BT, lse_BT - z_BT, lse_BT / jnp.maximum(n_bad_BT, 1))
 
@@ -114,9 +116,13 @@ class Loss:
     """A step loss and what training has to know of it."""
 
     f: Callable  # f(z_BT, batch, cfg) -> loss_BT
-    together: bool = False  # it compares solutions of a problem: these share a row, and it sees ACROSS_SOLUTIONS
+    together: bool = (
+        False  # it compares solutions of a problem: these share a row, and it sees ACROSS_SOLUTIONS
+    )
     outputs: int | None = None  # it reads this many outputs of the head, batch["logits"]
-    ranks: bool = False  # it learns differences, no probability: no class weight, and one target for an outcome
+    ranks: bool = (
+        False  # it learns differences, no probability: no class weight, and one target for an outcome
+    )
     # f(logit_BTC, rating_BT, pos_weight) -> loss_BT of human ratings, under a head that has a class for each
     ratings: Callable | None = None
 
@@ -139,8 +145,12 @@ def implicit_logit(logit_BLV, batch, beta: float):
     logp_BL = -jnp.roll(next_token_loss(logit_BLV, batch["ids"], is_target_BL), 1, axis=1)
     sum_BL = jnp.cumsum(logp_BL - is_target_BL * batch["reference"], axis=1)
     end_BT = batch["step_end"]
-    start_BT = end_BT - jnp.take_along_axis(batch["pos"], end_BT, axis=1)  # other solutions may stand before this one
-    return beta * (jnp.take_along_axis(sum_BL, end_BT, axis=1) - jnp.take_along_axis(sum_BL, start_BT, axis=1))
+    start_BT = end_BT - jnp.take_along_axis(
+        batch["pos"], end_BT, axis=1
+    )  # other solutions may stand before this one
+    return beta * (
+        jnp.take_along_axis(sum_BL, end_BT, axis=1) - jnp.take_along_axis(sum_BL, start_BT, axis=1)
+    )
 
 
 def next_token_loss(logit_BLV, ids_BL, token_weight_BL):

@@ -41,7 +41,10 @@ def _checked_probability(p, y) -> tuple[np.ndarray, np.ndarray]:
 
 def _pair_wins(score: np.ndarray, is_positive: np.ndarray) -> tuple[float, int]:
     """Number of (positive, negative) pairs ranked right, a tie counting 1/2, and the number of pairs."""
-    positive, negative = np.sort(score[is_positive]), np.sort(score[~is_positive])  # looked up in order, in cache
+    positive, negative = (
+        np.sort(score[is_positive]),
+        np.sort(score[~is_positive]),
+    )  # looked up in order, in cache
     n_below, n_not_above = (np.searchsorted(negative, positive, side).sum() for side in ("left", "right"))
     return float(n_below + n_not_above) / 2, len(positive) * len(negative)
 
@@ -170,7 +173,9 @@ def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, 
     return mean(wins / pairs), float(wins.sum() / pairs.sum()) if len(pairs) else math.nan, len(pairs)
 
 
-def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "correctness") -> tuple[list[int], int]:
+def labelled_steps(
+    labels: Sequence[float | None] | None, label_kind: str = "correctness"
+) -> tuple[list[int], int]:
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
     A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out: correctness labels
@@ -190,7 +195,11 @@ def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "cor
 
 
 def step_metrics(
-    scores: Sequence[np.ndarray], labels: Sequence, problem_ids: Sequence, threshold=0.5, label_kind="correctness"
+    scores: Sequence[np.ndarray],
+    labels: Sequence,
+    problem_ids: Sequence,
+    threshold=0.5,
+    label_kind="correctness",
 ) -> dict:
     """Every number about step scores in [0, 1], from a list of scores and one of labels (or None) for each solution.
 

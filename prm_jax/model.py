@@ -48,7 +48,9 @@ class ModelConfig:
     norm_eps: float
     qkv_bias: bool  # Qwen2 has biases on q, k, v only
     tied: bool  # the vocabulary logits reuse the embedding
-    family: str = "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
+    family: str = (
+        "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
+    )
     max_positions: int = 32_768  # longest row the model was made for (max_position_embeddings)
     o_bias: bool = False
     mlp_bias: bool = False
@@ -57,14 +59,20 @@ class ModelConfig:
     sliding: tuple[bool, ...] | None = None  # the layers that the window holds for; None: all
     rope_scaling: RopeScaling | None = None
     activation: Literal["silu", "gelu"] = "silu"  # of the gate; gelu: its tanh form (Gemma)
-    post_norms: bool = False  # Gemma: the outputs of attention and of the gated layer are normed before they are added
-    embed_scale: float = 1.0  # Gemma scales embeddings and queries; Granite also each block's output and the logits
+    post_norms: bool = (
+        False  # Gemma: the outputs of attention and of the gated layer are normed before they are added
+    )
+    embed_scale: float = (
+        1.0  # Gemma scales embeddings and queries; Granite also each block's output and the logits
+    )
     residual_scale: float = 1.0
     query_scale: float = 1.0  # beside K^-1/2
     logit_scale: float = 1.0  # of the vocabulary logits
     attn_logit_softcap: float | None = None  # Gemma 2: attention scores s are cap tanh(s / cap),
     final_logit_softcap: float | None = None  # and so are the vocabulary logits
-    local_rope_theta: float | None = None  # Gemma 3: rope_theta of the sliding layers, unscaled; None: the same for all
+    local_rope_theta: float | None = (
+        None  # Gemma 3: rope_theta of the sliding layers, unscaled; None: the same for all
+    )
     experts: int = 0  # Qwen3-MoE: E gated layers in place of one (kernels/experts.py)
     experts_per_token: int = 0  # how many of them compute each token
     norm_topk_prob: bool = False  # the weights of a token's experts sum to 1
@@ -75,10 +83,21 @@ class ModelConfig:
     remat: str = "none"  # what the backward pass recomputes: none, or dots or full (REMAT)
 
     def __post_init__(self):
-        assert self.head in ("none", *HEADS), f"head: got {self.head!r}, expected none or one of {', '.join(HEADS)}"
-        assert self.heads % self.kv_heads == 0, f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
+        assert self.head in ("none", *HEADS), (
+            f"head: got {self.head!r}, expected none or one of {', '.join(HEADS)}"
+        )
+        assert self.heads % self.kv_heads == 0, (
+            f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
+        )
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
-        positive = ("window", "attn_logit_softcap", "final_logit_softcap", "rope_theta", "local_rope_theta", "norm_eps")
+        positive = (
+            "window",
+            "attn_logit_softcap",
+            "final_logit_softcap",
+            "rope_theta",
+            "local_rope_theta",
+            "norm_eps",
+        )
         for name in (*positive, "embed_scale", "residual_scale", "query_scale", "logit_scale"):
             value = getattr(self, name)
             assert value is None or 0 < value < math.inf, f"{name}: got {value}, expected a number above 0"
@@ -232,7 +251,9 @@ class Block(nnx.Module):
             v_BGSK = write_slots(past[1], v_BLGK.swapaxes(1, 2), slot_BL[0, 0], axis=2)
             past, k_BSGK, v_BSGK = (k_BGKS, v_BGSK), k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
         capped_attend = partial(attend, cap=cfg.attn_logit_softcap)
-        o_BLHK = shard_heads(capped_attend, cfg.query_scale * q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
+        o_BLHK = shard_heads(
+            capped_attend, cfg.query_scale * q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL
+        )
         h_BLD = linear(o_BLHK.reshape(B, L, -1), self.w_o, self.b_o)
         x_BLD += cfg.residual_scale * norm(h_BLD, self.norm_attn_out, cfg)
 
@@ -261,7 +282,9 @@ class PRM(nnx.Module):
         self.unembed = matrix(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5, OUT_SPLIT) if has_unembed else None
         head, D = HEADS.get(cfg.head), cfg.dim
         has_hidden = head is not None and head.hidden
-        self.w_mlp_head = matrix(rngs, (D, D), head_scale("w_mlp_head", D), in_head=True) if has_hidden else None
+        self.w_mlp_head = (
+            matrix(rngs, (D, D), head_scale("w_mlp_head", D), in_head=True) if has_hidden else None
+        )
         self.b_mlp_head = nnx.Param(jnp.zeros(D), in_head=True) if has_hidden else None
         self.w_head = matrix(rngs, (D, head.outputs), head_scale("w_head", D), in_head=True) if head else None
         self.b_head = nnx.Param(jnp.zeros(head.outputs), in_head=True) if head else None
@@ -317,7 +340,9 @@ class PRM(nnx.Module):
         """The rotations of layers that see all tokens, and of those that see a window."""
         cfg = self.cfg
         rope = rotations(pos_BL, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
-        return rope, rotations(pos_BL, cfg.head_dim, cfg.local_rope_theta, None) if cfg.local_rope_theta else rope
+        return rope, rotations(
+            pos_BL, cfg.head_dim, cfg.local_rope_theta, None
+        ) if cfg.local_rope_theta else rope
 
     def layers(self) -> list[Block]:
         """The blocks, one by one."""
@@ -338,7 +363,9 @@ class PRM(nnx.Module):
     def vocab_logits(self, x_BLD):
         """Next-token logits, float32 logit_BLV: factors in the compute dtype, sums in float32."""
         w_DV = self.embed[...].T if self.cfg.tied and self.unembed is None else self.unembed[...]
-        return soft_cap(self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32), self.cfg.final_logit_softcap)
+        return soft_cap(
+            self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32), self.cfg.final_logit_softcap
+        )
 
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing.

@@ -106,7 +106,9 @@ AGGREGATORS = {
     # log 1/T sum_t p_t: arithmetic
     "mean": Aggregator(lambda x: _log_average(x, 0.0)),
     # 1/T sum_t log p_t: geometric, the product without its bias against long solutions
-    "gmean": Aggregator(lambda x: jnp.sum(x.logp_PTN, -2, where=x.mask_PTN) / jnp.maximum(x.mask_PTN.sum(-2), 1)),
+    "gmean": Aggregator(
+        lambda x: jnp.sum(x.logp_PTN, -2, where=x.mask_PTN) / jnp.maximum(x.mask_PTN.sum(-2), 1)
+    ),
     # log p_T
     "last": Aggregator(_last),
     # log max_t p_t
@@ -138,12 +140,16 @@ def aggregate(step_PNT, mask_PNT, aggregator: str, *, unit: str, clip=1e-6, deca
         logp_PTN, logit_PTN = jax.nn.log_sigmoid(step_PTN), step_PTN
     else:
         logp_PTN, logit_PTN = step_PTN, step_PTN - jnp.log(-jnp.expm1(step_PTN))
-    score_PN = AGGREGATORS[aggregator].score(StepScores(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature))
+    score_PN = AGGREGATORS[aggregator].score(
+        StepScores(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature)
+    )
     return jnp.where(mask_PTN.any(-2), score_PN, -jnp.inf)
 
 
 @functools.partial(jax.jit, static_argnames=("names", "unit"))
-def aggregate_all(step_PNT, mask_PNT, names=tuple(AGGREGATORS), *, unit: str, **options) -> dict[str, jax.Array]:
+def aggregate_all(
+    step_PNT, mask_PNT, names=tuple(AGGREGATORS), *, unit: str, **options
+) -> dict[str, jax.Array]:
     """{aggregator: score_PN}, a few problems at a time: they stay in cache, twice as fast on CPU."""
 
     def one(problem):
@@ -257,7 +263,9 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
         weight_N = jnp.where((ties == "share") | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
         return jnp.zeros_like(score_N).at[order_N].set(weight_N)
 
-    return jax.lax.map(one, (score_PN, best_first(score_PN), all_or(mask_PN, score_PN).sum(-1)), batch_size=64)
+    return jax.lax.map(
+        one, (score_PN, best_first(score_PN), all_or(mask_PN, score_PN).sum(-1)), batch_size=64
+    )
 
 
 def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
@@ -276,7 +284,9 @@ def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
     none_drawn_NN = jnp.pad(jnp.cumprod(miss_NN, -1), ((0, 0), (1, 0)), constant_values=1)
     none_drawn_NN = jnp.where(all_N <= all_N[:, None], none_drawn_NN, none_drawn_NN.T)
     taken_n = jnp.clip(size_n, 0, count)
-    drawn_nN = jnp.where(left_N > 0, jnp.minimum(taken_n[:, None] / jnp.maximum(left_N, 1), 1.0), 0.0).astype(dtype)
+    drawn_nN = jnp.where(left_N > 0, jnp.minimum(taken_n[:, None] / jnp.maximum(left_N, 1), 1.0), 0.0).astype(
+        dtype
+    )
     weight_nN = none_drawn_NN[taken_n, :-1] * drawn_nN
     return jnp.where(((size_n >= 1) & (size_n <= N))[:, None], weight_nN, jnp.nan)
 

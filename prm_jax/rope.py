@@ -40,7 +40,9 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
         keep_k = jnp.clip((turns_k - scaling.slow) / (scaling.fast - scaling.slow), 0, 1)
     if scaling.kind == "yarn":
         pairs = head_dim / 2 / math.log(theta)
-        low, high = (pairs * math.log(scaling.length / (2 * math.pi * turns)) for turns in (scaling.fast, scaling.slow))
+        low, high = (
+            pairs * math.log(scaling.length / (2 * math.pi * turns)) for turns in (scaling.fast, scaling.slow)
+        )
         if scaling.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
@@ -58,5 +60,7 @@ def rotations(pos_BL, head_dim: int, theta: float, scaling: RopeScaling | None):
 def rotate(x_BLHK, cos_BL1k, sin_BL1k):
     """Feature j is rotated with feature j + K/2, as in the Hugging Face checkpoints."""
     a_BLHk, b_BLHk = jnp.split(x_BLHK.astype(jnp.float32), 2, -1)
-    y_BLHK = jnp.concatenate([a_BLHk * cos_BL1k - b_BLHk * sin_BL1k, b_BLHk * cos_BL1k + a_BLHk * sin_BL1k], -1)
+    y_BLHK = jnp.concatenate(
+        [a_BLHk * cos_BL1k - b_BLHk * sin_BL1k, b_BLHk * cos_BL1k + a_BLHk * sin_BL1k], -1
+    )
     return y_BLHK.astype(x_BLHK.dtype)

@@ -15,7 +15,9 @@ from prm_jax.data.equations import verdict
 from prm_jax.data.units import CERTAIN, UNITS
 from prm_jax.protocols import Rows
 
-LIKELY = 1.8  # log-odds of a step whose equations hold: people call .86 of such steps good, and .87 of all steps
+LIKELY = (
+    1.8  # log-odds of a step whose equations hold: people call .86 of such steps good, and .87 of all steps
+)
 
 
 class ModelFree:
@@ -74,7 +76,9 @@ class EquationScorer(ModelFree):
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         log_odds = {True: LIKELY, False: -CERTAIN, None: 0.0}
-        return [np.array([log_odds[verdict(s, problem)] for s in steps], np.float32) for problem, steps in rows]
+        return [
+            np.array([log_odds[verdict(s, problem)] for s in steps], np.float32) for problem, steps in rows
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +120,9 @@ class EnsembleScorer:
             values = {member.name: getattr(member, key) for member in members}
             if len(set(values.values())) > 1:
                 listed = ", ".join(f"{x} of {member}" for member, x in values.items())
-                raise InputError(f"checkpoint: {combine}: got the {key} {listed}, expected one for all members")
+                raise InputError(
+                    f"checkpoint: {combine}: got the {key} {listed}, expected one for all members"
+                )
             setattr(self, key, getattr(members[0], key))
         if combine == "disagreement":
             self.label_kind = "unknown"

@@ -13,10 +13,9 @@ import jax
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.formats import Encoded, Format, encode
-from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.data.rows import append_rows, field, json_lines, require_same
 from prm_jax.data.units import UNITS, log_p_to_log_odds
+from prm_jax.formats import Encoded, Format, encode
 from prm_jax.heads import good_logit
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
@@ -24,6 +23,7 @@ from prm_jax.launch.files import sums_file
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
 from prm_jax.model import PRM
+from prm_jax.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.protocols import Rows
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
@@ -63,7 +63,9 @@ class ScoringStats:
     tokens: int = 0  # of the solutions
     computed: int = 0  # tokens left after sharing
     places: int = 0  # in the rows, for tokens
-    shapes: set = dataclasses.field(default_factory=set)  # (rows, tokens, step ends) of batches, each compiled once
+    shapes: set = dataclasses.field(
+        default_factory=set
+    )  # (rows, tokens, step ends) of batches, each compiled once
 
     def summary(self) -> str:
         widths = ", ".join(f"{width:,}" for width in sorted({shape[1] for shape in self.shapes}))
@@ -129,7 +131,9 @@ class ModelScorer:
         sequences = [e.ids_L for e in encoded]
         longest = max(map(len, sequences))
         if longest > (positions := self.model.cfg.max_positions) and not self.noted:
-            print(f"note        a solution has {longest:,} tokens; {self.name} was made for at most {positions:,}")
+            print(
+                f"note        a solution has {longest:,} tokens; {self.name} was made for at most {positions:,}"
+            )
             self.noted = True
         if self.row_tokens:
             self.row_tokens = doubled(self.row_tokens, longest)
@@ -154,7 +158,9 @@ class ModelScorer:
             B = 1 << (len(batch_packs) - 1).bit_length()
             B = min(self.batch_rows, -(-B // row_shards()) * row_shards())
             batch_packs += [[]] * (B - len(batch_packs))
-            batch, places, slots = layout_batch([[encoded[i] for i in pack] for pack in batch_packs], L, share=share)
+            batch, places, slots = layout_batch(
+                [[encoded[i] for i in pack] for pack in batch_packs], L, share=share
+            )
             self.stats.places += B * L
             self.stats.shapes.add((B, L, 0 if by_token else batch["step_end"].shape[1]))
             if by_token:

@@ -114,7 +114,9 @@ def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
     size_m, far = np.abs(difference_m), abs(difference_m.sum()) - ROUNDING
     if np.ptp(size_m) <= ROUNDING:
         fewer = min((difference_m > 0).sum(), (difference_m < 0).sum())
-        patterns = itertools.accumulate(range(fewer), lambda c, k: c * (m - k) // (k + 1), initial=1)  # C(m, k)
+        patterns = itertools.accumulate(
+            range(fewer), lambda c, k: c * (m - k) // (k + 1), initial=1
+        )  # C(m, k)
         return min(2 * sum(patterns) / 2**m, 1.0), "exact: binomial"
     if m <= ENUMERATED:
         sums = size_m[:1]  # the first sign may stay: the other half are these, negated
@@ -136,7 +138,12 @@ def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
     rows = []
     for column_P, low, high in zip(difference_PX.T, *mean_interval(difference_PX, seed), strict=True):
         p, method = sign_flip_test(column_P, seed)
-        row = {"difference": float(column_P.mean()), "interval": [float(low), float(high)], "p": p, "p_method": method}
+        row = {
+            "difference": float(column_P.mean()),
+            "interval": [float(low), float(high)],
+            "p": p,
+            "p_method": method,
+        }
         rows.append(row | {"n_differ": int(np.count_nonzero(column_P))})
     return rows
 

@@ -15,13 +15,13 @@ import optax
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.data.examples import Example
-from prm_jax.data.packing import layout_batch, plan_rows
+from prm_jax.examples import Example
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
 from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch
 from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_token_loss
 from prm_jax.model import PRM, at_step_ends
+from prm_jax.packing import layout_batch, plan_rows
 from prm_jax.scoring import log_ratio
 
 
@@ -30,14 +30,21 @@ class LossConfig:
     objective: Literal["prm", "orm", "implicit", "lm"]
     step: Annotated[str, one_of(STEP_LOSSES)]
     pos_weight: Positive  # weight of the good class in the step loss
-    lm_weight: NotNegative | None  # of the next-token loss beside it (Cobbe et al. 2021: joint); null: train.py
+    lm_weight: (
+        NotNegative | None
+    )  # of the next-token loss beside it (Cobbe et al. 2021: joint); null: train.py
     gamma: NotNegative = 2.0  # of focal
     zeta: NotNegative = 4.0  # of pqm: by how much a bad step's Q must be below the others
     beta: Positive = 0.05  # of objective=implicit: log-odds a nat of log policy / reference
 
     def __post_init__(self):
         ranks = STEP_LOSSES[self.step].ranks
-        expect(not ranks or self.pos_weight == 1, "loss.pos_weight", self.pos_weight, f"1 with loss.step={self.step}")
+        expect(
+            not ranks or self.pos_weight == 1,
+            "loss.pos_weight",
+            self.pos_weight,
+            f"1 with loss.step={self.step}",
+        )
 
 
 def in_head(_, x):
@@ -58,7 +65,9 @@ class OptimizerConfig:
     b2: BelowOne
     clip: Positive  # largest global gradient norm
     trainable: Annotated[str, one_of(TRAINABLE)]
-    mu_dtype: Literal["float32", "bfloat16"]  # how the first moment is stored; both moments are computed in float32
+    mu_dtype: Literal[
+        "float32", "bfloat16"
+    ]  # how the first moment is stored; both moments are computed in float32
 
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
@@ -92,7 +101,9 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
     """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by `totals` of the
     global batch; with `logits` also logit_BT of its steps and all outputs of the head."""
     all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
-    x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"])
+    x_BLD = model(
+        batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"]
+    )
     step_sum = lm_sum = right = jnp.zeros(())
     step_logits = {}
     logit_BLV = model.vocab_logits(x_BLD) if all_tokens else None
@@ -121,9 +132,13 @@ def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
     InputError where the loss reads what its entry of STEP_LOSSES does not declare, or more outputs than there are."""
     loss, logit_BT, C = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC), logit_BTC.shape[-1]
     if loss.outputs not in (None, C):
-        raise InputError(f"loss.step: got {cfg.step!r}, which needs {loss.outputs} outputs; model.head={head} has {C}")
+        raise InputError(
+            f"loss.step: got {cfg.step!r}, which needs {loss.outputs} outputs; model.head={head} has {C}"
+        )
     if HEADS[head].loss != (cfg.step if cfg.step in {x.loss for x in HEADS.values()} else None):
-        raise InputError(f"loss.step: got {cfg.step!r} with model.head={head}; pinball and quantile go together alone")
+        raise InputError(
+            f"loss.step: got {cfg.step!r} with model.head={head}; pinball and quantile go together alone"
+        )
     declared = {name: x for name, x in batch.items() if loss.together or name not in ACROSS_SOLUTIONS}
     declared |= {"logits": logit_BTC} if loss.outputs else {}
     try:
@@ -222,7 +237,9 @@ def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: i
     for start in range(0, len(packs), rows):
         batch_packs = packs[start : start + rows]
         batch, places, _ = layout_batch([[examples[i] for i in pack] for pack in batch_packs], row_tokens)
-        logp_BL = np.roll(log_ratio(model, None, shard_batch(batch, rows)), 1, axis=1)  # of each token, not the next
+        logp_BL = np.roll(
+            log_ratio(model, None, shard_batch(batch, rows)), 1, axis=1
+        )  # of each token, not the next
         for logp_L, pack, places_b in zip(logp_BL, batch_packs, places, strict=True):
             for i, place_L in zip(pack, places_b, strict=True):
                 targets = examples[i].targets | {"reference": logp_L[place_L]}

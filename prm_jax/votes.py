@@ -16,7 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax.kernels.sort import ranks
-from prm_jax.rerank import TIES, all_or, as_float, expect_name, expectation, rank_scores, round_score, subset_sizes
+from prm_jax.rerank import (
+    TIES,
+    all_or,
+    as_float,
+    expect_name,
+    expectation,
+    rank_scores,
+    round_score,
+    subset_sizes,
+)
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
 BLOCK = 256  # problems of a draw that are voted on at a time: they stay in a CPU's cache
@@ -34,7 +43,9 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
     expect_name("ties", ties, TIES)
     expect_name("counts", counts, COUNTS)
     N = answer_PN.shape[-1]
-    log_weight_PN = rank_scores(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, rounded=False)
+    log_weight_PN = rank_scores(
+        jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, rounded=False
+    )
     answer_PN = answer_PN if mask_PN is None else jnp.where(mask_PN, answer_PN, -1)
 
     def one(answer_N, log_weight_N):
@@ -50,7 +61,9 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
         wins_N = votes_N & (total_N == jnp.max(total_N, where=votes_N, initial=0.0))
         if ties == "first":
             wins_N &= first_N == jnp.min(first_N, where=wins_N, initial=N)
-        p_N = jnp.where(wins_N, 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N, 0.0)
+        p_N = jnp.where(
+            wins_N, 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N, 0.0
+        )
         return p_N / jnp.maximum(p_N.sum(), 1.0)
 
     return jax.vmap(one)(answer_PN, log_weight_PN)
@@ -126,7 +139,16 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
 
 @functools.partial(jax.jit, static_argnames=("draws", "ties", "counts"))
 def vote_curve(
-    key, answer_PN, gold_PN, log_weight_PN=None, mask_PN=None, size_n=None, *, draws=400, ties="share", counts="mean"
+    key,
+    answer_PN,
+    gold_PN,
+    log_weight_PN=None,
+    mask_PN=None,
+    size_n=None,
+    *,
+    draws=400,
+    ties="share",
+    counts="mean",
 ):
     """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets, in the
     candidates' order, on which ties="first" rests. The standard error of the curve's mean over problems is at most

@@ -25,7 +25,9 @@ FINAL_RIGHT_N = np.array([True, True, False, False])
 STEP_RIGHT_NT = np.array([[True, True], [False, False], [True, False], [False, False]])
 REF_N = np.array([0.30, 0.22, 0.28, 0.20])  # the generator's own distribution over the traces
 OUTCOME_P_N = np.array([0.86, 0.92, 0.16, 0.12])  # P(final answer right) by the outcome verifier
-STEP_P_NT = np.array([[0.93, 0.91], [0.16, 0.24], [0.93, 0.22], [0.20, 0.35]])  # P(step right), process verifier
+STEP_P_NT = np.array(
+    [[0.93, 0.91], [0.16, 0.24], [0.93, 0.22], [0.20, 0.35]]
+)  # P(step right), process verifier
 HACKED_P_T = np.array([0.98, 0.97])  # what a fully fooled process verifier says of the steps of any trace
 HACKED_TRACE = 1
 BETA = 0.7  # nats of score per nat of KL
@@ -67,7 +69,9 @@ def policy(score_N, beta=BETA) -> rerank.Reweighted:
 def results(aggregator: str = "sum_logit", beta=BETA) -> dict:
     """Policies, winners, KL and reward by verifier as plain lists and numbers, ready for results.json."""
     with jax.enable_x64(True):  # the page checks its own double precision against these
-        tilted = {verifier: jax.device_get(policy(score(verifier, aggregator), beta)) for verifier in VERIFIERS}
+        tilted = {
+            verifier: jax.device_get(policy(score(verifier, aggregator), beta)) for verifier in VERIFIERS
+        }
     return {
         "traces": list(TRACES), "reference": REF_N.tolist(), "aggregator": aggregator, "beta": float(beta),
         "policies": {name: x.weight_PN[0].tolist() for name, x in tilted.items()},
@@ -92,7 +96,10 @@ def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATO
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, name, unit="logit") for name in aggregators])
     tilted = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
     weight_hbeN = tilted.weight_PN
-    masses = (weight_hbeN @ is_one_N.astype(weight_hbeN.dtype) for is_one_N in (FINAL_RIGHT_N, STEP_RIGHT_NT.all(-1)))
+    masses = (
+        weight_hbeN @ is_one_N.astype(weight_hbeN.dtype)
+        for is_one_N in (FINAL_RIGHT_N, STEP_RIGHT_NT.all(-1))
+    )
     return Plane(score_heN, weight_hbeN, tilted.kl_P, weight_hbeN.argmax(-1), *masses)
 
 
@@ -111,10 +118,18 @@ def grids(aggregator: str, betas: int, errors: int) -> dict:
     worth_hbeN = np.asarray(whole.score_heN)[:, None] + (beta_b[:, None] * np.log(REF_N))[:, None]
     lead_hbe = worth_hbeN[..., HACKED_TRACE] - np.delete(worth_hbeN, HACKED_TRACE, -1).max(-1)
     parts = {"winner": whole.winner_hbe, "lead": lead_hbe, "right": whole.right_hbe, "valid": whole.valid_hbe}
-    grid = {"trace": TRACES[HACKED_TRACE], "beta": rounded(beta_b), "error": rounded(error_e), "by_aggregator": {}}
+    grid = {
+        "trace": TRACES[HACKED_TRACE],
+        "beta": rounded(beta_b),
+        "error": rounded(error_e),
+        "by_aggregator": {},
+    }
     for h, name in enumerate(rerank.AGGREGATORS):
         grid["by_aggregator"][name] = {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}
-    return {"by_beta": {"beta": grid["beta"]} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True)), "plane": grid}
+    return {
+        "by_beta": {"beta": grid["beta"]} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True)),
+        "plane": grid,
+    }
 
 
 def page(path: Path, expected: dict) -> Path:

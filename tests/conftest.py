@@ -38,7 +38,9 @@ emitters = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 
 XLA_FLAGS = os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + emitters
 )
-gc.set_threshold(50_000, 20, 100)  # what JAX keeps of all programs is looked through less often: a tenth of the time
+gc.set_threshold(
+    50_000, 20, 100
+)  # what JAX keeps of all programs is looked through less often: a tenth of the time
 # Of another stream, which pytest captures by then, Hydra would close the file when it sets up its own logs.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 matplotlib.rcParams["savefig.dpi"] = 75  # half of a user's: figures take half of the time
@@ -51,7 +53,11 @@ DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
 
 # A problem, a right and a wrong solution: under embedded_orm the right one has the higher last score, the wrong one the
 # higher first and the higher lowest score.
-LAST_DECIDES = ("6 *2 *4 +6 -5 min3 mod7?", ("6*2*4=6", "6+6-5=0", "0min3=0"), ("6*2*4=0", "0+6=6", "6-5=1", "1min3=1"))
+LAST_DECIDES = (
+    "6 *2 *4 +6 -5 min3 mod7?",
+    ("6*2*4=6", "6+6-5=0", "0min3=0"),
+    ("6*2*4=0", "0+6=6", "6-5=1", "1min3=1"),
+)
 TINY = ModelConfig(
     vocab=64,
     dim=32,
@@ -162,7 +168,9 @@ def best_of_32():
     """{name: rows} of two pools with stored step scores, as they are."""
     rows = {}
     for name in ("gsm8k", "math500"):
-        with gzip.open(real_data(f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz"), "rt") as lines:
+        with gzip.open(
+            real_data(f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz"), "rt"
+        ) as lines:
             rows[name] = [json.loads(line) for line in lines]
     return rows
 

@@ -17,7 +17,7 @@ from test_losses import OPT, make_batch
 from prm_jax.attention import SHORT
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.orbax import Checkpoints
-from prm_jax.data.formats import Encoded, Format
+from prm_jax.formats import Encoded, Format
 from prm_jax.kernels.cpu import matmul
 from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded, shard_batch, shardings
 from prm_jax.model import PRM, make_cache
@@ -70,7 +70,9 @@ def score(model):
     """Step scores of five solutions, most of them alone in a long row, under both kinds of score."""
     rng = np.random.default_rng(4)
     lengths = [SHORT + 20, 9, SHORT + 30, SHORT + 5, SHORT + 25]
-    solutions = [Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths]
+    solutions = [
+        Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths
+    ]
     scores = []
     for reference in (None, make(1)):
         about = ("correctness", "prm", "tiny", reference, 16, SHORT + 32)
@@ -160,7 +162,8 @@ def main(folder: Path):
         with jax.set_mesh(make_mesh(MeshConfig(*shape), 8)):
             out["rounding"][name] = rounding()
     out["parts"] = [
-        make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"] for fsdp, rows in ((1, 8), (1, 12), (1, 11), (2, 6))
+        make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"]
+        for fsdp, rows in ((1, 8), (1, 12), (1, 11), (2, 6))
     ]
     print(json.dumps(out))
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # As conftest.py has it: most of a cell's time would be XLA's compiler at work on speed that no cell needs.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1")
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 
 import evaluate
@@ -23,7 +25,13 @@ from prm_jax.figures import __main__ as figures
 from prm_jax.generate import labeling, relabeling, sampling
 from prm_jax.rl import __main__ as rl
 
-COMMANDS = {"train": train, "evaluate": evaluate, "sampling": sampling, "labeling": labeling, "export": export}
+COMMANDS = {
+    "train": train,
+    "evaluate": evaluate,
+    "sampling": sampling,
+    "labeling": labeling,
+    "export": export,
+}
 COMMANDS |= {"figures": figures, "relabeling": relabeling, "rl": rl}
 TINY = "cpu_devices=1 steps=18 log_every=1 checkpoint_every=3 eval.every=6 data.folds=4 data=jsonl data.path=rows.jsonl"
 TINY += " batch.rows=4 batch.tokens=128"
@@ -57,11 +65,27 @@ STAGES = {
     "figure": ("figures", FIGURE, False, "stages/*/metrics.jsonl", "best_of_n/*.csv"),
     "export": ("export", "checkpoint=prm to=exported", False, "", "exported/*.safetensors"),
 }  # fmt: skip
-READS = {"score": "many.jsonl", "sample": "questions.jsonl", "best_of_n": "pool.jsonl", "score_pool": "pool.jsonl"}
+READS = {
+    "score": "many.jsonl",
+    "sample": "questions.jsonl",
+    "best_of_n": "pool.jsonl",
+    "score_pool": "pool.jsonl",
+}
 READS |= dict.fromkeys(("train", "resume", "label", "ratio", "sweep"), "rows.jsonl")
 READS |= {"relabel": "many.jsonl", "first_error": "pool.jsonl", "tree": "pool.jsonl"}
 # Stages that read no checkpoint of a run.
-FROM_NOTHING = ("train", "samples", "rl", "sample", "label", "ratio", "first_error", "tree", "sweep", "figure")
+FROM_NOTHING = (
+    "train",
+    "samples",
+    "rl",
+    "sample",
+    "label",
+    "ratio",
+    "first_error",
+    "tree",
+    "sweep",
+    "figure",
+)
 
 
 TIMES = ("tokens_per_second", "versions", "overrides", "trained", "verifiers", "checksum")
@@ -73,7 +97,9 @@ class Cell:
     def __init__(self, stage: str, inputs: Path, folder: Path):
         self.stage, self.at, self.out, self.said = stage, folder, folder / "out", folder.with_suffix(".log")
         self.name, self.words, self.resumes, self.progress, self.ends_with = STAGES[stage]
-        self.before: Callable[[], None] = lambda: None  # what the process does to its own world before it begins
+        self.before: Callable[[], None] = lambda: (
+            None
+        )  # what the process does to its own world before it begins
         self.code = 0  # of the process that was interrupted
         shutil.copytree(inputs, folder)
         if stage == "resume":
@@ -90,7 +116,9 @@ class Cell:
             with open(self.said, "w") as log:
                 os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
                 os.chdir(self.at)
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+                signal.signal(
+                    signal.SIGINT, signal.default_int_handler
+                )  # a shell's background job ignores it
                 self.before()
                 sys.argv = [f"{self.name}.py", *words, *more]
                 try:
@@ -112,7 +140,11 @@ class Cell:
         return self.said.read_text(errors="replace")
 
     def begun(self) -> bool:
-        return any(p.stat().st_size for p in self.out.glob(self.progress)) if self.progress else self.out.exists()
+        return (
+            any(p.stat().st_size for p in self.out.glob(self.progress))
+            if self.progress
+            else self.out.exists()
+        )
 
     def interrupted(self, number: int) -> bool:
         """Sends a signal as soon as there is progress; False where the stage ended first."""
@@ -179,7 +211,11 @@ def write_inputs(folder: Path):
         a, b = int(problem[0]), int(problem[3])
         for wrong in (0, 1):
             c = (a + b + wrong) % 7
-            row = {"prompt": problem, "completions": [f"{a}+{b}={c}", f"{c}*3={c * 3 % 7}"], "labels": [not wrong] * 2}
+            row = {
+                "prompt": problem,
+                "completions": [f"{a}+{b}={c}", f"{c}*3={c * 3 % 7}"],
+                "labels": [not wrong] * 2,
+            }
             rows.append(row)
     pool = []
     for i, problem in enumerate(problems):
@@ -188,7 +224,9 @@ def write_inputs(folder: Path):
             {"steps": steps, "answer": steps[1][-1], "correct": n == 0, "step_scores": {}}
             for n, steps in enumerate(solutions)
         ]
-        pool.append({"id": f"p{i}", "problem": problem, "answer": solutions[0][1][-1], "candidates": candidates})
+        pool.append(
+            {"id": f"p{i}", "problem": problem, "answer": solutions[0][1][-1], "candidates": candidates}
+        )
     files = {
         "rows.jsonl": rows,
         "many.jsonl": [row | {"prompt": f"{i} {row['prompt']}"} for i in range(60) for row in rows],

@@ -31,7 +31,9 @@ NOTHING_KEPT = "; nothing is kept for later commands"
 
 def goes_on(cell: Cell, whole: dict) -> str:
     """The user's next command after a fault; what a killed figure was making lives on, and is waited for."""
-    while (code := cell.run(resume=(cell.out / ".hydra").exists())) and "another process is making" in cell.log:
+    while (
+        code := cell.run(resume=(cell.out / ".hydra").exists())
+    ) and "another process is making" in cell.log:
         time.sleep(1)
     if code and not cell.resumes:
         why = cell.one_line()
@@ -50,7 +52,9 @@ def kill(cell, whole, number=signal.SIGKILL):
         return "ended before the signal took effect"
     if number == signal.SIGINT:
         assert cell.code == 128 + number, f"exit {cell.code}"
-        assert "interrupted" in cell.log or "stopped     by SIGINT" in cell.log, f"says nothing: {cell.log[-160:]}"
+        assert "interrupted" in cell.log or "stopped     by SIGINT" in cell.log, (
+            f"says nothing: {cell.log[-160:]}"
+        )
     return goes_on(cell, whole)
 
 
@@ -87,7 +91,12 @@ def in_full_disk(cell, whole):
         small = cell.on(disk)
         used = sum(p.stat().st_blocks * 512 for p in disk.rglob("*"))
         why = "had room in 40 kB"
-        for kilobytes in (40, 400, 2000, 100_000):  # at the start, in the middle, in a checkpoint; at last enough
+        for kilobytes in (
+            40,
+            400,
+            2000,
+            100_000,
+        ):  # at the start, in the middle, in a checkpoint; at last enough
             subprocess.run(["mount", "-o", f"remount,size={used // 1024 + kilobytes}k", disk], check=True)
             if small.run(resume=(small.out / ".hydra").exists()) == 0:
                 break
@@ -161,7 +170,10 @@ def two_processes(cell, whole):
     done = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert done == 0, f"the first one failed: {cell_log[-100:]}"
     assert same(cell.ended(), whole), "the first one ends with something else"
-    return f"the first one is undisturbed; the second: {second.strip().splitlines()[-1][:110]}" + f" (exit {code})"
+    return (
+        f"the first one is undisturbed; the second: {second.strip().splitlines()[-1][:110]}"
+        + f" (exit {code})"
+    )
 
 
 def not_a_number(cell, whole):
@@ -177,9 +189,13 @@ def not_a_number(cell, whole):
     elif cell.name != "train":
         from safetensors.numpy import load_file, save_file
 
-        shutil.copytree(SHIPPED["embedded" if cell.stage in FROM_NOTHING else "embedded_orm"], cell.at / "broken")
+        shutil.copytree(
+            SHIPPED["embedded" if cell.stage in FROM_NOTHING else "embedded_orm"], cell.at / "broken"
+        )
         tensors = load_file(cell.at / "broken/model.safetensors")
-        save_file({name: x * float("nan") for name, x in tensors.items()}, cell.at / "broken/model.safetensors")
+        save_file(
+            {name: x * float("nan") for name, x in tensors.items()}, cell.at / "broken/model.safetensors"
+        )
         words = ["checkpoint=broken"]
     assert cell.run(False, *words) == 1, "taken without a word"
     return cell.one_line()
@@ -204,7 +220,9 @@ def without_home(cell, whole):
 def with_home(cell, whole, change, says):
     cell.before = change
     assert cell.run(resume=cell.stage == "resume") == 0, f"fails: {cell.one_line()}"
-    said = cell.log + "".join(log.read_text() for log in cell.out.glob("stages/*/log.txt"))  # of a figure's stages
+    said = cell.log + "".join(
+        log.read_text() for log in cell.out.glob("stages/*/log.txt")
+    )  # of a figure's stages
     assert says is None or (NOTHING_KEPT in said) == says, "says nothing" if says else "keeps nothing"
     assert "Traceback" not in cell.log, "traceback"
     assert same(cell.ended(), whole), "ends with something else"
@@ -253,7 +271,9 @@ def one_cache(cell, whole):
     other.said = other.at.with_suffix(".log")
     pids = [c.start(resume=cell.stage == "resume") for c in (cell, other)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    assert codes == [0, 0], f"exits {codes}: {[c.one_line() for c, code in zip((cell, other), codes) if code]}"
+    assert codes == [0, 0], (
+        f"exits {codes}: {[c.one_line() for c, code in zip((cell, other), codes) if code]}"
+    )
     for c in (cell, other):
         assert "Traceback" not in c.log, "traceback"
         assert same(c.ended(), whole), "ends with something else"

@@ -18,23 +18,36 @@ from prm_jax.attention import dense
 from prm_jax.bench import __main__ as bench
 from prm_jax.bench import accelerator, common, memory
 from prm_jax.bench.models import LOSS
-from prm_jax.data.packing import pack_batch
 from prm_jax.generate.sampling import Sampling, decode_loop, first_token, prefill
 from prm_jax.launch.config import CONF
 from prm_jax.model import PRM, ModelConfig, cast_backbone
+from prm_jax.packing import pack_batch
 from prm_jax.scoring import step_log_odds
 from prm_jax.training import train_step
 
 SHAPES = OmegaConf.to_container(OmegaConf.load(CONF / "bench.yaml").accelerator.models)
 TINY = {
     "train": ("solutions=2", "rows=1", "mean_tokens=30", "longest=40"),
-    "score": ("problems=1", "candidates=2", "mean_tokens=30", "longest=40", "rows=1", "tokens=128", "repeats=1"),
+    "score": (
+        "problems=1",
+        "candidates=2",
+        "mean_tokens=30",
+        "longest=40",
+        "rows=1",
+        "tokens=128",
+        "repeats=1",
+    ),
     "sampling": ("prompts=1", "prompt_tokens=8", "n=2", "new_tokens=4", "rows=2", "repeats=1"),
 }
-TINY = [f"accelerator.{what}.{key}" for what, keys in TINY.items() for key in keys] + ["warmup=0", "repeats=1"]
+TINY = [f"accelerator.{what}.{key}" for what, keys in TINY.items() for key in keys] + [
+    "warmup=0",
+    "repeats=1",
+]
 TINY += ["accelerator.tokens=80", "accelerator.models.embedded.layers=1"]
 TINY += [f"~accelerator.models.{name}" for name in SHAPES if name != "embedded"]
-CUDNN = [f"__cudnn$fmhaScaleBiasSoftmax{part}" for part in ("", "Backward")]  # names that may change with cuDNN
+CUDNN = [
+    f"__cudnn$fmhaScaleBiasSoftmax{part}" for part in ("", "Backward")
+]  # names that may change with cuDNN
 
 
 def test_every_kernel_and_job_has_its_line_and_a_failure_does_not_end_the_others(monkeypatch, tmp_path):
@@ -53,7 +66,9 @@ def test_every_kernel_and_job_has_its_line_and_a_failure_does_not_end_the_others
     for job in ("score", "train"):
         speed, share = got[f"embedded/{job}/tokens_per_second"], got[f"embedded/{job}/share_of_measured_peak"]
         predicted = common.shown(got[f"embedded/{job}/predicted_gb"])
-        assert f"| embedded/{job} | {predicted} | nan | {common.shown(speed)} | {common.shown(share)} |" in text
+        assert (
+            f"| embedded/{job} | {predicted} | nan | {common.shown(speed)} | {common.shown(share)} |" in text
+        )
         assert 0 < got[f"embedded/{job}/predicted_gb"] < 0.1
     assert got["processor"] and got["versions"]["jaxlib"] and got["devices"] == 1
 

@@ -23,7 +23,13 @@ def laid_out(*rewards, tokens=None, outcome=None, group=None):
         step_NL[i, : sum(sizes)] = np.repeat(np.arange(len(own)), sizes)
         mask_NL[i, : sum(sizes)] = True
     outcome = np.zeros(len(rewards)) if outcome is None else np.array(outcome, float)
-    return reward_NT, outcome, step_NL, mask_NL, np.zeros(len(rewards), int) if group is None else np.array(group)
+    return (
+        reward_NT,
+        outcome,
+        step_NL,
+        mask_NL,
+        np.zeros(len(rewards), int) if group is None else np.array(group),
+    )
 
 
 def at_steps(advantage_NL, arguments):
@@ -48,7 +54,9 @@ def test_min_form_has_the_numbers_of_the_paper():
     reward_NT = np.array([[0.9, 0.2, 0.8]])
     weight_NT = advantages.form_weights(reward_NT, np.ones((1, 3), bool), "min")
     assert weight_NT == pytest.approx(np.array([[0.00091, 0.99662, 0.00247]]), abs=1e-5)
-    assert advantages.returns(weight_NT * reward_NT) == pytest.approx(np.array([[0.2021, 0.2013, 0.0020]]), abs=1e-4)
+    assert advantages.returns(weight_NT * reward_NT) == pytest.approx(
+        np.array([[0.2021, 0.2013, 0.0020]]), abs=1e-4
+    )
     given = laid_out([0.9, 0.2, 0.8])
     assert at_steps(pure(*given), given)[0] == pytest.approx(
         [0.2021, 0.2013, 0.0020], abs=1e-4
@@ -135,16 +143,23 @@ def test_expected_gradients_are_the_true_one_or_off_by_what_the_table_says():
         r = exact.responses(bad)
         mean = r.chance_N @ (r.step_reward_NT.sum(1) / r.steps_N)
         assert rows["rloo_sources"][k].hidden == pytest.approx(-mean) and rows["rloo_sources"][k].rest < 1e-9
-        assert np.sign(rows["pure, form=sum"][k].hidden) == -np.sign(mean) and rows["pure, form=sum"][k].rest < 1e-9
+        assert (
+            np.sign(rows["pure, form=sum"][k].hidden) == -np.sign(mean)
+            and rows["pure, form=sum"][k].rest < 1e-9
+        )
     assert rows["rloo_steps"][0].variance < 0.7 * rows["rloo"][0].variance
     page = (ROOT / "docs" / "lab.md").read_text()
-    assert "\n".join(exact.lines(table)) in page, "docs/lab.md: make the table again, python -m prm_jax.rl.exact"
+    assert "\n".join(exact.lines(table)) in page, (
+        "docs/lab.md: make the table again, python -m prm_jax.rl.exact"
+    )
 
 
 def test_rloo_of_steps_is_unbiased_because_the_end_has_the_baseline_of_the_step_that_it_forgoes():
     for bad, biased in ((0, 0.963), (-3, 0.954)):
         r = exact.responses(bad)
-        row = lambda r, n: exact.exact(ESTIMATORS["rloo_steps"], {}, r, r.step_reward_NT.sum(1) + r.outcome_N, n)
+        row = lambda r, n: exact.exact(
+            ESTIMATORS["rloo_steps"], {}, r, r.step_reward_NT.sum(1) + r.outcome_N, n
+        )
         for n in (2, 3, 4):
             assert row(r, n).cosine == pytest.approx(1, abs=1e-9) and row(r, n).rest < 1e-9
         of_the_last_step = np.where(r.step_of_token_NL < 0, ~r.step_of_token_NL - 1, r.step_of_token_NL)
@@ -161,7 +176,9 @@ def test_the_exact_policys_gradient_is_its_finite_difference(monkeypatch):
             law = [[exact.FIRST_IS_GOOD], [*exact.IS_GOOD], [*exact.ENDS]]
             law[which][i] = 1 / (1 + np.exp(-h) * (1 / law[which][i] - 1))
             with monkeypatch.context() as patch:
-                for name, values in zip(("FIRST_IS_GOOD", "IS_GOOD", "ENDS"), (law[0][0], *law[1:]), strict=True):
+                for name, values in zip(
+                    ("FIRST_IS_GOOD", "IS_GOOD", "ENDS"), (law[0][0], *law[1:]), strict=True
+                ):
                     patch.setattr(exact, name, values)
                 chances.append(exact.responses(0.5).chance_N)
         slopes.append((chances[0] - chances[1]) / 2e-4)
@@ -195,7 +212,9 @@ def test_joining_two_steps_does_not_change_who_is_better_under_min_form():
         for form in changed:
             before = first_advantages(pure, *rewards, tokens=[[3] * 4] * 4, form=form)
             after = first_advantages(pure, *joined, tokens=[[6, 3, 3]] + [[3] * 4] * 3, form=form)
-            clear = [(i, j) for i, j in itertools.combinations(range(4), 2) if abs(before[i] - before[j]) > 0.1]
+            clear = [
+                (i, j) for i, j in itertools.combinations(range(4), 2) if abs(before[i] - before[j]) > 0.1
+            ]
             changed[form] += any((before[i] - before[j]) * (after[i] - after[j]) <= 0 for i, j in clear)
     assert changed["min"] == 0 < changed["sum"]
 
@@ -203,7 +222,9 @@ def test_joining_two_steps_does_not_change_who_is_better_under_min_form():
 def test_a_restated_right_step_pays_under_the_sum_form_and_not_under_the_min_form():
     other = [0.5, 0.5]
     plain = lambda form: first_advantages(pure, [0.9, 0.8], other, tokens=[[3, 3], [3, 3]], form=form)[0]
-    padded = lambda form: first_advantages(pure, [0.9, 0.9, 0.8], other, tokens=[[3, 3, 3], [3, 3]], form=form)[0]
+    padded = lambda form: first_advantages(
+        pure, [0.9, 0.9, 0.8], other, tokens=[[3, 3, 3], [3, 3]], form=form
+    )[0]
     assert padded("min") < plain("min") and padded("sum") > plain("sum")
     given, more = laid_out([0.9, 0.8], other), laid_out([0.9, 0.9, 0.8], other)
     assert (

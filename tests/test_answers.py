@@ -331,7 +331,8 @@ def test_group_pool_is_group_of_each_problem(tmp_path):
 
 def test_grade_pool_names_what_is_missing(tmp_path):
     with pytest.raises(
-        InputError, match="^problem p1: answer: found null, expected the right answer; task=score ranks without$"
+        InputError,
+        match="^problem p1: answer: found null, expected the right answer; task=score ranks without$",
     ):
         grade_pool(pool(("1", "1"), (None, "1")), "string")
     with pytest.raises(InputError, match="^cache: .* cannot be read and written"):
@@ -371,7 +372,9 @@ def test_the_right_answer_of_a_whole_solution_is_what_it_states(tmp_path):
     solution = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 altogether.\n#### 72"
     matrix = "\\begin{pmatrix} 1 \\\\\n2 \\end{pmatrix}"
     golds = {solution: "72", "#### 1,000": "1,000", matrix: matrix, "\\frac{1}{2}": "\\frac{1}{2}", "5": "5"}
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"question": "?", "answer": g}) + "\n" for g in golds))
+    (tmp_path / "q.jsonl").write_text(
+        "".join(json.dumps({"question": "?", "answer": g}) + "\n" for g in golds)
+    )
     assert [q.answer for q in read_questions(tmp_path / "q.jsonl")] == list(golds.values())
     row = {"problem": "?", "candidates": [{"steps": ["The answer is 72."], "answer": "72"}]}
     rows = [row | {"id": str(i), "answer": gold} for i, gold in enumerate(golds)]

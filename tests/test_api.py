@@ -52,13 +52,21 @@ def test_a_format_is_a_name_or_a_name_with_changes(tmp_path, capsys):
     for file in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / file).write_bytes((folder / file).read_bytes())
     config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({key: x for key, x in config.items() if key != "prm_jax"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({key: x for key, x in config.items() if key != "prm_jax"})
+    )
     apart = prm_jax.load(tmp_path, format={"name": "plain", "separator": "\n\n"})
     assert (apart.scorer.format.name, apart.scorer.format.separator) == ("plain", "\n\n")
     named = prm_jax.load(f"plain:{tmp_path}")
-    assert named.scorer.format.separator == "\n" and (named.score("1?", ["a"]) != apart.score("1?", ["a"])).all()
+    assert (
+        named.scorer.format.separator == "\n" and (named.score("1?", ["a"]) != apart.score("1?", ["a"])).all()
+    )
     for name, format, message in (
-        (tmp_path, {"name": "plain", "separatr": " "}, "format.separatr: unknown key; did you mean format.separator"),
+        (
+            tmp_path,
+            {"name": "plain", "separatr": " "},
+            "format.separatr: unknown key; did you mean format.separator",
+        ),
         (tmp_path, "plane", "format: got 'plane', expected acemath_rm, .*, plain"),
         (tmp_path / "config.json", "plain", "config.json: is a file, expected its folder"),
         ("plain:nowhere", "auto", "nowhere: no such folder"),
@@ -74,7 +82,9 @@ def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
     lowest = prm_jax.load("embedded_orm", aggregator="min")
     assert lowest.rank([problem, "1+1?", problem], [solutions, [], [right]]) == [[1, 3, 2, 0], [], [0]]
     assert lowest.rank([], []) == [] and prm_jax.load("random").aggregator == "min"
-    table = pandas.DataFrame({"problem": [problem, problem], "solutions": [solutions, [right]]}, index=["a", "b"])
+    table = pandas.DataFrame(
+        {"problem": [problem, problem], "solutions": [solutions, [right]]}, index=["a", "b"]
+    )
     assert verifier.rank(table["problem"], table["solutions"]) == [[2, 1, 3, 0], [0]]
 
 
@@ -90,14 +100,20 @@ def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
         ),  # none was scored
         (lambda v: v.score(PROBLEM, None), "steps: got None, expected a list of steps"),
         (lambda v: v.score(None, RIGHT), "problem: got None, expected a list of problems"),
-        (lambda v: v.score(pandas.DataFrame({PROBLEM: [1]}), [RIGHT]), "problem: got .* expected a list of problems"),
+        (
+            lambda v: v.score(pandas.DataFrame({PROBLEM: [1]}), [RIGHT]),
+            "problem: got .* expected a list of problems",
+        ),
         (lambda v: v.score({PROBLEM: 1}, [RIGHT]), "problem: got .* expected a list of problems"),
         (lambda v: v.score([PROBLEM], 3), "steps: got 3, expected a list of solutions"),
         (
             lambda v: v.score(PROBLEM, ["4+5=2", "\ud800"]),
             "steps: got .*ud800.*, expected a list of steps, each a text in",
         ),
-        (lambda v: v.rank(PROBLEM, iter([RIGHT])), "solutions: got <list_iterator .* expected a list of solutions"),
+        (
+            lambda v: v.rank(PROBLEM, iter([RIGHT])),
+            "solutions: got <list_iterator .* expected a list of solutions",
+        ),
         (lambda v: v.rank(PROBLEM, "ab"), "solutions: got 'ab', expected a list of solutions"),
         (lambda v: v.rank(None, [RIGHT]), "problem: got None, expected a list of problems"),
         (lambda v: v.rank([PROBLEM], None), "solutions: got None, expected a list of lists"),
@@ -108,14 +124,23 @@ def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
         (lambda v: prm_jax.load("random", which="newest"), "which: got 'newest', expected best or latest"),
         (lambda v: prm_jax.load("random", row=3), "row: unknown key; did you mean rows"),
         (lambda v: prm_jax.load("values", data="chain"), "data: got 'chain', expected DictConfig or null"),
-        (lambda v: prm_jax.load("random", aggregator=["min"]), r"aggregator: got \['min'\], expected min, prod"),
-        (lambda v: v.score([PROBLEM], [RIGHT, WRONG]), "steps: got '2 solutions', expected 1, one for each problem"),
+        (
+            lambda v: prm_jax.load("random", aggregator=["min"]),
+            r"aggregator: got \['min'\], expected min, prod",
+        ),
+        (
+            lambda v: v.score([PROBLEM], [RIGHT, WRONG]),
+            "steps: got '2 solutions', expected 1, one for each problem",
+        ),
         (lambda v: v.rank([PROBLEM], [[RIGHT], [WRONG]]), "solutions: got '2 lists', expected 1"),
         (lambda v: prm_jax.load("embedded_orm", aggregator="mx"), "aggregator: got 'mx', expected min, prod"),
         (lambda v: prm_jax.load("embedded_orm", format="qwen"), "format: got 'qwen', expected .*qwen_prm"),
         (lambda v: prm_jax.load("nowhere"), "nowhere: no such folder"),
         (lambda v: prm_jax.train(stps=3), "stps: no such key in the configuration; did you mean steps"),
-        (lambda v: prm_jax.train(optimizer={"lrr": 3}), "optimizer.lrr: no such key .* did you mean optimizer.lr"),
+        (
+            lambda v: prm_jax.train(optimizer={"lrr": 3}),
+            "optimizer.lrr: no such key .* did you mean optimizer.lr",
+        ),
         (
             lambda v: prm_jax.train(data=3),
             "data=3: Hydra cannot read it: Config group override must be a string or a list",
@@ -170,14 +195,24 @@ def test_training_and_evaluation_return_what_the_commands_write(tmp_path, monkey
     run = prm_jax.train("optimizer.lr=2e-3", **SMALL, seed=1)
     assert run.parent == tmp_path / "runs/train" and f"run folder  {run}" in capsys.readouterr().out
     stored, overrides = run_folder.run_config(run), run_folder.overrides_of(run)
-    assert (stored.optimizer.lr, stored.seed, stored.data.solutions) == (2e-3, 1, 200) and "hydra" not in stored
-    assert overrides[0] == "optimizer.lr=2e-3" and overrides[-1] == "seed=1" and "data.samples=solver" in overrides
+    assert (stored.optimizer.lr, stored.seed, stored.data.solutions) == (
+        2e-3,
+        1,
+        200,
+    ) and "hydra" not in stored
+    assert (
+        overrides[0] == "optimizer.lr=2e-3"
+        and overrides[-1] == "seed=1"
+        and "data.samples=solver" in overrides
+    )
     summary = json.loads((run / "summary.json").read_text())
     assert summary["finished"] and summary["versions"]["prm_jax"] == prm_jax.__version__
 
     rows = tmp_path / "it's.jsonl"
     rows.write_text(json.dumps({"prompt": PROBLEM, "completions": RIGHT, "labels": [1, 1]}))
-    results = prm_jax.evaluate(task="score", input=rows, checkpoint=run, hydra={"run": {"dir": "runs/my scores"}})
+    results = prm_jax.evaluate(
+        task="score", input=rows, checkpoint=run, hydra={"run": {"dir": "runs/my scores"}}
+    )
     assert results["folder"] == str(tmp_path / "runs/my scores") and results["verifier"] == f"{run} step 2"
     stored = json.loads((tmp_path / "runs/my scores/results.json").read_text())
     assert stored.pop("checksum") and results == stored | {"folder": results["folder"]}
@@ -233,7 +268,10 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
 def test_the_list_of_commands_has_every_module_that_is_one():
     is_command = [path for path in PACKAGE.glob("*/**/*.py") if '__name__ == "__main__"' in path.read_text()]
     is_command += [path for path in PACKAGE.glob("[!_]*.py") if '__name__ == "__main__"' in path.read_text()]
-    names = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__main__") for path in is_command}
+    names = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__main__")
+        for path in is_command
+    }
     names -= {"bench.peers"}  # runs in the interpreter of a peer
     assert __main__.COMMANDS.keys() == names | {"train", "evaluate"}
 
@@ -290,22 +328,26 @@ def test_an_installed_copy_works_in_any_folder(tmp_path):
     ]
     subprocess.run([*pip, "--target", site, source], check=True)
     moved = {"train.py", "evaluate.py", "conf"}
-    files = [path.relative_to(source) for path in source.rglob("*") if path.is_file() and "build" not in path.parts]
+    files = [
+        path.relative_to(source) for path in source.rglob("*") if path.is_file() and "build" not in path.parts
+    ]
     files = {"prm_jax/root" / path if path.parts[0] in moved else path for path in files}
     files = {str(path) for path in files if path.parts[0] == "prm_jax"}
     assert {str(path.relative_to(site)) for path in (site / "prm_jax").rglob("*") if path.is_file()} == files
 
     def python(*args):
         env = without_torch(os.environ | {"PYTHONPATH": str(site)})
-        return subprocess.run([sys.executable, *args], cwd=folder, env=env, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, *args], cwd=folder, env=env, capture_output=True, text=True, check=False
+        )
 
     code = "import sys, prm_jax; print('jax' in sys.modules, prm_jax.__file__)\nv = prm_jax.load('embedded_prm')\n"
-    code += (
-        f"print(v.rank({PROBLEM!r}, [{WRONG}, {RIGHT}]))\ntry: prm_jax.train(stps=3)\nexcept ValueError as e: print(e)"
-    )
+    code += f"print(v.rank({PROBLEM!r}, [{WRONG}, {RIGHT}]))\ntry: prm_jax.train(stps=3)\nexcept ValueError as e: print(e)"
     out = f"False {site}/prm_jax/__init__.py\n[1, 0]\nstps: no such key in the configuration; did you mean steps?\n"
     assert (done := python("-c", code)).stdout == out, done.stderr
     last = python("-m", "prm_jax", "evaluate", "task=steps").stderr.splitlines()[-1]
-    assert last.endswith("; run `python -m prm_jax train` first, or name one"), last  # there is no train.py to run
+    assert last.endswith("; run `python -m prm_jax train` first, or name one"), (
+        last
+    )  # there is no train.py to run
     listed = python("-m", "prm_jax").stdout
     assert re.findall(r"^  (\S+)  +\S", listed, flags=re.MULTILINE) == list(__main__.COMMANDS)

@@ -14,9 +14,9 @@ from flax import nnx
 import evaluate
 from prm_jax import tasks
 from prm_jax.data.edits import EDITS, TEXT_EDITS, edited
-from prm_jax.data.formats import Format, encode, train_tokenizer
 from prm_jax.data.units import probability
 from prm_jax.evals import attack, token_search
+from prm_jax.formats import Format, encode, train_tokenizer
 from prm_jax.heads import good_logit
 from prm_jax.model import PRM
 from prm_jax.scoring import ModelScorer
@@ -43,7 +43,9 @@ def test_edits_of_two_lines():
 
 
 def test_the_checker_says_what_an_edit_changes():
-    verdict = {name: {attack.is_sound(tasks.chain, PROBLEM, new) for new in EDITS[name](SOUND)} for name in EDITS}
+    verdict = {
+        name: {attack.is_sound(tasks.chain, PROBLEM, new) for new in EDITS[name](SOUND)} for name in EDITS
+    }
     assert attack.is_sound(tasks.chain, PROBLEM, SOUND)
     assert {name for name, kept in verdict.items() if kept == {True}} == {"restate", "blank"}
     assert {name for name, kept in verdict.items() if kept == {False}} == {"repeat", "drop", "swap", "idle"}
@@ -56,7 +58,11 @@ def test_the_exact_checker_cannot_be_attacked(tmp_path, monkeypatch):
     # What it accepts ends early: no line of it is wrong.
     # Where a wrong line must be left, the checker refuses every version.
     wrong_line, before = results["edits"]["worst_wrong_line"], results["before"]
-    assert wrong_line["unsound_accepted"] == before["unsound_accepted"] < results["edits"]["worst"]["unsound_accepted"]
+    assert (
+        wrong_line["unsound_accepted"]
+        == before["unsound_accepted"]
+        < results["edits"]["worst"]["unsound_accepted"]
+    )
     assert results["before"]["auroc"] > 0.95 and results["edits"]["repeat"]["unsound_accepted"] < 0.1
     assert results["edits"]["restate"]["verdict_kept"] == results["edits"]["blank"]["verdict_kept"] == 1
     assert "unsound above .5" in out and (tmp_path / "run/figures/attack.png").stat().st_size > 5000
@@ -165,7 +171,9 @@ def test_texts_of_a_file_are_attacked_by_the_labels_of_the_file(tmp_path, monkey
     # Lines of the right solutions: 2, 1, 1; of the wrong ones 2, 1, 2 before, 3, 2, 3 after.
     assert before["auroc"] == pytest.approx((0.5 + 1 + 0.5 + 2 * 0.5) / 9)
     assert edits["repeat"]["auroc"] == pytest.approx(0.5 / 9) == edits["worst"]["auroc"]
-    assert edits["drop"]["auroc"] is None and edits["drop"]["versions"] == 6 and edits["blank"]["versions"] == 2
+    assert (
+        edits["drop"]["auroc"] is None and edits["drop"]["versions"] == 6 and edits["blank"]["versions"] == 2
+    )
     assert "assumed to hold for edited ones, but after drop" in out
     assert (tmp_path / "run/figures/attack.png").stat().st_size > 5000
     monkeypatch.setattr(Liker, "score", lambda self, rows: [np.full(len(x), len(x) - 2.5) for _, x in rows])
@@ -215,14 +223,18 @@ def test_one_hot_gradient_is_that_of_a_sum_of_embeddings(verifier, rng, aggregat
         own.embed = nnx.Param(mix_LV @ model.embed[...])
         x_1LD = own(jnp.arange(L)[None], jnp.arange(L)[None], jnp.full((1, L), L - 1))
         logit_T = good_logit(own.step_logits(x_1LD), "binary")[0, encoded.step_end_T]
-        return {"prod": jnp.sum, "min": jnp.min, "last": lambda x: x[-1]}[aggregator](jax.nn.log_sigmoid(logit_T))
+        return {"prod": jnp.sum, "min": jnp.min, "last": lambda x: x[-1]}[aggregator](
+            jax.nn.log_sigmoid(logit_T)
+        )
 
     one_hot_LV = jax.nn.one_hot(encoded.ids_L, V)
     np.testing.assert_allclose(gradient_LV, jax.grad(score)(one_hot_LV), rtol=1e-3, atol=1e-4)
     for _ in range(3):
         direction_LV = jnp.asarray(rng.normal(size=(L, V)) / V, jnp.float32)
         ahead, behind = (float(score(one_hot_LV + x * direction_LV)) for x in (1e-2, -1e-2))
-        assert (ahead - behind) / 2e-2 == pytest.approx(float((gradient_LV * direction_LV).sum()), rel=0.05, abs=1e-3)
+        assert (ahead - behind) / 2e-2 == pytest.approx(
+            float((gradient_LV * direction_LV).sum()), rel=0.05, abs=1e-3
+        )
     assert float(score(one_hot_LV)) == pytest.approx(
         token_search.log_scores(verifier, aggregator, "7+5", [("7 + 5", "= 2", "so 2")])[0], abs=1e-4
     )
@@ -240,7 +252,9 @@ def test_one_round_of_all_tokens_finds_the_best_single_replacement(verifier, ran
         text = tokenizer.decode([v])
         new = (*steps[:t], steps[t] + text, *steps[t + 1 :])
         ids_L = encode(verifier.format, tokenizer, [(problem, new)])[0].ids_L
-        is_one = len(ids_L) == len(plain_L) + 1 and text.isprintable() and "\ufffd" not in text and "7" not in text
+        is_one = (
+            len(ids_L) == len(plain_L) + 1 and text.isprintable() and "\ufffd" not in text and "7" not in text
+        )
         if is_one and v not in tokenizer.all_special_ids:
             best = max(best, probability(verifier.score([(problem, new)])[0]).prod())
     assert best > p_T.prod() + 0.01
@@ -261,7 +275,10 @@ def test_more_rounds_never_lose_and_a_checker_is_obeyed(verifier, capsys):
         results = token_search.table(verifier, cfg, "min", rows, lambda *_: True, 0)
         made.append([x["after"] for x in results["found"]])
         for x in results["found"]:
-            assert sum(a != b for a, b in zip(x["steps"], x["edited"], strict=True)) <= 1 and x["after"] >= x["before"]
+            assert (
+                sum(a != b for a, b in zip(x["steps"], x["edited"], strict=True)) <= 1
+                and x["after"] >= x["before"]
+            )
         assert results["numbers"]["gradient"][0] == pytest.approx(np.mean(made[-1]))
     assert all(b >= a for a, b in zip(*made, strict=True)) and made[0] != made[1]
     token_search.show(results)

@@ -64,7 +64,9 @@ def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_hea
 
     def value_and_gradients(f):
         loss = lambda *qkv: (f(*qkv) * weight_BLHK).sum()
-        return jax.jit(f)(q_BLHK, k_BLGK, v_BLGK), *jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q_BLHK, k_BLGK, v_BLGK)
+        return jax.jit(f)(q_BLHK, k_BLGK, v_BLGK), *jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(
+            q_BLHK, k_BLGK, v_BLGK
+        )
 
     ours = value_and_gradients(lambda *qkv: formulation(*qkv, visible_until_BL, cap=cap))
     atol = 1e-5 if dtype == "float32" else 0.1
@@ -72,7 +74,9 @@ def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_hea
         assert mine.dtype == dtype
         mine, theirs = (np.asarray(x, np.float32) for x in (mine, theirs))
         if mine.shape == q_BLHK.shape:
-            mine, theirs = (np.where(is_real_BL11, x, 0) for x in (mine, theirs))  # padding's own output is free
+            mine, theirs = (
+                np.where(is_real_BL11, x, 0) for x in (mine, theirs)
+            )  # padding's own output is free
         np.testing.assert_allclose(mine, theirs, atol=atol)
 
 

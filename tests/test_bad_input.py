@@ -29,7 +29,13 @@ COMMANDS = {
 
 GOOD = {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]}
 BENCH = {"id": "x", "problem": "p", "steps": ["a", "b"], "label": 1, "final_answer_correct": False}
-PRMBENCH = {"modified_question": "m", "question": "q", "modified_process": ["a"], "error_steps": [], "idx": "1"}
+PRMBENCH = {
+    "modified_question": "m",
+    "question": "q",
+    "modified_process": ["a"],
+    "error_steps": [],
+    "idx": "1",
+}
 CANDIDATE = {"steps": ["a", "b"], "answer": "1", "correct": True, "step_scores": {"s": [0.5, 0.5]}}
 POOL = {"id": "p", "problem": "q", "answer": "1", "candidates": [CANDIDATE]}
 RAW = {"problem": "q", "steps": ["a"], "ratings": [1]}  # PRM800K, flat
@@ -545,7 +551,9 @@ def test_a_bad_row_is_named_by_file_line_and_field(table, change, message, folde
             good, bad = POOL, POOL | {"id": "other", "candidates": [bad]}
         bad = json.dumps(bad)
     path = folder / "rows.jsonl"
-    path.write_bytes(json.dumps(good).encode() + b"\n" + (bad if isinstance(bad, bytes) else bad.encode()) + b"\n")
+    path.write_bytes(
+        json.dumps(good).encode() + b"\n" + (bad if isinstance(bad, bytes) else bad.encode()) + b"\n"
+    )
     error = refused(command.format("rows.jsonl"), folder, monkeypatch)
     place = r"pool: problem other" if "problem other" in message else r"rows.jsonl line 2"
     assert re.search(place, error) and re.search(message, error), error
@@ -567,7 +575,9 @@ def test_too_little_memory_is_one_line(folder, monkeypatch):
 
     monkeypatch.setattr(evaluate, "checkpoints", fail)
     error = refused("evaluate checkpoint=random", folder, monkeypatch)
-    assert error.startswith("error: not enough memory (Unable to allocate 9. TiB); a file, a batch or a model is too")
+    assert error.startswith(
+        "error: not enough memory (Unable to allocate 9. TiB); a file, a batch or a model is too"
+    )
 
 
 def test_the_tables_are_as_large_as_is_said():

@@ -11,9 +11,9 @@ from prm_jax import tasks
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data.formats import encode
-from prm_jax.data.packing import layout_batch
+from prm_jax.formats import encode
 from prm_jax.launch.config import CONF, parse
+from prm_jax.packing import layout_batch
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
@@ -32,7 +32,10 @@ def test_small_and_what_they_claim_to_be():
 @pytest.fixture(scope="module")
 def laws():
     """{kind of line: [(the policy's law of its result, the solver's, the right result)]} on problems it never saw."""
-    loaded, digit = open_checkpoint("embedded", "best", None, "float32"), lambda d: loaded.tokenizer.encode(str(d))[0]
+    loaded, digit = (
+        open_checkpoint("embedded", "best", None, "float32"),
+        lambda d: loaded.tokenizer.encode(str(d))[0],
+    )
     problems, rng = tasks.make_problems(chain, CFG, 300, "test", 5), np.random.default_rng(0)
     rows = [(problem, chain.solve(CFG, problem, rng)) for problem in problems]
     encoded, of_fact, found = (
@@ -50,7 +53,9 @@ def laws():
             for operation in own:
                 law_w = law_w @ of_fact[operation]
             kind = "merged" if len(own) > 1 else "hard" if law_w.max() < 0.9 else own[0][0]
-            policy_w = p_LV[end - 2][[digit(w) for w in range(7)]]  # after the `=`: result and line end follow
+            policy_w = p_LV[end - 2][
+                [digit(w) for w in range(7)]
+            ]  # after the `=`: result and line end follow
             found[kind].append((policy_w, law_w, chain.compute(value, own, 7)))
     return found
 

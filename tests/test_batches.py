@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from conftest import TINY
 
-from prm_jax import InputError
+from prm_jax import InputError, packing
 from prm_jax.attention import visible
-from prm_jax.data import packing
-from prm_jax.data.examples import STEP_TARGETS, TOKEN_TARGETS, Example, make_example, make_examples, truncate
-from prm_jax.data.formats import Encoded, Format, encode, train_tokenizer
-from prm_jax.data.packing import (
+from prm_jax.examples import STEP_TARGETS, TOKEN_TARGETS, Example, make_example, make_examples, truncate
+from prm_jax.formats import Encoded, Format, encode, train_tokenizer
+from prm_jax.packing import (
     TrainingRows,
     choose_width,
     eval_batches,
@@ -31,7 +30,7 @@ from prm_jax.data.packing import (
     train_batches,
     training_width,
 )
-from prm_jax.data.solutions import Solution, packed_solutions
+from prm_jax.solutions import Solution, packed_solutions
 from prm_jax.training import LossConfig, combine, loss_terms
 
 nan = math.nan
@@ -56,7 +55,9 @@ def random_examples(rng, n):
 def test_pack_batch_by_hand():
     first = Solution("p", ("a", "b"), labels=(1.0, None), ratings=(1, None))
     a = make_example(Encoded(np.array([5, 6, 7]), np.array([1, 2]), 1), first, "prm", "uniform")
-    b = make_example(Encoded(np.array([8, 9]), np.array([1]), 0), Solution("p", ("a",), (0.25,)), "prm", "uniform")
+    b = make_example(
+        Encoded(np.array([8, 9]), np.array([1]), 0), Solution("p", ("a",), (0.25,)), "prm", "uniform"
+    )
     batch = pack_batch([[a, b], []], 7, 4)
     assert batch["ids"].tolist() == [[5, 6, 7, 8, 9, 0, 0], [0] * 7]
     assert batch["pos"].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0] * 7]
@@ -88,8 +89,13 @@ def test_scoring_finds_its_values_where_training_puts_its_targets(rng):
     batch, places, slots = layout_batch(rows, 12, share=True)
     for name in ("ids", "pos", "visible_until"):
         np.testing.assert_array_equal(batch[name], train[name])
-    assert batch["step_end"].tolist() == [[1, 3, 5, 6, 8, 0, 0, 0], [0] * 8]  # 12 // 16 is none: from 1 on, doubled
-    assert [slot_T.tolist() for slot_T in slots[0]] == [[0, 1], [0, 3], [0, 2], [0, 1], [4, 4]] and slots[1] == []
+    assert batch["step_end"].tolist() == [
+        [1, 3, 5, 6, 8, 0, 0, 0],
+        [0] * 8,
+    ]  # 12 // 16 is none: from 1 on, doubled
+    assert [slot_T.tolist() for slot_T in slots[0]] == [[0, 1], [0, 3], [0, 2], [0, 1], [4, 4]] and slots[
+        1
+    ] == []
     assert [place_L.tolist() for place_L in places[0]][4] == [7, 8]
     read = [batch["step_end"][0, slot_T].tolist() for slot_T in slots[0]]
     assert [at for found in read for at in found] == train["step_end"][0, :10].tolist()
@@ -98,7 +104,11 @@ def test_scoring_finds_its_values_where_training_puts_its_targets(rng):
 def test_plan_packs_first_fit_by_hand(monkeypatch):
     tokens, marks = np.array([6, 5, 4, 3, 2]), np.array([1, 1, 1, 1, 1])
     assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 9) == [[0, 2], [1, 3, 4]]
-    assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 2) == [[0, 2], [1, 3], [4]]  # mark slots bound it too
+    assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 2) == [
+        [0, 2],
+        [1, 3],
+        [4],
+    ]  # mark slots bound it too
     monkeypatch.setattr(packing, "OPEN", 1)
     assert plan_packs(tokens, marks, [0, 1, 4, 3], 10, 9) == [[0], [1, 4, 3]]
 
@@ -109,7 +119,9 @@ def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):
     source[0]
     first = source.ends[0]
     source[first]
-    orders = [[i for pack in source.packs[a:b] for i in pack] for a, b in ((0, first), (first, source.ends[1]))]
+    orders = [
+        [i for pack in source.packs[a:b] for i in pack] for a, b in ((0, first), (first, source.ends[1]))
+    ]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(200)) and orders[0] != orders[1]
     fill = sum(len(examples[i].ids_L) for i in orders[0]) / (64 * first)
     assert fill > 0.93
@@ -118,7 +130,9 @@ def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):
 
 def test_stream_resumes_at_the_step_and_splits_over_processes(rng):
     examples = random_examples(rng, 50)
-    make = lambda own, first: train_batches(TrainingRows(examples, make_plan(examples, 32), 7), 100, 4, own, first)
+    make = lambda own, first: train_batches(
+        TrainingRows(examples, make_plan(examples, 32), 7), 100, 4, own, first
+    )
     whole = list(make(range(4), 0))
     assert len(whole) == 100
     for first in (1, 17, 60):  # the last lies several epochs in
@@ -152,7 +166,10 @@ def test_a_mixture_is_drawn_by_weight_and_each_source_goes_round_whole(rng):
     number = {id(e): k for k, e in enumerate(examples)}
     n_b = sum(number[id(e)] >= 50 for row in rows for e in row)
     n = sum(map(len, rows))
-    assert drawn["b"] == {"solutions": n_b, "share": n_b / n, "passes": n_b / 10} and drawn["a"]["solutions"] == n - n_b
+    assert (
+        drawn["b"] == {"solutions": n_b, "share": n_b / n, "passes": n_b / 10}
+        and drawn["a"]["solutions"] == n - n_b
+    )
     whole, late = (list(train_batches(make(), 6, 4, range(4), first)) for first in (0, 4))
     for a, b in zip(whole[4:], late, strict=True):
         for name in a:
@@ -270,9 +287,12 @@ def test_together_puts_solutions_of_a_problem_into_one_row(rng):
     assert sorted(i for group in groups for i in group.indices) == list(range(30))
     for group in groups:
         assert (
-            group.tokens == sum(len(ids[i]) for i in group.indices) <= 48 and len({i % 6 for i in group.indices}) == 1
+            group.tokens == sum(len(ids[i]) for i in group.indices) <= 48
+            and len({i % 6 for i in group.indices}) == 1
         )
-    assert all(group.indices == sorted(group.indices) for group in groups)  # as they come: not the most alike together
+    assert all(
+        group.indices == sorted(group.indices) for group in groups
+    )  # as they come: not the most alike together
     assert len(groups) < 15 and len(make_plan(examples, 48).groups) == 30
     # What a row says of its steps: whose they are, -1 where there is none.
     batch = pack_batch([[examples[i] for i in (0, 1, 6)]], 48, 8)
@@ -311,7 +331,9 @@ def test_the_shared_stream_holds_every_solution_once_an_epoch(rng):
     assert sorted(i for pack in source.packs for i in pack) == list(range(50))
     assert "padding" in source.summary()
     source, longest = TrainingRows(examples, make_plan(examples, 64), 3), max(len(e.ids_L) for e in examples)
-    assert source.summary().endswith(f"; {source.ends[0]} rows an epoch, the longest solution {longest} tokens")
+    assert source.summary().endswith(
+        f"; {source.ends[0]} rows an epoch, the longest solution {longest} tokens"
+    )
 
 
 def test_targets_of_each_objective():
@@ -389,7 +411,7 @@ def test_cut_exactly_at_the_limit():
 @pytest.mark.parametrize("objective, outcome_at", [("prm", "last"), ("orm", "tokens"), ("lm", "last")])
 def test_kept_examples_are_those_of_their_solutions(tokenizer, monkeypatch, objective, outcome_at):
     """Examples are kept as bytes, made a few at a time; each is the same as by itself, in bits and types."""
-    monkeypatch.setattr("prm_jax.data.examples.CHUNK", 2)
+    monkeypatch.setattr("prm_jax.examples.CHUNK", 2)
     labels, ratings = (1.0, None, 0.25), (1, None, -1)
     rows = [Solution(f"{i}+1", ("7", "5", "2"), labels, ratings, 1.0) for i in range(5)]
     examples, _ = make_examples(rows, PLAIN, tokenizer, objective, None, "error", "later", outcome_at)
@@ -407,7 +429,10 @@ def test_kept_examples_are_those_of_their_solutions(tokenizer, monkeypatch, obje
 
 
 def test_data_take_little_more_memory_than_their_bytes(tokenizer):
-    rows = [Solution(f"Problem {i}", (f"7 + {i}", f"5 + {i}"), (1.0, 0.0), id=f"rows.jsonl:{i}") for i in range(1000)]
+    rows = [
+        Solution(f"Problem {i}", (f"7 + {i}", f"5 + {i}"), (1.0, 0.0), id=f"rows.jsonl:{i}")
+        for i in range(1000)
+    ]
     n_text = sum(len(s.problem) + sum(map(len, s.steps)) for s in rows)
     tracemalloc.start()
     try:
@@ -423,7 +448,11 @@ def test_data_take_little_more_memory_than_their_bytes(tokenizer):
 
 
 def test_solutions_without_a_target_are_counted(tokenizer):
-    rows = [Solution("1", ("2",)), Solution("1", ("2",), labels=(None,)), Solution("1", ("2",), labels=(1.0,))]
+    rows = [
+        Solution("1", ("2",)),
+        Solution("1", ("2",), labels=(None,)),
+        Solution("1", ("2",), labels=(1.0,)),
+    ]
     examples, counts = make_examples(rows, PLAIN, tokenizer, "prm", 9, "error")
     assert len(examples) == 1 and counts["without_target_dropped"] == 2
     assert len(make_examples(rows, PLAIN, tokenizer, "lm", 9, "error")[0]) == 3

@@ -21,7 +21,9 @@ from prm_jax.bench import rerank as bench_rerank
 from prm_jax.model import PRM
 from prm_jax.training import OptimizerConfig, make_optimizer
 
-TINY = [f"rerank.{key}" for key in ("problems=20", "candidates=30", "steps=3", "betas=3", "python_trials=200")]
+TINY = [
+    f"rerank.{key}" for key in ("problems=20", "candidates=30", "steps=3", "betas=3", "python_trials=200")
+]
 SHAPE = {"vocab": 64, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48}
 SMALL = [f"model.{key}={n}" for key, n in (SHAPE | {"layers": 1, "vocab": 300}).items()]
 
@@ -66,11 +68,20 @@ def test_training_takes_the_peers_steps(monkeypatch, tmp_path):
 
 
 def test_scoring_gives_the_peers_scores_in_both_dtypes(peer_in_this_process, monkeypatch, tmp_path):
-    sizes = ["warmup=0", "repeats=1", "score.problems=2", "score.candidates=4", "score.mean_tokens=100", *SMALL]
+    sizes = [
+        "warmup=0",
+        "repeats=1",
+        "score.problems=2",
+        "score.candidates=4",
+        "score.mean_tokens=100",
+        *SMALL,
+    ]
     got = results(monkeypatch, tmp_path / "bench", "what=score", "peer=torch", "score.tokens=512", *sizes)
     assert got["torch_float32_score_difference"] < 1e-5 < got["torch_bfloat16_score_difference"] < 0.02
     assert got["tokens_a_computed_token"] > 1.2
-    ours, theirs = ({d: got[f"{who}{d}_tokens_per_second"] for d in ("float32", "bfloat16")} for who in ("", "torch_"))
+    ours, theirs = (
+        {d: got[f"{who}{d}_tokens_per_second"] for d in ("float32", "bfloat16")} for who in ("", "torch_")
+    )
     assert got["times_torch_bfloat16"] == pytest.approx(ours["bfloat16"] / theirs["bfloat16"])
     assert got["times_torch_best"] == pytest.approx(max(ours.values()) / max(theirs.values()))
     faster = max(ours, key=ours.get)
@@ -80,9 +91,12 @@ def test_scoring_gives_the_peers_scores_in_both_dtypes(peer_in_this_process, mon
 
 def test_sampling_draws_the_peers_greedy_tokens(peer_in_this_process, monkeypatch, tmp_path):
     sizes = [
-        f"sampling.{key}" for key in ("prompts=3", "n=4", "prompt_tokens=9", "new_tokens=20", "rows=8", "repeats=1")
+        f"sampling.{key}"
+        for key in ("prompts=3", "n=4", "prompt_tokens=9", "new_tokens=20", "rows=8", "repeats=1")
     ]
-    got = results(monkeypatch, tmp_path / "bench", "what=sampling", "peer=torch", "dtypes=[float32]", *sizes, *SMALL)
+    got = results(
+        monkeypatch, tmp_path / "bench", "what=sampling", "peer=torch", "dtypes=[float32]", *sizes, *SMALL
+    )
     assert got["tokens"] == 3 * 4 * 20 and got["torch_float32_same_tokens"] == 1
     ratio = got["float32_tokens_per_second"] / got["torch_float32_tokens_per_second"]
     assert got["times_torch_best"] == got["times_torch_float32"] == pytest.approx(ratio)
@@ -92,7 +106,9 @@ def test_search_counts_every_problem(monkeypatch, tmp_path):
     sizes = [f"search.{key}" for key in ("problems=2", "width=2", "singles=1")]
     got = results(monkeypatch, tmp_path / "bench", "what=search", *sizes)
     for method in ("beam", "mcts"):
-        assert got[f"{method}_ratio"] == pytest.approx(got[f"{method}_alone_seconds"] / got[f"{method}_seconds"])
+        assert got[f"{method}_ratio"] == pytest.approx(
+            got[f"{method}_alone_seconds"] / got[f"{method}_seconds"]
+        )
         assert got[f"{method}_models_share"] > 0
 
 
@@ -108,7 +124,10 @@ def test_a_peer_without_its_packages_says_what_to_give(monkeypatch, tmp_path):
         "environment made by `pip install torch trl==1.13.0`, given as peer_python=ENVIRONMENT/bin/python"
     )
     message = call(bench.main, monkeypatch, "bench", *asked, f"peer_python={tmp_path}/none", f"{folder}2")
-    assert message == f"error: peer_python: cannot be run: [Errno 2] No such file or directory: '{tmp_path}/none'"
+    assert (
+        message
+        == f"error: peer_python: cannot be run: [Errno 2] No such file or directory: '{tmp_path}/none'"
+    )
 
 
 def test_groups_of_equal_size_and_nearly_equal_tokens(rng):
@@ -183,7 +202,10 @@ def test_the_compiled_steps_of_eight_devices_hold_an_eighth_each(tmp_path):
     )
     notes = json.loads((tmp_path / "a/results.json").read_text())["notes"]
     matrices = 64 * 64 + 2 * (2 * 64 * 32 + 2 * 64 * 16 + 3 * 64 * 48)
-    for step, stored in (("train", 3 * 4 * matrices / 8), ("score", 2 * matrices / 8)):  # Adam in float32; bfloat16
+    for step, stored in (
+        ("train", 3 * 4 * matrices / 8),
+        ("score", 2 * matrices / 8),
+    ):  # Adam in float32; bfloat16
         n, what = notes[f"small_{step}_fsdp4_tensor2_gb"].split()[:2]
         assert what == "arguments" and stored < 1e9 * float(n) < 1.3 * stored  # and small arrays, not split
     assert "small_train_fsdp4_tensor2_gb" in out
@@ -202,7 +224,10 @@ def test_the_compiled_steps_of_eight_devices_hold_an_eighth_each(tmp_path):
         ("peer=keras", "error: peer: got 'keras', expected null, torch, trl where what=train"),
         ("repeats=0", "error: repeats: got 0, expected at least 1"),
         ("dtypes=[float16]", "error: dtypes: got ['float16'], expected float32, bfloat16 or both"),
-        ("model.dtype=float32", "error: model.dtype: got 'float32', expected auto: `dtypes` says what is measured"),
+        (
+            "model.dtype=float32",
+            "error: model.dtype: got 'float32', expected auto: `dtypes` says what is measured",
+        ),
     ],
 )
 def test_bad_input_gives_one_line(override, message, monkeypatch, tmp_path):

@@ -14,12 +14,12 @@ from flax import nnx
 import evaluate
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.data.formats import train_tokenizer
-from prm_jax.data.solutions import Solution
 from prm_jax.evals import benchmarks, prmbench, processbench
 from prm_jax.evals.benchmarks import Row, Source, stored_scores
 from prm_jax.figures import benchmarks as benchmark_figures
+from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
+from prm_jax.solutions import Solution
 
 
 def random_scores(rng, rows):
@@ -54,7 +54,9 @@ def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
         a, b = np.mean(hits[True]), np.mean(hits[False])
         f1s.append(2 * a * b / (a + b))
         split = found["splits"][name]
-        assert [split["accuracy_error"], split["accuracy_clean"], split["f1"]] == pytest.approx([a, b, f1s[-1]])
+        assert [split["accuracy_error"], split["accuracy_clean"], split["f1"]] == pytest.approx(
+            [a, b, f1s[-1]]
+        )
         assert split["f1_interval"][0] < split["f1"] < split["f1_interval"][1]
     assert found["mean_f1"] == pytest.approx(np.mean(f1s))
     assert found["mean_f1_interval"][0] < found["mean_f1"] < found["mean_f1_interval"][1]
@@ -105,7 +107,9 @@ def test_the_mean_is_plain_and_undefined_where_a_split_is(tmp_path):
     one_sided = processbench.f1_results([*rows, processbench_row("c", -1)], predicting([-1] * 23), 0.5)
     assert np.isnan([one_sided["splits"]["c"]["f1"], one_sided["mean_f1"]]).all()
     versions = {"verifier": "v", "versions": {"commit": "0"}}
-    for figure in benchmark_figures.processbench_figures(one_sided | versions, tmp_path):  # and is drawn nevertheless
+    for figure in benchmark_figures.processbench_figures(
+        one_sided | versions, tmp_path
+    ):  # and is drawn nevertheless
         assert figure.stat().st_size > 5_000
 
 
@@ -160,9 +164,13 @@ def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
     expected = {}
     for name in {item["classification"] for item in items}:
         here = [k for k, item in enumerate(items) if item["classification"] == name]
-        expected[name] = official_prmscore(*(np.concatenate([x[k] for k in here]) for x in (is_bad, is_valid)))
+        expected[name] = official_prmscore(
+            *(np.concatenate([x[k] for k in here]) for x in (is_bad, is_valid))
+        )
     assert {name: x["prmscore"] for name, x in found["classes"].items()} == pytest.approx(expected)
-    assert found["overall"] == pytest.approx(official_prmscore(np.concatenate(is_bad), np.concatenate(is_valid)))
+    assert found["overall"] == pytest.approx(
+        official_prmscore(np.concatenate(is_bad), np.concatenate(is_valid))
+    )
     simplicity = (expected["redundency"] + expected["circular"]) / 2
     assert found["groups"]["simplicity"]["prmscore"] == pytest.approx(simplicity)
     assert sum(len(group["classes"]) for group in found["groups"].values()) == len(expected) == 9
@@ -189,7 +197,9 @@ def test_prmbench_literally(tmp_path):
     # Pooled: 3 good steps right, 1 missed; 1 bad step right, 1 missed.
     assert found["overall"] == pytest.approx((0.75 + 0.5) / 2)
     assert np.isnan([group["prmscore"] for group in found["groups"].values()]).all()  # no group is complete
-    official = prmbench.prmscore_results([*rows, dataclasses.replace(rows[0], repeats=True)], [*scores, [0.0] * 4], 0.5)
+    official = prmbench.prmscore_results(
+        [*rows, dataclasses.replace(rows[0], repeats=True)], [*scores, [0.0] * 4], 0.5
+    )
     assert official["classes"]["multi_solutions"]["prmscore"] == pytest.approx(
         2 / 3
     )  # it is bad as the authors have it
@@ -204,7 +214,9 @@ def test_prmbench_literally(tmp_path):
     assert calls_all_bad["classes"]["multi_solutions"]["prmscore"] == 0
     all_wrong = prmbench.prmscore_results(rows[:1], [[0.0, 1.0, 0.0, 1.0]], 0.5)
     assert all_wrong["overall"] == 0  # where the official code, dividing 0 by 0, has -1
-    (figure,) = benchmark_figures.prmbench_figures(found | {"verifier": "v", "versions": {"commit": "0"}}, tmp_path)
+    (figure,) = benchmark_figures.prmbench_figures(
+        found | {"verifier": "v", "versions": {"commit": "0"}}, tmp_path
+    )
     assert figure.stat().st_size > 5_000
 
 
@@ -226,9 +238,16 @@ def prm(name, **changes):
 
 
 def test_a_file_is_a_split_and_every_row_counts(tmp_path):
-    paths = [write(tmp_path / "math.jsonl", pb("m-0"), pb("m-1", 1)), write(tmp_path / "omnimath.jsonl", pb("o-0"))]
+    paths = [
+        write(tmp_path / "math.jsonl", pb("m-0"), pb("m-1", 1)),
+        write(tmp_path / "omnimath.jsonl", pb("o-0")),
+    ]
     rows, counts = benchmarks.read("processbench", Source(paths, None, "train"))
-    assert [(row.solution.id, row.group) for row in rows] == [("m-0", "math"), ("m-1", "math"), ("o-0", "omnimath")]
+    assert [(row.solution.id, row.group) for row in rows] == [
+        ("m-0", "math"),
+        ("m-1", "math"),
+        ("o-0", "omnimath"),
+    ]
     assert counts["duplicates_dropped"] == 0  # m-0 and o-0 have one text
 
 
@@ -236,7 +255,11 @@ def test_prmbench_rows_are_named_by_file_and_line(tmp_path):
     path = write(tmp_path / "p.jsonl", prm("circular"), prm("confidence"), prm("circular", question="r"))
     rows, counts = benchmarks.read("prmbench", Source(path, None, "train"))
     assert [row.solution.id for row in rows] == ["p.jsonl:1", "p.jsonl:2", "p.jsonl:3"]
-    assert [(row.group, row.problem) for row in rows] == [("circular", "q"), ("confidence", "q"), ("circular", "r")]
+    assert [(row.group, row.problem) for row in rows] == [
+        ("circular", "q"),
+        ("confidence", "q"),
+        ("circular", "r"),
+    ]
     assert [row.repeats for row in rows] == [False, False, True]
     assert counts["rows_with_repeated_idx"] == 1 and counts["error_steps_out_of_range"] == 3
 
@@ -274,15 +297,17 @@ def test_scores_come_back_in_the_order_of_the_rows(tmp_path):
     (a, b) = stored_scores(path, {"a": 1, "b": 2}, "logit")
     np.testing.assert_allclose(a, [1 / (1 + np.exp(-2.0))])
     np.testing.assert_array_equal(b, [0.5, 0.0])
-    assert stored_scores(write(tmp_path / "d.jsonl", {"id": "a", "scores": [-1, 0.5]}), {"a": 2}, "difference")[
-        0
-    ].tolist() == [0.0, 0.75]
+    assert stored_scores(
+        write(tmp_path / "d.jsonl", {"id": "a", "scores": [-1, 0.5]}), {"a": 2}, "difference"
+    )[0].tolist() == [0.0, 0.75]
     plain = write(
         tmp_path / "p.jsonl", {"id": "a", "scores": [0.0, 1.0, 0.3]}
     )  # .3 is at a threshold of .3, to the bit
     assert stored_scores(plain, {"a": 3}, "probability")[0].tolist() == [0.0, 1.0, 0.3]
     # A row's own unit goes before the caller's; log-odds of 17 and 30 are told apart.
-    said = write(tmp_path / "u.jsonl", {"id": "a", "unit": "logit", "scores": [17, 30]}, {"id": "b", "scores": [0.5]})
+    said = write(
+        tmp_path / "u.jsonl", {"id": "a", "unit": "logit", "scores": [17, 30]}, {"id": "b", "scores": [0.5]}
+    )
     (a, b) = stored_scores(said, {"a": 2, "b": 1}, "probability")
     assert a[0] < a[1] < 1 and b.tolist() == [0.5]
 
@@ -294,13 +319,25 @@ GOOD = {"id": "a", "scores": [0.1, 0.2]}
     ("second", "message"),
     [
         ([], "{path}: no row has the id 'b', expected one for each of 2 solutions"),
-        ([{"id": "c", "scores": [0.1]}], "{path} line 2: id 'c': no solution has it, expected one of 2 such as 'a'"),
+        (
+            [{"id": "c", "scores": [0.1]}],
+            "{path} line 2: id 'c': no solution has it, expected one of 2 such as 'a'",
+        ),
         ([GOOD], "{path} line 2: id 'a': is the id of {path} line 1 too"),
         ([{"scores": [0.1]}], "{path} line 2: id: missing, expected text; found scores"),
         ([{"id": "b"}], "{path} line 2: id 'b': scores: missing, expected a list; found id"),
-        ([{"id": "b", "scores": [0.1, 0.2]}], "{path} line 2: id 'b': scores: found 2, expected 1, one a step"),
-        ([{"id": "b", "scores": [float("nan")]}], "{path} line 2: id 'b': scores[0]: found nan, expected a finite"),
-        ([{"id": "b", "scores": [None]}], "{path} line 2: id 'b': scores[0]: found null, expected a finite number"),
+        (
+            [{"id": "b", "scores": [0.1, 0.2]}],
+            "{path} line 2: id 'b': scores: found 2, expected 1, one a step",
+        ),
+        (
+            [{"id": "b", "scores": [float("nan")]}],
+            "{path} line 2: id 'b': scores[0]: found nan, expected a finite",
+        ),
+        (
+            [{"id": "b", "scores": [None]}],
+            "{path} line 2: id 'b': scores[0]: found null, expected a finite number",
+        ),
         (
             [{"id": "b", "unit": "nats", "scores": [1]}],
             "{path} line 2: id 'b': unit: found 'nats', expected logit, prob",
@@ -336,7 +373,9 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     assert (results["verifier"], results["label_kind"], results["n_rows"]) == ("model", "value", 12)
     assert results["threshold_origin"] == "best F1 on gsm8k" and "(best F1 on gsm8k)" in out
     split = results["splits"]["gsm8k"]
-    assert (split["n"], split["n_error"], split["n_clean"]) == (12, 8, 4) and results["mean_f1"] == split["f1"]
+    assert (split["n"], split["n_error"], split["n_clean"]) == (12, 8, 4) and results["mean_f1"] == split[
+        "f1"
+    ]
     # The scores it wrote give the same numbers without the model.
     read, _ = benchmarks.read("processbench", Source(path, None, "train"))
     scores = stored_scores(tmp_path / "out/scores.jsonl", {f"x-{i}": 2 for i in range(12)}, "probability")
@@ -353,12 +392,18 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     [
         (["task=processbench", "scores_file=s.jsonl"], "data.path: expected a file or a list of files"),
         (["task=prmbench", "scores_file=s.jsonl", "data=chain"], "data: got 'chain', expected data=prmbench"),
-        (["task=prmbench", "scores_file=s.jsonl", "checkpoint=x"], "scores_file: stored scores need no verifier"),
+        (
+            ["task=prmbench", "scores_file=s.jsonl", "checkpoint=x"],
+            "scores_file: stored scores need no verifier",
+        ),
         (
             ["task=processbench", "scores_file=s.jsonl", "data.path=[a.jsonl]"],
             "s.jsonl line 1: id 'a': scores: found 2",
         ),
-        (["task=processbench", "checkpoint=[x,y]", "data.path=a.jsonl"], "checkpoint: got ['x', 'y'], expected one"),
+        (
+            ["task=processbench", "checkpoint=[x,y]", "data.path=a.jsonl"],
+            "checkpoint: got ['x', 'y'], expected one",
+        ),
         (["task=steps", "checkpoint=x", "data.path=a.jsonl"], "data.path: say what the rows are, data=NAME"),
     ],
 )
@@ -379,7 +424,13 @@ def test_prmbench_from_stored_scores_as_a_command(monkeypatch, tmp_path, capsys)
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "p.jsonl", prm("circular"), prm("multi_solutions", error_steps=[]))
     write(tmp_path / "s.jsonl", *({"id": f"p.jsonl:{n}", "scores": [3.0, -3.0]} for n in (1, 2)))
-    command = ["evaluate.py", "task=prmbench", f"data.path={path}", "scores_file=s.jsonl", "scores_unit=logit"]
+    command = [
+        "evaluate.py",
+        "task=prmbench",
+        f"data.path={path}",
+        "scores_file=s.jsonl",
+        "scores_unit=logit",
+    ]
     monkeypatch.setattr("sys.argv", [*command, "data=prmbench", "hydra.run.dir=out"])
     evaluate.main()
     results = json.loads((tmp_path / "out/results.json").read_text())
@@ -389,6 +440,8 @@ def test_prmbench_from_stored_scores_as_a_command(monkeypatch, tmp_path, capsys)
     assert results["groups"]["soundness"]["prmscore"] is None and results["overall_interval"] == [None, None]
     assert results["counts"]["error_steps_out_of_range"] == 1 and results["verifier"] == "s.jsonl"
     out = capsys.readouterr().out
-    assert "1 error_steps_out_of_range" in out and "rule        official: a step at the threshold is bad" in out
+    assert (
+        "1 error_steps_out_of_range" in out and "rule        official: a step at the threshold is bad" in out
+    )
     assert re.search("sensitivity, .* nan +.no rows of missing_condition, deception.$", out, re.MULTILINE)
     assert (tmp_path / "out/figures/prmbench.png").exists()

@@ -65,7 +65,9 @@ def measured(pool=POOL, rules=RULES, labels=None, scorers=("a",)):
 
 
 def mean_over_subsets(pool, n, won):
-    return np.mean([np.mean([won(list(chosen)) for chosen in itertools.combinations(p.candidates, n)]) for p in pool])
+    return np.mean(
+        [np.mean([won(list(chosen)) for chosen in itertools.combinations(p.candidates, n)]) for p in pool]
+    )
 
 
 def share_right(winners):
@@ -98,7 +100,9 @@ def test_every_rule_equals_brute_force_over_all_subsets():
             assert curve[n - 1] == pytest.approx(mean_over_subsets(POOL, n, won), abs=1e-6), (name, n)
     for n in (1, 2, 4):
         assert numbers["best_of_n"][str(n)] == pytest.approx(numbers["curve"][n - 1], abs=1e-6)
-        vote = mean_over_subsets(POOL, n, lambda chosen: by_vote(chosen, lambda c: np.prod(c.step_scores["a"])))
+        vote = mean_over_subsets(
+            POOL, n, lambda chosen: by_vote(chosen, lambda c: np.prod(c.step_scores["a"]))
+        )
         assert numbers["weighted_vote"][str(n)] == pytest.approx(vote, abs=0.03), n  # 3,000 draws, 2 problems
         low, high = numbers["interval"][str(n)]
         assert low <= numbers["best_of_n"][str(n)] <= high
@@ -149,7 +153,11 @@ def test_who_cannot_win_is_counted_and_never_wins():
             "p",
             "x",
             "1",
-            (candidate([1.0], "2", False, finished=False), candidate([0.9], None, False), candidate([0.1], "1", True)),
+            (
+                candidate([1.0], "2", False, finished=False),
+                candidate([0.9], None, False),
+                candidate([0.1], "1", True),
+            ),
         ),
         Problem("q", "y", "1", (candidate([0.1], "1", True),)),
     ]
@@ -172,18 +180,25 @@ def test_what_was_cut_is_right_in_no_number_and_has_no_outcome():
     result = measured(pool, labels=labels)
     assert result["mean"] == result["chosen"]["rules"]["mean"]["trace_error"] + 1 / 8 == result["oracle"]["1"]
     assert 1 - result["chosen"]["rules"]["mean"]["final_error"] == pytest.approx(1 / 8)
-    assert sum(measured(pool)["calibration"]["a"]["steps"]["reliability"]["n"]) == 4  # of three ended candidates
+    assert (
+        sum(measured(pool)["calibration"]["a"]["steps"]["reliability"]["n"]) == 4
+    )  # of three ended candidates
     assert sum(result["calibration"]["a"]["solutions"]["prod"]["reliability"]["n"]) == 3
     assert result["step_shares"] == {"bad_steps_in_right_answers": 0, "good_steps_in_wrong_answers": 1}
     assert [c.outcome for c in (cut, *ended)] == [None, 1, 1, 0]
-    nobody = measured([Problem("q", "y", "1", (dataclasses.replace(cut, correct=None), cut))])  # need not be graded
+    nobody = measured(
+        [Problem("q", "y", "1", (dataclasses.replace(cut, correct=None), cut))]
+    )  # need not be graded
     assert nobody["mean"] == nobody["oracle"]["2"] == nobody["scorers"]["a"]["prod"]["best_of_n"]["2"] == 0
 
 
 def test_ragged_ineligible_and_tied_candidates_against_brute_force():
     pool = [
         Problem(
-            "p", "x", "1", (candidate([0.9], "1", True), candidate([0.9], "2", False), candidate([0.95], None, True))
+            "p",
+            "x",
+            "1",
+            (candidate([0.9], "1", True), candidate([0.9], "2", False), candidate([0.95], None, True)),
         ),
         Problem("q", "y", "1", (candidate([0.1], "1", True), candidate([0.2], "3", False, finished=False))),
         Problem("r", "z", "1", (candidate([0.5], "2", False, finished=False),)),
@@ -203,7 +218,9 @@ def test_ragged_ineligible_and_tied_candidates_against_brute_force():
     result, wins = measured(pool), lambda chosen: any(c.correct for c in chosen)
     for n in (1, 2, 3):
         assert result["scorers"]["a"]["prod"]["curve"][n - 1] == pytest.approx(mean(n, by_product), abs=1e-6)
-        assert result["majority_curve"][n - 1] == pytest.approx(mean(n, lambda d: by_vote(d, lambda c: 1)), abs=1e-6)
+        assert result["majority_curve"][n - 1] == pytest.approx(
+            mean(n, lambda d: by_vote(d, lambda c: 1)), abs=1e-6
+        )
         assert result["oracle_curve"][n - 1] == pytest.approx(mean(n, wins), abs=1e-6)
     # one protocol: the laws of reward_kl stand on the same candidates, draws and ties
     best = result["reward_kl"]["a"]["best_of_n"]
@@ -227,7 +244,9 @@ def test_reward_against_kl_keeps_to_the_protocol_of_the_curves():
 
 
 def test_a_probability_of_zero_ties_and_is_counted():
-    zeros = [Problem(i, i, "1", (candidate([0.0], "1", True), candidate([0.9, 0.0], "1", True))) for i in "pqr"]
+    zeros = [
+        Problem(i, i, "1", (candidate([0.0], "1", True), candidate([0.9, 0.0], "1", True))) for i in "pqr"
+    ]
     other = Problem("s", "s", "1", (candidate([0.5], "1", True), candidate([0.0], "2", False)))
     result = measured([*zeros, other])
     assert result["zero_scores"] == {"a": 4} and result["oracle"]["2"] == 1
@@ -256,15 +275,25 @@ def test_stored_log_odds_are_told_apart_where_probabilities_are_one():
 def test_what_a_winning_group_counts():
     """Two of one answer, graded apart; the first is wrong."""
     pool = [
-        Problem("p", "x", "1", (candidate([0.5], "1", False), candidate([0.5], "1", True), candidate([0.9], "2", True)))
+        Problem(
+            "p",
+            "x",
+            "1",
+            (candidate([0.5], "1", False), candidate([0.5], "1", True), candidate([0.9], "2", True)),
+        )
     ]
     rules = lambda ties, counts=None: best_of_n.Rules("probability", "prod", ties, 20, counts)
-    said = [measured(pool, rules(*given)) for given in (("share",), ("share", "first"), ("first",), ("first", "mean"))]
+    said = [
+        measured(pool, rules(*given))
+        for given in (("share",), ("share", "first"), ("first",), ("first", "mean"))
+    ]
     assert [result["majority"]["3"] for result in said] == pytest.approx([0.5, 0, 0, 0.5])
     assert [result["vote_counts"] for result in said] == ["mean", "first", "first", "mean"]
     assert [r["scorers"]["a"]["prod"]["weighted_vote"]["3"] for r in said] == pytest.approx([0.5, 0, 0, 0.5])
     # The two right ones as one answer win over the wrong one, whose text is that of one of them; a cut one votes for nothing.
-    cut = dataclasses.replace(pool[0], candidates=(*pool[0].candidates, candidate([0.1], "7", None, finished=False)))
+    cut = dataclasses.replace(
+        pool[0], candidates=(*pool[0].candidates, candidate([0.1], "7", None, finished=False))
+    )
     for given, N in ((pool, "3"), ([cut], "4")):
         result = measured(given)
         assert result["graded_both_ways"] == 1 and result["majority_right_as_one"][N] == 1
@@ -300,7 +329,9 @@ def drawable(result):
 
 
 def test_two_scorers_are_compared_on_the_screen(capsys):
-    two = lambda c: Candidate(c.steps, c.answer, c.correct, True, {"a": c.step_scores["a"], "b": c.step_scores["a"]})
+    two = lambda c: Candidate(
+        c.steps, c.answer, c.correct, True, {"a": c.step_scores["a"], "b": c.step_scores["a"]}
+    )
     pool = [Problem(p.id, p.problem, "1", tuple(map(two, p.candidates))) for p in POOL]
     best_of_n_task.show(drawable(measured(pool, scorers=("a", "b"))))
     out = capsys.readouterr().out
@@ -311,7 +342,9 @@ def test_two_scorers_are_compared_on_the_screen(capsys):
 def test_an_ensemble_is_compared_with_the_mean_of_its_members(tmp_path, monkeypatch):
     """At every n; on the screen that of the whole pool, all pairs of verifiers in the report."""
     lines = [(f"4+{i}={(4 + i) % 7}", f"{(4 + i) % 7}*3={k}") for i in range(7) for k in range(4)]
-    own = lambda i: tuple(Candidate(x, x[1][-1], int(x[1][-1]) == (4 + i) * 3 % 7) for x in lines[4 * i : 4 * i + 4])
+    own = lambda i: tuple(
+        Candidate(x, x[1][-1], int(x[1][-1]) == (4 + i) * 3 % 7) for x in lines[4 * i : 4 * i + 4]
+    )
     pool = [Problem(str(i), f"4 +{i} *3 mod7?", str((4 + i) * 3 % 7), own(i), task="chain") for i in range(7)]
     write_pool(tmp_path / "pool.jsonl", pool)
     members = "checker-0.5-1,checker-0.1-2"
@@ -340,7 +373,9 @@ def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys, 
 
     def three(c):
         of_a = c.step_scores["a"]
-        return dataclasses.replace(c, step_scores={"prm": of_a, "prm_1": tuple(1 - x for x in of_a), "orm": of_a})
+        return dataclasses.replace(
+            c, step_scores={"prm": of_a, "prm_1": tuple(1 - x for x in of_a), "orm": of_a}
+        )
 
     pool = [dataclasses.replace(p, candidates=tuple(map(three, p.candidates))) for p in POOL]
     results = drawable(measured(pool, scorers=("prm", "prm_1", "orm")))
@@ -410,8 +445,13 @@ def test_more_than_two_scorers_have_whiskers_and_a_panel_of_votes(monkeypatch, t
         pool = [Problem(p.id, p.problem, "1", tuple(map(as_many, p.candidates))) for p in POOL]
         best_of_n_figure.best_of_n_curves(drawable(measured(pool, scorers=names)), tmp_path)
     (two,), (best, votes) = (figure.axes for figure in kept)
-    assert len(two.collections) == 6 and len(two.collections[0].get_paths()[0].vertices) == 2 * 4 + 3  # n = 1..4
-    assert [len(axes.collections) for axes in (best, votes)] == [5, 5]  # a line of three scorers, majority, oracle
+    assert (
+        len(two.collections) == 6 and len(two.collections[0].get_paths()[0].vertices) == 2 * 4 + 3
+    )  # n = 1..4
+    assert [len(axes.collections) for axes in (best, votes)] == [
+        5,
+        5,
+    ]  # a line of three scorers, majority, oracle
     y = drawable(measured())["scorers"]["a"]["prod"]["weighted_vote"]
     assert votes.lines[1].get_xdata().tolist() == list(map(int, y)) == [1, 2, 4]
 
@@ -419,8 +459,12 @@ def test_more_than_two_scorers_have_whiskers_and_a_panel_of_votes(monkeypatch, t
 @pytest.mark.parametrize("n", [1, 7])
 def test_figures_of_one_and_of_seven_scorers_of_a_ragged_pool(n, tmp_path):
     names = [f"s{i}" for i in range(n)]
-    scored = lambda c: Candidate(c.steps, c.answer, c.correct, True, {name: c.step_scores["a"] for name in names})
-    ragged = [Problem(p.id, p.problem, "1", tuple(map(scored, p.candidates[: 4 - i]))) for i, p in enumerate(POOL)]
+    scored = lambda c: Candidate(
+        c.steps, c.answer, c.correct, True, {name: c.step_scores["a"] for name in names}
+    )
+    ragged = [
+        Problem(p.id, p.problem, "1", tuple(map(scored, p.candidates[: 4 - i]))) for i, p in enumerate(POOL)
+    ]
     for i, pool in enumerate((ragged, ragged[:1])):  # of one problem all intervals are nan
         (tmp_path / str(i)).mkdir()
         for path in best_of_n_figures(drawable(measured(pool, scorers=names)), tmp_path / str(i)):
@@ -445,13 +489,19 @@ def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
 def test_tables_and_figures_have_the_usual_aggregators_or_those_asked_for(capsys):
     usual = [name for name in rerank.AGGREGATORS if name not in ("max", "sum_logit", "weighted", "softmin")]
     assert usual[:5] == ["min", "prod", "mean", "gmean", "last"]
-    for chosen, names in ((None, usual), ("softmin", ["prod", "softmin"]), (["max", "min"], ["min", "prod", "max"])):
+    for chosen, names in (
+        (None, usual),
+        ("softmin", ["prod", "softmin"]),
+        (["max", "min"], ["min", "prod", "max"]),
+    ):
         result = measured(rules=dataclasses.replace(RULES, aggregators=chosen))
         assert result["aggregators"] == names and set(result["scorers"]["a"]) == set(rerank.AGGREGATORS)
         best_of_n_task.show_aggregators(result, "4")
         assert capsys.readouterr().out.splitlines()[1].split() == names
     assert best_of_n.shown_aggregators("all") == list(rerank.AGGREGATORS)
-    with pytest.raises(InputError, match="aggregators: got 'nothing', expected all, null, or names of min, prod"):
+    with pytest.raises(
+        InputError, match="aggregators: got 'nothing', expected all, null, or names of min, prod"
+    ):
         parsed_rules(aggregators=["min", "nothing"])
 
 
@@ -480,7 +530,9 @@ def test_traces_count_winners_without_a_wrong_step(monkeypatch, tmp_path):
     kept = []
     monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path, *_: kept.append(figure) or path)
     best_of_n_figure.best_of_n_curves(drawable(measured(labels=labels)), tmp_path)
-    level = lambda axes: next(x.get_ydata()[0] for x in axes.lines if x.get_label() == "mean of the candidates")
+    level = lambda axes: next(
+        x.get_ydata()[0] for x in axes.lines if x.get_label() == "mean of the candidates"
+    )
     assert [level(axes) for axes in kept[0].axes] == pytest.approx([0.5, 0.25])  # each panel's own
 
 
@@ -490,9 +542,9 @@ def test_reward_rises_with_kl_from_the_reference_to_the_arg_max():
     assert tilt["kl"][-1] == 0 and tilt["accuracy"][-1] == 0.5
     products = [[0.81, 0.72, 0.95, 0.2], [0.5, 0.5, 0.25, 0.9]]
     assert tilt["score"][-1] == pytest.approx(np.log(products).mean(), abs=1e-5)
-    assert tilt["score"][0] == pytest.approx(np.log([0.95, 0.9]).mean(), abs=1e-5) and tilt["kl"][0] == pytest.approx(
-        np.log(4)
-    )
+    assert tilt["score"][0] == pytest.approx(np.log([0.95, 0.9]).mean(), abs=1e-5) and tilt["kl"][
+        0
+    ] == pytest.approx(np.log(4))
     assert (np.diff(tilt["kl"]) <= 1e-6).all() and (np.diff(tilt["score"]) <= 1e-6).all()
     law = measured()["reward_kl"]["a"]["best_of_n"]
     assert law["n"] == [1, 2, 4] and law["kl"] == pytest.approx([0, law["kl"][1], np.log(4)], abs=1e-6)
@@ -515,7 +567,9 @@ def test_bad_pools_name_the_place():
     with pytest.raises(InputError, match=r"problem p: candidates\[0\].correct: nobody graded it"):
         pool_arrays(ungraded)
     outside = [Problem("p", "x", "1", (candidate([0.5, -2.0], "1", True),))]
-    with pytest.raises(InputError, match=r"problem p: candidates\[0\].step_scores.a\[1\]: got -2, expected a prob"):
+    with pytest.raises(
+        InputError, match=r"problem p: candidates\[0\].step_scores.a\[1\]: got -2, expected a prob"
+    ):
         measured(outside)
     for unit in ("logit", "log_ratio"):
         logits = measured(outside, best_of_n.Rules(unit, "prod", "share", 5))["calibration"]["a"]["steps"]
@@ -584,7 +638,9 @@ def test_the_reference_counts_of_all_scorers_in_one_run(monkeypatch, tmp_path):
     told = "differences of scorers and aggregators, paired, by n: results.json"
     assert told in (tmp_path / "out/report.txt").read_text()
     assert "note        2423 candidates repeat the problem in their first step" in out
-    assert re.search(r"^  qwen_prm \(prod\) +0\.9730 \[0\.9\d+, 0\.9\d+\] \+0\.0270 \[.*\] p=0\.016", out, re.MULTILINE)
+    assert re.search(
+        r"^  qwen_prm \(prod\) +0\.9730 \[0\.9\d+, 0\.9\d+\] \+0\.0270 \[.*\] p=0\.016", out, re.MULTILINE
+    )
     report = (tmp_path / "out/report.txt").read_text()
     assert re.search(r"^  qwen_prm +0\.9653 +0\.9730 +0\.9730 +0\.9730 +0\.9537", report, re.MULTILINE)
     for name in ("best_of_n", "aggregators", "reward_kl", "calibration"):

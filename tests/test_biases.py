@@ -18,7 +18,9 @@ def test_step_shares_by_hand():
     assert found["bad_steps_in_right_answers"] == 2 / 5  # 1 right and 2 wrong; 2 right
     assert found["good_steps_in_wrong_answers"] == 4 / 6
     nothing = step_shares([(1.0,)], [None])
-    assert math.isnan(nothing["bad_steps_in_right_answers"]) and math.isnan(nothing["good_steps_in_wrong_answers"])
+    assert math.isnan(nothing["bad_steps_in_right_answers"]) and math.isnan(
+        nothing["good_steps_in_wrong_answers"]
+    )
 
 
 def test_ranks_within_groups_by_hand():
@@ -60,8 +62,15 @@ def test_every_report_says_them(monkeypatch, tmp_path):
     for shares in (results, results["step_shares"]):
         assert 0 < shares["bad_steps_in_right_answers"] < shares["good_steps_in_wrong_answers"] < 1
     assert results["score_length_r"] == results["runs"][0]["length_correlation"]["r"]
-    assert -1 < results["length_correlation"]["random"]["r"] < 0  # random scores: a product falls with every step
+    assert (
+        -1 < results["length_correlation"]["random"]["r"] < 0
+    )  # random scores: a product falls with every step
     report = (tmp_path / "out/report.txt").read_text()
-    assert "bias checks" not in out and out.splitlines()[-1].startswith("blind       It chooses a wrong answer to ")
+    assert "bias checks" not in out and out.splitlines()[-1].startswith(
+        "blind       It chooses a wrong answer to "
+    )
     assert [line.split()[0] for line in out.splitlines()[-3:]] == ["solved", "against", "blind"]
-    assert report.count("bias checks ") == 4 and "given problem and correctness (ECE of steps): random -0." in report
+    assert (
+        report.count("bias checks ") == 4
+        and "given problem and correctness (ECE of steps): random -0." in report
+    )

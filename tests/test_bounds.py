@@ -80,7 +80,9 @@ def test_equal_bounds_give_all_problems_the_same_n():
 
 def test_a_sure_problem_gives_its_samples_to_the_other():
     values, targets, exact_Pn = adaptive(pool_of([0.999, 0.05], [{0, 5}, {2, 3, 7}]))
-    assert values[4] == pytest.approx([exact_Pn[0, 1], exact_Pn[1, 5]], abs=0.03)  # 2 and 6 samples, 4 in the mean
+    assert values[4] == pytest.approx(
+        [exact_Pn[0, 1], exact_Pn[1, 5]], abs=0.03
+    )  # 2 and 6 samples, 4 in the mean
     assert 1 - 0.95**5 < targets[4] <= 1 - 0.95**6 + 1e-9
     # Candidates of the second problem cost three times as much: 4 for both cost what 2 and 14 / 3 do.
     costly = pool_of([0.999, 0.05], [{0, 5}, {2, 3, 7}], tokens=(8, 24))

@@ -63,14 +63,17 @@ def test_verdicts(steps, verdicts):
 
 
 def test_labels_ratings_and_outcome_of_anybodys_solution():
-    lucky = tasks.labelled(chain, CFG, PROBLEM, ["4+5=2", "2=2", "2*4=2", "2max3=3", "3-6=4"], "correctness", "a")
+    lucky = tasks.labelled(
+        chain, CFG, PROBLEM, ["4+5=2", "2=2", "2*4=2", "2max3=3", "3-6=4"], "correctness", "a"
+    )
     assert lucky.labels == (1, 1, 0, 0, 0) and lucky.ratings == (1, 0, -1, 1, 1)
     assert (lucky.outcome, lucky.answer) == (1.0, "4") and tasks.lucky_share(chain, [lucky]) == 1
     assert tasks.step_labels(chain, PROBLEM, RIGHT) == [1, 1, 1, 1]
     with pytest.raises(InputError, match="^not a chain of arithmetic"):
         tasks.step_labels(chain, "What is 2 + 3?", ["5"])
     pool = tasks.grade(
-        chain, Problem("p", PROBLEM, None, (Candidate(tuple(RIGHT)), Candidate(("4+5=2",)), Candidate(("no",))))
+        chain,
+        Problem("p", PROBLEM, None, (Candidate(tuple(RIGHT)), Candidate(("4+5=2",)), Candidate(("no",)))),
     )
     assert pool.answer == "4"
     assert [(c.answer, c.correct) for c in pool.candidates] == [("4", True), ("2", False), (None, False)]
@@ -88,7 +91,9 @@ def independent_labels(problem: str, steps) -> list[float]:
         for operation in own:
             name, operand = re.fullmatch(r"(\D+)(\d+)", operation).groups()
             number = (
-                {"max": max, "min": min}[name](number, int(operand)) if len(name) > 1 else eval(f"{number}{operation}")
+                {"max": max, "min": min}[name](number, int(operand))
+                if len(name) > 1
+                else eval(f"{number}{operation}")
             )
             number %= int(modulus)
         good = good and int(result) == number
@@ -119,9 +124,13 @@ def test_hard_facts_have_their_share_and_a_belief_of_their_own():
                 assert law_w.sum() == pytest.approx(1) and (law_w >= 0).all()
             for law_w, right in hard:
                 rest = np.sort(np.delete(law_w, right))
-                assert law_w[right] == pytest.approx(0.3 + 0.25 / 7) and rest[-1] == pytest.approx(0.45 + 0.25 / 7)
+                assert law_w[right] == pytest.approx(0.3 + 0.25 / 7) and rest[-1] == pytest.approx(
+                    0.45 + 0.25 / 7
+                )
                 np.testing.assert_allclose(rest[:-1], 0.25 / 7)
-    assert any((a != b).any() for a, b in zip(laws.values(), chain.fact_distributions(CFG).values(), strict=True))
+    assert any(
+        (a != b).any() for a, b in zip(laws.values(), chain.fact_distributions(CFG).values(), strict=True)
+    )
 
 
 def test_the_solver_writes_by_these_laws():
@@ -147,7 +156,9 @@ def test_values_equal_simulation():
     found = chain.values(cfg, problem, steps)
     rng, n = np.random.default_rng(0), 8000
     for value, rest in zip(found, ("6 -3 max2 +6 mod7?", "3 max2 +6 mod7?"), strict=False):
-        rollouts = [chain.stated_answer(chain.solve(cfg, rest, rng)) == chain.gold_answer(problem) for _ in range(n)]
+        rollouts = [
+            chain.stated_answer(chain.solve(cfg, rest, rng)) == chain.gold_answer(problem) for _ in range(n)
+        ]
         assert abs(value - np.mean(rollouts)) < 4 * np.sqrt(0.25 / n)
     assert found[-1] == 1.0 and chain.values(cfg, problem, ["4*5=6", "so on", "3max2=3"])[1:] == [0, 0]
     labelled = tasks.labelled(chain, cfg, problem, steps, "value", "v")
@@ -164,11 +175,27 @@ REDONE = ["4+5=3", "back 4", "4+5=2", "2*4=1"]
     "steps, verdicts, standing",
     [
         (REDONE, ["+", "neutral", "right", "right"], [0, 1, 1, 1]),
-        (["4+5=2", "2=2", "back 4", "4+5*4=1"], ["right", "neutral", "neutral", "right"], [1, 1, 1, 1]),  # and the 2=2
-        (["4+5=2", "2*4=2", "back 2", "back 4"], ["right", "*", "neutral", "neutral"], [1, 0, 1, 1]),  # two lines
-        (["4+5=3", "3*4=5", "back 3", "3*4=5"], ["+", "right", "neutral", "right"], [0, 0, 0, 0]),  # not the wrong one
+        (
+            ["4+5=2", "2=2", "back 4", "4+5*4=1"],
+            ["right", "neutral", "neutral", "right"],
+            [1, 1, 1, 1],
+        ),  # and the 2=2
+        (
+            ["4+5=2", "2*4=2", "back 2", "back 4"],
+            ["right", "*", "neutral", "neutral"],
+            [1, 0, 1, 1],
+        ),  # two lines
+        (
+            ["4+5=3", "3*4=5", "back 3", "3*4=5"],
+            ["+", "right", "neutral", "right"],
+            [0, 0, 0, 0],
+        ),  # not the wrong one
         (["4+5=3", "so on", "back 3", "back 4"], ["+", "form", "neutral", "neutral"], [0, 0, 0, 1]),
-        (["4+5=3", "back 5", "5+5=3"], ["+", "form", "right"], [0, 0, 0]),  # another value stands, and goes on
+        (
+            ["4+5=3", "back 5", "5+5=3"],
+            ["+", "form", "right"],
+            [0, 0, 0],
+        ),  # another value stands, and goes on
         (["4+5=3", "back 5", "back 3", "back 4"], ["+", "form", "neutral", "neutral"], [0, 0, 0, 1]),
         (["back 4", "4+5=2"], ["form", "right"], [0, 0]),  # no line stands
         (["4+5=2", "back4", " back 4 "], ["right", "form", "form"], [1, 0, 0]),
@@ -181,7 +208,11 @@ def test_a_line_may_be_taken_back(steps, verdicts, standing):
 
 def test_lines_are_written_out_from_what_stands():
     steps = ["4+5=2", "2*4=2", "back 6", "back 2", "2max2=2"]  # an error, taken back itself
-    assert chain.written_out(PROBLEM, steps)[2:] == [[], [], chain.written_out(PROBLEM, [*steps[:2], "2max2=2"])[2]]
+    assert chain.written_out(PROBLEM, steps)[2:] == [
+        [],
+        [],
+        chain.written_out(PROBLEM, [*steps[:2], "2max2=2"])[2],
+    ]
 
 
 def standing_by_force(problem: str, steps) -> list[float]:
@@ -191,7 +222,9 @@ def standing_by_force(problem: str, steps) -> list[float]:
         kept = []
         for step in steps[:n]:
             if step.startswith("back "):
-                while kept and kept[-1] == "={0}={0}".format(([problem[0], *kept])[-2].rpartition("=")[2])[1:]:
+                while (
+                    kept and kept[-1] == "={0}={0}".format(([problem[0], *kept])[-2].rpartition("=")[2])[1:]
+                ):
                     kept.pop()  # v=v after v goes with its line
                 gone = kept.pop() if kept else None
                 if gone is None or step[5:] != ([problem[0], *kept])[-1].rpartition("=")[2]:
@@ -207,9 +240,13 @@ def test_what_stands_agrees_with_the_standing_lines_run_anew():
     for p in tasks.solver_pool(chain, TRACE, problems, 4, 3):
         for c in p.candidates:
             steps = list(c.steps)
-            if rng.random() < 0.5:  # lines that the solver does not write: one more is taken back, twice, or goes
+            if (
+                rng.random() < 0.5
+            ):  # lines that the solver does not write: one more is taken back, twice, or goes
                 t = int(rng.integers(len(steps)))
-                steps[t:t] = [f"back {re.match('[0-9]+', steps[t - 1])[0]}" for t in (t,) if t and "=" in steps[t - 1]]
+                steps[t:t] = [
+                    f"back {re.match('[0-9]+', steps[t - 1])[0]}" for t in (t,) if t and "=" in steps[t - 1]
+                ]
             pairs = zip(chain.standing(p.problem, steps), standing_by_force(p.problem, steps), strict=True)
             seen += [(found, right) for found, right in pairs if right is not None]
     found, right = np.transpose(seen)
@@ -239,14 +276,20 @@ def test_values_with_lines_taken_back_by_force():
     assert chain.gold_answer(problem) == str(gold)
     _, todo, _ = chain.parse_problem(problem)
     force = lambda value, k, stays=False: value_by_force(cfg, value, todo[len(todo) - k :], gold, stays)
-    blend = lambda p, value, k, before, k_before: (1 - p) * force(value, k) + p * force(before, k_before, True)
+    blend = lambda p, value, k, before, k_before: (
+        (1 - p) * force(value, k) + p * force(before, k_before, True)
+    )
     steps = ["4*5=2", "back 4", "4*5=6", "6=6", "6-3=3", "3max2=3", "back 3"]
     expected = [
         blend(0.6, 2, 2, 4, 3), force(4, 3, True), force(6, 2), force(6, 2), blend(0.2, 3, 1, 6, 2),
         blend(0.2, 3, 0, 3, 1), force(3, 1, True),
     ]  # fmt: skip
     np.testing.assert_allclose(chain.values(cfg, problem, steps), expected, rtol=1e-12)
-    assert chain.values(cfg, problem, ["so on", "back 4", "4*5=9", "9-3=6"])[:3] == [0, pytest.approx(expected[1]), 0]
+    assert chain.values(cfg, problem, ["so on", "back 4", "4*5=9", "9-3=6"])[:3] == [
+        0,
+        pytest.approx(expected[1]),
+        0,
+    ]
     rng, n = np.random.default_rng(0), 6000
     right = np.mean([chain.solved(problem, chain.solve(cfg, problem, rng)) for _ in range(n)])
     assert abs(right - force(4, 3)) < 4 * np.sqrt(0.25 / n)
@@ -289,7 +332,9 @@ def test_labels_of_what_stands():
     for s in splits["train"]:
         assert list(s.labels) == chain.standing(s.problem, s.steps)
     assert any((0.0, 1.0) in itertools.pairwise(s.labels) for s in splits["train"])
-    with pytest.raises(InputError, match="data.after_first_error: got .stand., expected keep, mask, bad or stands"):
+    with pytest.raises(
+        InputError, match="data.after_first_error: got .stand., expected keep, mask, bad or stands"
+    ):
         data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/chain.yaml"), {"after_first_error": "stand"}))
 
 
@@ -301,7 +346,11 @@ def test_rates_of_the_default():
     assert 0.5 < right_PN.mean() < 0.62 and right_PN.any(1).mean() > 0.97
     votes = lambda p: np.bincount([int(c.answer) for c in p.candidates]).argmax() == int(p.answer)
     assert abs(np.mean([votes(p) for p in pool]) - right_PN.mean()) < 0.06
-    rows = [tasks.labelled(chain, CFG, p.problem, c.steps, "correctness", "") for p in pool[:100] for c in p.candidates]
+    rows = [
+        tasks.labelled(chain, CFG, p.problem, c.steps, "correctness", "")
+        for p in pool[:100]
+        for c in p.candidates
+    ]
     assert 0.1 < tasks.lucky_share(chain, rows) < 0.25
 
 

@@ -16,7 +16,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import export, hf, orbax
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import Checkpoints, load_run
-from prm_jax.data.formats import Format, read_format, train_tokenizer
+from prm_jax.formats import Format, read_format, train_tokenizer
 from prm_jax.model import PRM, ModelConfig
 from prm_jax.training import make_optimizer
 
@@ -134,7 +134,9 @@ def test_a_best_model_of_later_than_the_state_is_not_kept(tmp_path, whole):
 
 
 # Fields that a config.json of this family cannot say: the run was evaluated as another model.
-@pytest.mark.parametrize("changes", [{"qk_norm": True}, {"qkv_bias": False}, {"o_bias": True, "norm_eps": 1e-3}])
+@pytest.mark.parametrize(
+    "changes", [{"qk_norm": True}, {"qkv_bias": False}, {"o_bias": True, "norm_eps": 1e-3}]
+)
 def test_the_model_that_was_trained_is_the_one_that_is_loaded(tmp_path, changes):
     model = run_folder(tmp_path, 2, head="binary", remat="full", head_dropout=0.1, **changes)
     loaded = open_checkpoint(tmp_path, "best", read_format("auto"), "float32")
@@ -149,7 +151,13 @@ def test_the_model_that_was_trained_is_the_one_that_is_loaded(tmp_path, changes)
 
 def test_a_structure_has_the_hash_that_earlier_versions_gave_it():
     """Literal hashes of 369834c: fields renamed since, and fields at their defaults, change none."""
-    gemma = {"window": 4, "sliding": (True, False), "local_rope_theta": 5e3, "post_norms": True, "max_positions": 99}
+    gemma = {
+        "window": 4,
+        "sliding": (True, False),
+        "local_rope_theta": 5e3,
+        "post_norms": True,
+        "max_positions": 99,
+    }
     gemma |= {"attn_logit_softcap": 50.0, "final_logit_softcap": 30.0}
     for fields, expected in (({}, "e6bd2743374d0515"), (gemma, "b60c3e7ebf4cdc0d")):
         model = PRM(dataclasses.replace(TINY, **fields), rngs=nnx.Rngs(0))
@@ -170,15 +178,24 @@ def test_another_structure_is_refused(tmp_path):
     config = json.loads(path.read_text())
     del config["checksum"]
     old_names = {orbax.RENAMED.get(name, name): x for name, x in config.items()}
-    for earlier in (old_names, {k: v for k, v in config.items() if k not in orbax.RENAMED}):  # of earlier versions
+    for earlier in (
+        old_names,
+        {k: v for k, v in config.items() if k not in orbax.RENAMED},
+    ):  # of earlier versions
         path.write_text(json.dumps(earlier))
         assert load_run(tmp_path, "latest", "float32")[-1] == 2
     for changed, pattern in (
         (config | {"norm_eps": 1e-5}, "latest/2: its parameters are not those .* written by another version"),
         (config | {"rope_theta": 5e5}, "its parameters are not those"),
         (config | {"dim": 64}, "its parameters are not those"),
-        (config | {"parallel": True}, "model_config.json: parallel: unknown key.*: written by another version"),
-        ({k: v for k, v in config.items() if k != "vocab"}, "model_config.json: vocab: missing key.*: written by"),
+        (
+            config | {"parallel": True},
+            "model_config.json: parallel: unknown key.*: written by another version",
+        ),
+        (
+            {k: v for k, v in config.items() if k != "vocab"},
+            "model_config.json: vocab: missing key.*: written by",
+        ),
         (config | {"layers": "two"}, "model_config.json: layers: got 'two', expected an integer"),
         (config | {"heads": 3}, "model_config.json: heads: 3 is no multiple"),
     ):
@@ -189,7 +206,9 @@ def test_another_structure_is_refused(tmp_path):
     with pytest.raises(InputError, match="its parameters are not those"):
         Checkpoints(tmp_path).restore(*make(0, rope_theta=5e5))
     path.unlink()
-    with pytest.raises(InputError, match="model_config.json: no such file: the run stopped before its first step, or"):
+    with pytest.raises(
+        InputError, match="model_config.json: no such file: the run stopped before its first step, or"
+    ):
         load_run(tmp_path, "latest", "float32")
 
 
@@ -198,8 +217,13 @@ def test_a_run_is_read_with_its_own_format_and_says_so(tmp_path, capsys):
     open_checkpoint(tmp_path, "best", read_format("auto"), "float32")
     assert "format" not in capsys.readouterr().out
     open_checkpoint(tmp_path, "best", read_format("qwen_prm"), "float32")
-    assert f"format      {tmp_path}: is read with its own, plain, not with format=qwen_prm" in capsys.readouterr().out
-    open_checkpoint(tmp_path, "best", read_format("auto", separator="\n\n", label_kind="correctness"), "float32")
+    assert (
+        f"format      {tmp_path}: is read with its own, plain, not with format=qwen_prm"
+        in capsys.readouterr().out
+    )
+    open_checkpoint(
+        tmp_path, "best", read_format("auto", separator="\n\n", label_kind="correctness"), "float32"
+    )
     said = "is read with its own, plain, not with format.separator=\n\n, format.label_kind=correctness"
     assert said in capsys.readouterr().out
 
@@ -211,7 +235,9 @@ def test_an_export_takes_no_folder_of_others(tmp_path):
     hf.save(tmp_path / "earlier", model, train_tokenizer(["7 + 5 = 2"], 280))
     export.require_free(tmp_path / "earlier")
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(InputError, match=f"to: {tmp_path} holds README.md and is no earlier export; expected a new or"):
+    with pytest.raises(
+        InputError, match=f"to: {tmp_path} holds README.md and is no earlier export; expected a new or"
+    ):
         export.require_free(tmp_path)
     for text in ('{"model_type": "gpt2"}', "{"):
         (tmp_path / "config.json").write_text(text)

@@ -33,7 +33,10 @@ def test_verdicts_by_kind():
     # A line is judged by itself: it goes on from what was written, wrong or not, and from what was restated.
     assert verdicts(PROBLEM, ["9*3=28", "28-7=21", "21+5=26"]) == ["arithmetic", "right", "right"]
     assert verdicts(PROBLEM, ["9*3=28", "27-7=20", "20+5=24"]) == ["arithmetic", "operand", "arithmetic"]
-    assert verdicts(PROBLEM, ["9+7=16 3,5,16", "16+5=21 3,21", "21+3=24", "24+0=24"])[2:] == ["right", "operand"]
+    assert verdicts(PROBLEM, ["9+7=16 3,5,16", "16+5=21 3,21", "21+3=24", "24+0=24"])[2:] == [
+        "right",
+        "operand",
+    ]
     assert verdicts(PROBLEM, ["9+7=16 3,4,16", "16+4=20 3,20", "20+3=24"]) == ["rest", "right", "cheat"]
     assert verdicts(PROBLEM, ["nothing", "9+7=16"]) == ["form", "right"]
 
@@ -77,7 +80,9 @@ def test_reach_and_values_equal_exhaustive_search(n):
                 assert verdicts(problem, [line]) == ["right"]
                 if n == 4 and target % 3:
                     continue
-                assert values(CFG, problem, [line]) == [float(target in outcomes(list(map(Fraction, move.left))))]
+                assert values(CFG, problem, [line]) == [
+                    float(target in outcomes(list(map(Fraction, move.left))))
+                ]
 
 
 def spend(hand, line):
@@ -93,7 +98,11 @@ def spend(hand, line):
 
 
 def test_checker_equals_an_independent_one_on_damaged_solutions():
-    rng, cfg, n_wrong = np.random.default_rng(0), dataclasses.replace(CFG, slip=0.3, cheat=0.3, restate=False), 0
+    rng, cfg, n_wrong = (
+        np.random.default_rng(0),
+        dataclasses.replace(CFG, slip=0.3, cheat=0.3, restate=False),
+        0,
+    )
     for problem in tasks.make_problems(countdown, cfg, 150, "test", 0):
         hand, target = countdown.parse_problem(problem)
         steps = list(solve(cfg, problem, rng))
@@ -117,7 +126,9 @@ def test_statistics_of_the_default():
     rng, drawn = np.random.default_rng(0), 2000
     hands = [tuple(sorted(rng.integers(1, 11, 4).tolist())) for _ in range(drawn)]
     targets = rng.integers(10, 41, drawn)
-    solvable = [reaches(hand, int(target)) for hand, target in zip(hands, targets, strict=True) if target not in hand]
+    solvable = [
+        reaches(hand, int(target)) for hand, target in zip(hands, targets, strict=True) if target not in hand
+    ]
     assert np.mean(solvable) == pytest.approx(0.69, abs=0.07)  # 0.73 here; there 120 problems, sd .04
     problems = [countdown.parse_problem(countdown.make_problem(CFG, rng)) for _ in range(400)]
     legal, keep, second = [], [], []
@@ -131,7 +142,8 @@ def test_statistics_of_the_default():
 
 
 @pytest.mark.parametrize(
-    "error, expected, tolerance", [(0.2, 0.62, 0.05), (0.3, 0.47, 0.05), (0.4, 0.35, 0.05), (1.0, 0.018, 0.01)]
+    "error, expected, tolerance",
+    [(0.2, 0.62, 0.05), (0.3, 0.47, 0.05), (0.4, 0.35, 0.05), (1.0, 0.018, 0.01)],
 )
 def test_solver_succeeds_as_often_as_its_error_says(error, expected, tolerance):
     cfg, rng = dataclasses.replace(CFG, error=error, slip=0.0, cheat=0.0), np.random.default_rng(0)
@@ -151,10 +163,15 @@ def test_solver_errs_by_the_configured_kinds():
     assert wrong == pytest.approx(0.3, abs=0.06)
     cheats = kinds(slip=0.0, cheat=1.0, error=1.0)
     assert {x for row in cheats for x in row[:-1]} == {"right"}
-    assert np.mean([row[-1] == "cheat" for row in cheats]) > 0.9 and {row[-1] for row in cheats} <= {"cheat", "right"}
+    assert np.mean([row[-1] == "cheat" for row in cheats]) > 0.9 and {row[-1] for row in cheats} <= {
+        "cheat",
+        "right",
+    }
     restated = solve(dataclasses.replace(CFG, slip=0.0), PROBLEM, rng)
     assert all(len(line.split(" ")[1].split(",")) == n for line, n in zip(restated, (3, 2)))
-    assert " " not in restated[2] and " " not in solve(dataclasses.replace(CFG, restate=False), PROBLEM, rng)[0]
+    assert (
+        " " not in restated[2] and " " not in solve(dataclasses.replace(CFG, restate=False), PROBLEM, rng)[0]
+    )
 
 
 def test_no_permutation_of_a_problem_is_in_two_splits():
@@ -168,7 +185,11 @@ def test_no_permutation_of_a_problem_is_in_two_splits():
 
 
 def test_labels_of_both_kinds():
-    steps = ["9+7=16 3,5,16", "16-3=13 5,13", "13+5=18"]  # the first line keeps 24 in reach, the second does not
+    steps = [
+        "9+7=16 3,5,16",
+        "16-3=13 5,13",
+        "13+5=18",
+    ]  # the first line keeps 24 in reach, the second does not
     row = tasks.labelled(countdown, CFG, PROBLEM, steps, "value", "x")
     assert (row.labels, row.ratings, row.outcome, row.answer) == ((1.0, 0.0, 0.0), None, 0.0, "18")
     row = tasks.labelled(countdown, CFG, PROBLEM, steps, "correctness", "x")
@@ -178,7 +199,15 @@ def test_labels_of_both_kinds():
 
 
 def test_bad_input_is_one_line():
-    for broken in ("3,5,7,9=24", "3,5,7,9=124?", "=24?", "24=24?", "0,5=24?", "1,2,3,4,5,6,7=24?", "4 +5 mod7?"):
+    for broken in (
+        "3,5,7,9=24",
+        "3,5,7,9=124?",
+        "=24?",
+        "24=24?",
+        "0,5=24?",
+        "1,2,3,4,5,6,7=24?",
+        "4 +5 mod7?",
+    ):
         with pytest.raises(InputError, match="not a Countdown problem"):
             countdown.gold_answer(broken)
     bad = {"numbers": 1, "min_number": 11, "max_target": 100, "min_target": 41, "error": 1.5, "restate": 1}

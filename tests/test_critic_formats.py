@@ -17,7 +17,7 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, cut_at, fill, messages, prompt_text, verdict_at
-from prm_jax.data.formats import Format, all_formats, read_format
+from prm_jax.formats import Format, all_formats, read_format
 from prm_jax.launch.config import parse
 from prm_jax.protocols import Continuation
 
@@ -42,7 +42,12 @@ READ = {  # the last of what is said up to the verdict
     "thinkprm": " Step 1: \\boxed{correct} ... Step 3: \\boxed{incorrect}\nIs the solution correct?",
     "judge": "3 * 4 is 12. Yes!\nVerdict:",
 }
-IDS = {"genprm": (2753, 9454), "r_prm": (2308, 7414), "thinkprm": (902, 9834), "judge": (2308, 7414)}  # bad, good
+IDS = {
+    "genprm": (2753, 9454),
+    "r_prm": (2308, 7414),
+    "thinkprm": (902, 9834),
+    "judge": (2308, 7414),
+}  # bad, good
 
 
 def genprm_prompt():
@@ -180,9 +185,7 @@ def critic_of(loaded, folder, name, **more):
 
 
 # What is said in vain, and all that the verdict is read behind: the authors' own texts.
-OPENED = (
-    "All is well: $\\boxed{12}$.</analyze>\n<verify>\nLet's use python code to find any potential error:\n```python\n"
-)
+OPENED = "All is well: $\\boxed{12}$.</analyze>\n<verify>\nLet's use python code to find any potential error:\n```python\n"
 IN_VAIN = {
     "genprm": (OPENED, "All is well: $\\boxed{12}$.</analyze>\n<output>\n**Judgement**: $\\boxed{"),
     "r_prm": ("Is it 12? Yes.", "Is it 12? Yes.\nBased on your analysis. Is the answer correct (Yes/No)?"),
@@ -193,7 +196,9 @@ IN_VAIN = {
 
 @pytest.mark.parametrize("name", IN_VAIN)
 @pytest.mark.parametrize("reason", ["eos", "length"])
-def test_a_critique_without_a_verdict_is_asked_for_it_as_the_authors_do(critic_folder, loaded, name, reason, capsys):
+def test_a_critique_without_a_verdict_is_asked_for_it_as_the_authors_do(
+    critic_folder, loaded, name, reason, capsys
+):
     said, read = IN_VAIN[name]
     critic = critic_of(loaded, critic_folder, name)
     given = saying(critic.writer, [said] * 2, reason)
@@ -220,7 +225,8 @@ def test_what_is_not_forced_is_counted_and_left_out(critic_folder, loaded, capsy
         assert out in capsys.readouterr().out
     # Nobody learns after hours that a step has no score: a format says before what becomes of it.
     with pytest.raises(
-        InputError, match="format.critic.force: got None, expected a text that asks .*format.critic.unscored=0.5"
+        InputError,
+        match="format.critic.force: got None, expected a text that asks .*format.critic.unscored=0.5",
     ):
         critic_of(loaded, critic_folder, "judge", force=None)
 
@@ -282,9 +288,13 @@ def test_a_format_that_cannot_be_read_is_said():
         InputError, match=r"format.good: got \[\], expected good and bad with head 'tokens' and of a critic"
     ):
         parse({"name": "x", "critic": critic}, Format, "format")
-    with pytest.raises(InputError, match="format.critic.max_tokens: got 0, expected above 0 where `ask` is null"):
+    with pytest.raises(
+        InputError, match="format.critic.max_tokens: got 0, expected above 0 where `ask` is null"
+    ):
         CriticFormat(prompt="", max_tokens=0)
-    with pytest.raises(InputError, match="format.critic.output: got '', expected a text with {output} to execute"):
+    with pytest.raises(
+        InputError, match="format.critic.output: got '', expected a text with {output} to execute"
+    ):
         CriticFormat(prompt="", unscored=0.5, execute=True)
     with pytest.raises(InputError, match="format.critic.votes: got 0, expected at least 1"):
         parse({"name": "x", "good": "a", "bad": "b", "critic": critic | {"votes": 0}}, Format, "format")
@@ -319,11 +329,15 @@ def test_code_blocks_are_run_only_when_asked_for_and_their_output_goes_into_the_
         assert critic.stats.blocks == execute and critic.stats.no_verdict == 0
         if execute:
             assert (
-                seen[1] == seen[0] + "Check:</analyze>\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n12\n```\n"
+                seen[1]
+                == seen[0] + "Check:</analyze>\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n12\n```\n"
             )
     # Rounds are spent: the verdict is forced behind the analysis of the first, as the authors do.
     critic, texts = critic_of(loaded, critic_folder, "genprm", execute=True, rounds=1), []
     given, after = saying(critic.writer, said[:1] * 2), critic.writer.after
     critic.writer.after = lambda own: texts.extend(own) or after(own)
     critic.score([(PROBLEM, STEPS[:1])])
-    assert texts == [given[0] + "Check:</analyze>\n<output>\n**Judgement**: $\\boxed{"] and critic.stats.forced == 1
+    assert (
+        texts == [given[0] + "Check:</analyze>\n<output>\n**Judgement**: $\\boxed{"]
+        and critic.stats.forced == 1
+    )

@@ -31,17 +31,17 @@ from prm_jax.critics.critic import Critic, combine
 from prm_jax.critics.execution import run_code
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
-from prm_jax.data.formats import Encoded, Format, read_format
-from prm_jax.data.packing import layout_batch
-from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.evals.solutions import critiques as lab_critiques
 from prm_jax.evals.steps import by_hidden_work
+from prm_jax.formats import Encoded, Format, read_format
 from prm_jax.generate import relabeling
+from prm_jax.packing import layout_batch
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl import problems, rewards
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scoring import score_into
+from prm_jax.solutions import Solution
 from prm_jax.tasks import chain
 
 # The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is good and 2 is bad. So it
@@ -52,7 +52,12 @@ ENDS_IN = Format(
 )  # fmt: skip
 NONE = len(execution.sandboxes("")) - 1  # the number of no sandbox
 PROBLEM, OTHER = "4 +5 *3 max2 -2 mod7?", "6 *5 -4 +3 +1 mod7?"
-ROWS = [(PROBLEM, ("4+5=2", "2*3=6")), (OTHER, ("6*5=2",)), (PROBLEM, ("4+5=2", "2*3=1")), (OTHER, ("6*5=2",))]
+ROWS = [
+    (PROBLEM, ("4+5=2", "2*3=6")),
+    (OTHER, ("6*5=2",)),
+    (PROBLEM, ("4+5=2", "2*3=1")),
+    (OTHER, ("6*5=2",)),
+]
 
 
 def with_critic(fmt, **more):
@@ -72,7 +77,10 @@ def loaded():
 @pytest.fixture
 def critic(loaded):
     return lambda first=0, seed=0, fmt=ENDS_IN, **more: Critic(
-        LocalWriter(loaded, "embedded", with_critic(fmt, **more), 2, None), with_critic(fmt, **more), seed, first
+        LocalWriter(loaded, "embedded", with_critic(fmt, **more), 2, None),
+        with_critic(fmt, **more),
+        seed,
+        first,
     )
 
 
@@ -115,7 +123,8 @@ def test_a_verdict_is_the_softmax_of_its_two_logits_after_what_was_written(criti
     again, tokenizer, said = critic(), loaded.tokenizer, {}
     asked = again.writer.verdicts
     again.writer.verdicts = lambda prompts, critiques: (
-        said.update({(p, j): c for j, (p, c) in enumerate(zip(prompts, critiques))}) or asked(prompts, critiques)
+        said.update({(p, j): c for j, (p, c) in enumerate(zip(prompts, critiques))})
+        or asked(prompts, critiques)
     )
     again.score(ROWS)
     good, bad = (tokenizer.encode(x, add_special_tokens=False)[0] for x in "42")
@@ -123,7 +132,9 @@ def test_a_verdict_is_the_softmax_of_its_two_logits_after_what_was_written(criti
     read = 0
     for (prompt, j), critique in said.items():
         ids = critique.ids_L.tolist()
-        places = [i for i in range(1, len(ids)) if ids[i] in (good, bad) and tokenizer.decode(ids[i - 1 : i]) == "="]
+        places = [
+            i for i in range(1, len(ids)) if ids[i] in (good, bad) and tokenizer.decode(ids[i - 1 : i]) == "="
+        ]
         if not places:
             assert np.isnan(logits[j])
             continue
@@ -140,9 +151,13 @@ def test_a_verdict_is_the_softmax_of_its_two_logits_after_what_was_written(criti
 
 def test_votes_are_combined():
     logit = lambda p: float(np.log(p / (1 - p)))
-    assert combine(np.array([logit(0.9), logit(0.6), logit(0.3)]), "mean") == pytest.approx(logit(0.6), abs=1e-6)
+    assert combine(np.array([logit(0.9), logit(0.6), logit(0.3)]), "mean") == pytest.approx(
+        logit(0.6), abs=1e-6
+    )
     assert combine(np.array([1.7]), "mean") == pytest.approx(1.7, abs=1e-9)
-    assert combine(np.array([50.0, 60.0]), "mean") == pytest.approx(50 + np.log(2), abs=1e-3)  # no probability of 1
+    assert combine(np.array([50.0, 60.0]), "mean") == pytest.approx(
+        50 + np.log(2), abs=1e-3
+    )  # no probability of 1
     assert combine(np.array([0.1, 3.0, -9.0]), "majority") == pytest.approx(np.log(2.5 / 1.5))
     assert combine(np.array([0.1, 3.0]), "majority") == pytest.approx(np.log(5))
 
@@ -150,7 +165,9 @@ def test_votes_are_combined():
 def test_decision_temperature_divides_the_log_odds_of_a_vote(critic):
     plain, cold = critic(votes=1), critic(votes=1, decision_temperature=0.5)
     row = next(
-        row for row in ROWS if not np.isnan(votes_of(plain).get(row, plain.score([row]) and votes_of(plain)[row])[0])
+        row
+        for row in ROWS
+        if not np.isnan(votes_of(plain).get(row, plain.score([row]) and votes_of(plain)[row])[0])
     )
     assert cold.score([row])[0][-1] == pytest.approx(2 * plain.score([row])[0][-1], abs=1e-3)
 
@@ -188,7 +205,13 @@ def test_a_step_without_a_verdict_stops_no_command(monkeypatch, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": PROBLEM, "completions": ["4+5=2", "2*3=6"], "id": "a"}) + "\n")
     asked = ["checkpoint=embedded", "format=judge", "format.chat=false", "format.good=Y", "format.bad=N"]
-    asked += ["task=score", "figures=0", f"input={rows}", "format.critic.max_tokens=2", f"hydra.run.dir={tmp_path}/run"]
+    asked += [
+        "task=score",
+        "figures=0",
+        f"input={rows}",
+        "format.critic.max_tokens=2",
+        f"hydra.run.dir={tmp_path}/run",
+    ]
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
     assert "2 critiques of 2.0 tokens, 2 without a verdict, 2 of them forced; 0 steps unscored" in out
     critic = json.loads((tmp_path / "run" / "results.json").read_text())["critic"]
@@ -217,21 +240,33 @@ def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_pa
     critic, task = ["checkpoint=embedded", *asked_at_once], ["data=chain", "data.samples=solver"]
     where = lambda name: f"hydra.run.dir={tmp_path}/{name}"
     small = ["fresh.problems=4", "fresh.candidates=4", "fresh.outcome_model=null"]
-    out = printed(evaluate.main, monkeypatch, "task=best_of_n", *critic, *task, *small, where("pool"), cwd=tmp_path)
+    out = printed(
+        evaluate.main, monkeypatch, "task=best_of_n", *critic, *task, *small, where("pool"), cwd=tmp_path
+    )
     assert "criticised  16 solutions" in out and "0 of them forced; 0 steps unscored" in out
     results = json.loads((tmp_path / "pool" / "results.json").read_text())
     (about,) = results["verifiers"].values()
     assert about["critic"]["tokens"] == 0 and about["critic"]["format"]["name"] == "lab_critic"
     assert about["verifier"].endswith(", lab_critic, 1 vote") and about["scores_unit"] == "logit"
     pool = tmp_path / "pool" / "pool.jsonl.gz"
-    out = printed(evaluate.main, monkeypatch, "task=score", *critic, f"input={pool}", where("score"), cwd=tmp_path)
+    out = printed(
+        evaluate.main, monkeypatch, "task=score", *critic, f"input={pool}", where("score"), cwd=tmp_path
+    )
     scored = [json.loads(line) for line in (tmp_path / "score" / "scores.jsonl").read_text().splitlines()]
     again = [
-        json.loads(line) for line in next((tmp_path / "pool").glob("pool_scores_*.jsonl")).read_text().splitlines()
+        json.loads(line)
+        for line in next((tmp_path / "pool").glob("pool_scores_*.jsonl")).read_text().splitlines()
     ]
     for a, b in zip(scored, again, strict=True):
         np.testing.assert_allclose(a["scores"], b["scores"], atol=1e-5)
-    asked = ["task=search", "methods=[beam]", "budgets=[60]", "problems=2", "samples=2", "data.samples=policy"]
+    asked = [
+        "task=search",
+        "methods=[beam]",
+        "budgets=[60]",
+        "problems=2",
+        "samples=2",
+        "data.samples=policy",
+    ]
     printed(evaluate.main, monkeypatch, *critic, "data=chain", *asked, where("search"), cwd=tmp_path)
     (verifier,) = json.loads((tmp_path / "search" / "results.json").read_text())["verifiers"]
     assert verifier["searches"][0]["best"]["share"] >= 0 and verifier["critic"]["critiques"] > 0
@@ -261,7 +296,10 @@ def test_a_verifier_is_named_with_its_format_where_others_are_read_otherwise():
         False,
     ]
     scorer = open_verifier("lab_critic:embedded", OpenOptions(format=read_format("auto")))
-    assert scorer.name.endswith(", lab_critic, 1 vote") and len(scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0]) == 2
+    assert (
+        scorer.name.endswith(", lab_critic, 1 vote")
+        and len(scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0]) == 2
+    )
 
 
 def test_a_critic_rewards_the_steps_of_roll_outs():
@@ -288,28 +326,46 @@ def test_a_critic_learns_from_as_many_right_as_wrong_steps_whether_its_verdict_i
         sound = [[kind in tasks.RATINGS for kind in chain.verdicts(*row)] for row in judged]
         assert all(all(own[:-1]) for own in sound)  # none behind a wrong step
         assert [own[-1] for own in sound] == [True, False] * (len(prompts) // 2)
-    steps = {(s.problem, s.steps[: t + 1]): y for s in splits["train"] for t, y in enumerate(s.labels) if y is not None}
+    steps = {
+        (s.problem, s.steps[: t + 1]): y
+        for s in splits["train"]
+        for t, y in enumerate(s.labels)
+        if y is not None
+    }
     n = min(sum(y == side for y in steps.values()) for side in (0, 1))
     assert len({*found.train}) == len(found.train) == 2 * n > 20
     assert f"{sum(map(bool, steps.values())):,} right and" in capsys.readouterr().out
     fields = dict.fromkeys(field.name for field in dataclasses.fields(Rollout))
     said = [("4+5=2", "Yes"), ("No",), ("4+5=2",)]
-    rollouts = [Rollout(**fields | {"problem": p, "steps": own}) for p, own in itertools.product(found.train[:2], said)]
+    rollouts = [
+        Rollout(**fields | {"problem": p, "steps": own})
+        for p, own in itertools.product(found.train[:2], said)
+    ]
     assert [found.verdict(r) for r in rollouts] == [True, False, None] * 2
     assert [found.is_right(r) for r in rollouts] == [True, False, False, False, True, False]
     assert found.watch(rollouts) == {"says_good": 1 / 3, "no_verdict": 1 / 3}
     for wrong in ("thinkprm", "plain"):
-        with pytest.raises(InputError, match=f"questions.critic: got '{wrong}', expected a critic that writes"):
+        with pytest.raises(
+            InputError, match=f"questions.critic: got '{wrong}', expected a critic that writes"
+        ):
             problems.of_critic(data, wrong, 6, 0)
 
 
 @pytest.mark.slow
 def test_rl_of_a_critic_goes_on_bit_for_bit_and_opens_as_a_critic(monkeypatch, tmp_path):
     monkeypatch.setattr(problems, "read_format", {"ends_in": ENDS_IN}.get)
-    keys = ["questions.critic=ends_in", "data.samples=solver", "data.solutions=40", "data.test_solutions=40", "steps=2"]
+    keys = [
+        "questions.critic=ends_in",
+        "data.samples=solver",
+        "data.solutions=40",
+        "data.test_solutions=40",
+        "steps=2",
+    ]
     keys += ["problems=4", "n=4", "sampling.max_tokens=16", "eval.problems=8", "eval.n=2", "eval.every=1"]
     keys += ["batch_rows=32", "checkpoint_every=1", "cpu_devices=1"]
-    run = lambda name, *more: printed(rl.main, monkeypatch, *more, f"hydra.run.dir={tmp_path}/{name}", cwd=tmp_path)
+    run = lambda name, *more: printed(
+        rl.main, monkeypatch, *more, f"hydra.run.dir={tmp_path}/{name}", cwd=tmp_path
+    )
     out = run("whole", *keys)
     assert (
         "of each kept" in out
@@ -324,7 +380,8 @@ def test_rl_of_a_critic_goes_on_bit_for_bit_and_opens_as_a_critic(monkeypatch, t
     printed(rl.main, monkeypatch, f"resume={tmp_path}/cut", cwd=tmp_path)
     lines = lambda name: map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
     whole, cut = (
-        [{k: x for k, x in row.items() if "seconds" not in k} for row in lines(name)] for name in ("whole", "cut")
+        [{k: x for k, x in row.items() if "seconds" not in k} for row in lines(name)]
+        for name in ("whole", "cut")
     )
     assert whole == cut and [row["step"] for row in whole] == [0, 1, 2]
     assert (
@@ -337,7 +394,9 @@ def test_rl_of_a_critic_goes_on_bit_for_bit_and_opens_as_a_critic(monkeypatch, t
         assert (np.asarray(a) == np.asarray(b)).all()
     monkeypatch.setattr(verifiers, "read_format", {"lab_critic": AT_ONCE}.get)
     run("rewarded", *keys, "steps=1", "reward.prm=1", "reward.prm_checkpoint=lab_critic:embedded")
-    about = json.loads((tmp_path / "rewarded" / "summary.json").read_text())["critic"]  # what became of its critiques
+    about = json.loads((tmp_path / "rewarded" / "summary.json").read_text())[
+        "critic"
+    ]  # what became of its critiques
     assert about["critiques"] > 0 == about["no_verdict"] and about["format"]["name"] == "lab_critic"
     fmt = with_critic(ENDS_IN, max_tokens=16, votes=1, rows=32)
     scorer = open_verifier(f"{tmp_path}/whole", OpenOptions(which="latest", format=fmt))
@@ -374,7 +433,9 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
         *cli[2:],
         f"hydra.run.dir={tmp_path}/b",
     )
-    assert said == "error: critiques: got 'hops', expected null: only the steps of data=chain can be written out"
+    assert (
+        said == "error: critiques: got 'hops', expected null: only the steps of data=chain can be written out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -384,10 +445,18 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
         ("import math\nprint(math.isqrt(50))", "7", True),
         ("print('a')\n1 / 0", "a\nError: ZeroDivisionError: division by zero", False),
         ("open('here', 'w')", "Error: PermissionError: no file may be opened: here", False),
-        ("print(open('/etc/hostname').read())", "Error: PermissionError: no file may be opened: /etc/hostname", False),
+        (
+            "print(open('/etc/hostname').read())",
+            "Error: PermissionError: no file may be opened: /etc/hostname",
+            False,
+        ),
         ("import socket; socket.socket()", "Error: PermissionError: not allowed: socket.__new__", False),
         ("import os; os.system('true')", "Error: PermissionError: not allowed: os.system", False),
-        ("import subprocess; subprocess.run('true')", "Error: PermissionError: not allowed: subprocess.Popen", False),
+        (
+            "import subprocess; subprocess.run('true')",
+            "Error: PermissionError: not allowed: subprocess.Popen",
+            False,
+        ),
         ("import os; os.remove('/nowhere')", "Error: PermissionError: not allowed: os.remove", False),
         ("x = bytearray(3 << 30)", "Error: MemoryError", False),
         ("import os; print('PATH' in os.environ, 'HOME' in os.environ)", "False False", True),
@@ -396,7 +465,10 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
 )
 def test_code_is_run_behind_limits(code, printed_, is_right):
     for number in {execution.sandbox(), NONE}:
-        assert execution.run_code(code, execution.SECONDS, execution.MEGABYTES, number) == (printed_, is_right)
+        assert execution.run_code(code, execution.SECONDS, execution.MEGABYTES, number) == (
+            printed_,
+            is_right,
+        )
 
 
 @pytest.mark.parametrize(
@@ -497,8 +569,13 @@ def test_in_a_sandbox_code_reaches_nothing_and_leaves_nothing(sandbox_here, tmp_
         code = PROBES.format(str(path), server.getsockname()[1], os.getpid())
         text, _ = execution.run_code(code, 2, 1001 + sandbox_here, sandbox_here)
     assert not running(1001 + sandbox_here)
-    lines, readable = text.splitlines(), {"FileNotFoundError", "OperationalError", "OSError", "PermissionError"}
-    assert len(lines) == 12 and {*lines[:9]} <= readable and lines[9] in ("OSError", "ConnectionRefusedError"), lines
+    lines, readable = (
+        text.splitlines(),
+        {"FileNotFoundError", "OperationalError", "OSError", "PermissionError"},
+    )
+    assert (
+        len(lines) == 12 and {*lines[:9]} <= readable and lines[9] in ("OSError", "ConnectionRefusedError")
+    ), lines
     assert lines[10] == "ProcessLookupError" and path.read_text() == "mine", lines
     assert [x.name for x in tmp_path.iterdir()] == ["kept"] and not (Path(sys.prefix) / "new").exists()
 
@@ -528,7 +605,9 @@ def test_without_a_sandbox_one_line_says_what_is_not_stopped(monkeypatch, capsys
     finally:
         execution.sandbox.cache_clear()
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("critic      no sandbox works here (bwrap, or unshare and setpriv): code that wants to can")
+    assert line.startswith(
+        "critic      no sandbox works here (bwrap, or unshare and setpriv): code that wants to can"
+    )
 
 
 def test_the_hook_stands_when_libraries_were_loaded():
@@ -551,4 +630,6 @@ def test_accuracy_on_lines_that_hide_work_stands_apart():
     }  # fmt: skip
     assert found["merged"]["auroc"] == 1.0 and found["plain"]["auroc"] == 0.0
     one = by_hidden_work(chain, test[:1], [np.array([0.9, 0.4])], 0.5, 0)
-    assert (one["merged"]["accuracy"], one["plain"]["accuracy"]) == (1.0, 1.0) and np.isnan(one["merged"]["balanced"])
+    assert (one["merged"]["accuracy"], one["plain"]["accuracy"]) == (1.0, 1.0) and np.isnan(
+        one["merged"]["balanced"]
+    )

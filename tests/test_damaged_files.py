@@ -21,8 +21,14 @@ from prm_jax.data.sources import READERS, load
 
 COMPLETION = {"completions": [{"text": "a", "rating": 1}, {"text": "b", "rating": -1}]}
 LABELLED = {"human_completion": None, "chosen_completion": 0, **COMPLETION}
-PHASE_2 = {"question": {"problem": "q"}, "is_quality_control_question": False, "is_initial_screening_question": False}
-PHASE_2 |= {"label": {"finish_reason": "solution", "steps": [LABELLED, LABELLED | {"chosen_completion": None}]}}
+PHASE_2 = {
+    "question": {"problem": "q"},
+    "is_quality_control_question": False,
+    "is_initial_screening_question": False,
+}
+PHASE_2 |= {
+    "label": {"finish_reason": "solution", "steps": [LABELLED, LABELLED | {"chosen_completion": None}]}
+}
 CALL = {"function": {"name": "f", "arguments": "{}"}}
 ROWS = {
     "native": GOOD | {"outcome": 1, "answer": "4", "ratings": [1, -1], "task": "chain"}, "prm800k": RAW,
@@ -35,7 +41,23 @@ ROWS = {
                      "action_chosen": CALL, "action_rejected": "b"},
     "pool": POOL | {"scores_unit": {"s": "logit"}}, "questions": QUESTION | {"id": 1},
 }  # fmt: skip
-VALUES = [None, True, 0, -1, 7, 10**29, 0.5, float("nan"), float("inf"), "", "1", "é", "\ud800", "\x00", "x" * 5000]
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    7,
+    10**29,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "1",
+    "é",
+    "\ud800",
+    "\x00",
+    "x" * 5000,
+]
 VALUES += [[], [[]], [None], ["a"], [1], {}, {"a": 1}, {"role": 3}]
 
 
@@ -59,7 +81,9 @@ def check(kind, path, content):
     try:
         read(kind, path)
     except InputError as error:
-        assert str(path) in str(error) and "\n" not in str(error) and len(str(error)) < 400 + len(str(path)), error
+        assert (
+            str(path) in str(error) and "\n" not in str(error) and len(str(error)) < 400 + len(str(path))
+        ), error
 
 
 def test_every_reader_is_here(tmp_path):

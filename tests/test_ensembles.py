@@ -32,7 +32,10 @@ MEMBERS = member("a", [1, -2], [3]), member("b", [4, -1], [-1]), member("c", [-2
     [
         ("mean", [[1, -3], [2 / 3]]),
         ("min", [[-2, -6], [-1]]),
-        ("vote", [[math.log(2.5 / 1.5), math.log(0.5 / 3.5)], [math.log(1.5 / 2.5)]]),  # 2, 0 and 1 of 3; 0 is no yes
+        (
+            "vote",
+            [[math.log(2.5 / 1.5), math.log(0.5 / 3.5)], [math.log(1.5 / 2.5)]],
+        ),  # 2, 0 and 1 of 3; 0 is no yes
         ("disagreement", [[-math.sqrt(18 / 3), -math.sqrt(14 / 3)], [-math.sqrt(26 / 9)]]),
     ],
 )
@@ -48,7 +51,8 @@ def test_scores_by_hand(combine, expected):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("unit", "log_ratio"), ("label_kind", "value"), ("objective", "orm"), ("label_kind", "unknown")]
+    ("key", "value"),
+    [("unit", "log_ratio"), ("label_kind", "value"), ("objective", "orm"), ("label_kind", "unknown")],
 )
 def test_members_that_mean_different_things_are_one_line(key, value):
     with pytest.raises(
@@ -61,15 +65,20 @@ def test_names():
     assert members_of("mean:[runs/a, checker-0-2,policy:x]") == ["runs/a", "checker-0-2", "policy:x"]
     assert members_of("runs/a") == ["runs/a"] and not needs_folder("min:[a,b]") and needs_folder("mean:a")
     for name in ("mean:[a]", "vote:[]", "min:[a,,b]"):
-        with pytest.raises(InputError, match="^checkpoint: got '.*', expected at least two verifiers, .*\\[A,B\\]$"):
+        with pytest.raises(
+            InputError, match="^checkpoint: got '.*', expected at least two verifiers, .*\\[A,B\\]$"
+        ):
             open_verifier(name, OpenOptions())
-    with pytest.raises(InputError, match="^checkpoint: mean: got the objective orm of embedded_orm, prm of equations"):
+    with pytest.raises(
+        InputError, match="^checkpoint: mean: got the objective orm of embedded_orm, prm of equations"
+    ):
         load("mean:[embedded_orm,equations]")
 
 
 def test_an_ensemble_of_one_twice_is_that_one():
     alone, twice = (
-        open_verifier(name, OpenOptions(rows=2)) for name in ("embedded_orm", "mean:[embedded_orm,embedded_orm]")
+        open_verifier(name, OpenOptions(rows=2))
+        for name in ("embedded_orm", "mean:[embedded_orm,embedded_orm]")
     )
     for a, b in zip(alone.score(ROWS), twice.score(ROWS), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -87,7 +96,9 @@ def test_best_of_n_by_an_ensemble(monkeypatch, tmp_path):
     given = ["task=best_of_n", "input=pool.jsonl", f"checkpoint={json.dumps(names)}", "hydra.run.dir=a"]
     printed(evaluate.main, monkeypatch, *given, cwd=tmp_path)
     verifiers = json.loads((tmp_path / "a/results.json").read_text())["verifiers"]
-    assert {name: x["verifier"] for name, x in verifiers.items()} == dict(zip(("mean", "disagreement"), names))
+    assert {name: x["verifier"] for name, x in verifiers.items()} == dict(
+        zip(("mean", "disagreement"), names)
+    )
     assert verifiers["mean"]["members"][1] == {"verifier": "checker-0.2-3"}
     told = call(evaluate.main, monkeypatch, "evaluate", *given[:2], 'checkpoint="mean:[equations,nowhere]"')
     assert told == "error: nowhere: no such folder"

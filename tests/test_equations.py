@@ -286,7 +286,9 @@ def tally(rows):
     for steps, is_right in rows:
         found = [verdict(step) for step in steps]
         counts.update(found)
-        counts.update(solutions=1, wrong=not is_right, flagged=False in found, hits=False in found and not is_right)
+        counts.update(
+            solutions=1, wrong=not is_right, flagged=False in found, hits=False in found and not is_right
+        )
     return counts
 
 
@@ -343,17 +345,28 @@ def test_reader_labels_plain_text(tmp_path):
     assert first.steps == (*steps.split("\n"), "#### 16")
     assert first.labels == (1.0, None, 0.0, None, None)
     assert (first.problem, first.outcome, first.answer, first.id) == ("q", 0.0, "16", "rows.jsonl:1")
-    assert (second.problem, second.steps, second.labels, second.id) == ("p", ("1 + 1 = 2. So x = 5",), (1.0,), "7")
+    assert (second.problem, second.steps, second.labels, second.id) == (
+        "p",
+        ("1 + 1 = 2. So x = 5",),
+        (1.0,),
+        "7",
+    )
     assert counts["rows_without_steps_dropped"] == 1 and counts["labels_after_first_error_mask"] == 1
     found = {name: n for name, n in counts.items() if name.startswith("steps_")}
-    assert found == {"steps_with_right_equations": 3, "steps_with_a_wrong_equation": 1, "steps_without_verdict": 2}
+    assert found == {
+        "steps_with_right_equations": 3,
+        "steps_with_a_wrong_equation": 1,
+        "steps_without_verdict": 2,
+    }
 
     solutions, _ = load(path, "text", split_by="sentence", no_verdict="good")
     assert solutions[1].steps == ("1 + 1 = 2.", "So x = 5")
     assert [s.labels for s in solutions] == [(1.0, 1.0, 0.0, 1.0, 1.0), (1.0, 1.0)]
     with pytest.raises(InputError, match="split_by: found 'word', expected one of line, blank, sentence"):
         load(path, "text", split_by="word")
-    with pytest.raises(InputError, match=r"rows\.jsonl line 1: solution: missing, expected text; found problem"):
+    with pytest.raises(
+        InputError, match=r"rows\.jsonl line 1: solution: missing, expected text; found problem"
+    ):
         load(jsonl(tmp_path, {"problem": "p"}), "text")
 
 

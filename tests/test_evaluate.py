@@ -17,7 +17,6 @@ import evaluate
 from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.questions import read_questions
-from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.evals import processbench, steps
 from prm_jax.evals.common import new_name
@@ -26,6 +25,7 @@ from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, parse
 from prm_jax.rl.problems import QuestionsConfig, of_files
+from prm_jax.solutions import Solution
 from prm_jax.tasks import chain
 from prm_jax.tasks.checkers import open_grader
 
@@ -61,10 +61,17 @@ def test_steps_after_the_first_error_are_reported_where_labels_go_on(monkeypatch
     trace = ["data.task.retract=0.6", "data.task.doubt=0.1", "data.solutions=80", "data.test_solutions=60"]
     for labels, is_there in (("stands", True), ("mask", False), ("bad", False)):
         call = ("task=steps", "data=chain", "data.samples=solver", f"data.after_first_error={labels}", *trace)
-        out = printed(evaluate.main, monkeypatch, *call, "checkpoint=checker", f"hydra.run.dir={labels}", cwd=tmp_path)
+        out = printed(
+            evaluate.main, monkeypatch, *call, "checkpoint=checker", f"hydra.run.dir={labels}", cwd=tmp_path
+        )
         results = json.loads((tmp_path / labels / "results.json").read_text())
         report = (tmp_path / labels / "report.txt").read_text()
-        assert ("later steps" in out) == ("later_auroc" in results) == ("later steps after" in report) == is_there
+        assert (
+            ("later steps" in out)
+            == ("later_auroc" in results)
+            == ("later steps after" in report)
+            == is_there
+        )
         assert ("bad_steps_in_right_answers" in results) != is_there
         if is_there:
             assert (results["propagation_seen"], results["cessation_seen"]) == (1, 0)
@@ -81,15 +88,25 @@ def test_scores_are_measured_against_both_exact_meanings():
     first, other = chain.values(cfg, PROBLEM, texts[0])[0], chain.values(cfg, PROBLEM, texts[1])[0]
     done, left = found["value_depth"]["done"], found["value_depth"]["left"]
     assert done["1"]["bias"] == pytest.approx((1 - first - other) / 2) and done["1"]["n"] == 2
-    assert done["1"]["error"] == pytest.approx((1 - first + other) / 2) and left["1"]["bias"] == done["1"]["bias"]
-    assert (done["2"]["bias"], done["2"]["error"], done["2"]["value"], done["2"]["constant"]) == (-0.5, 0.5, 1, 0)
+    assert (
+        done["1"]["error"] == pytest.approx((1 - first + other) / 2)
+        and left["1"]["bias"] == done["1"]["bias"]
+    )
+    assert (done["2"]["bias"], done["2"]["error"], done["2"]["value"], done["2"]["constant"]) == (
+        -0.5,
+        0.5,
+        1,
+        0,
+    )
     assert found["auroc_correctness"] == 1 and found["auroc_value_ceiling"] >= found["auroc_value"]
     assert np.isnan(done["1"]["bias_interval"]).all()  # of one problem
 
 
 def test_settings_of_a_run_leave_out_what_changes_no_result(tmp_path):
     (tmp_path / ".hydra").mkdir()
-    OmegaConf.save({"seed": 3, "mesh": {"data": 2}, "optimizer": {"lr": 1e-3}}, tmp_path / ".hydra/config.yaml")
+    OmegaConf.save(
+        {"seed": 3, "mesh": {"data": 2}, "optimizer": {"lr": 1e-3}}, tmp_path / ".hydra/config.yaml"
+    )
     assert run_folder.settings(tmp_path) == {"optimizer.lr": 1e-3}
 
 
@@ -121,7 +138,9 @@ def test_a_kill_at_the_start_leaves_a_free_folder(tmp_path, monkeypatch):
 def test_file_names_of_ids_do_not_collide():
     ids = ["a b", "a/b", "a?b", "a\nb", "a_b", "../x", "x" * 300, "x" * 301]
     names = [file_name(i) for i in ids]
-    assert len(set(names)) == len(ids) and all("/" not in n and len(n) < 80 for n in names) and names[4] == "a_b"
+    assert (
+        len(set(names)) == len(ids) and all("/" not in n and len(n) < 80 for n in names) and names[4] == "a_b"
+    )
 
 
 class Named:
@@ -131,7 +150,10 @@ class Named:
 def test_names_of_new_scores():
     assert new_name(None, Named, {"prm", "prm_1"}) == "prm_2" and new_name("mine", Named, set()) == "mine"
     of = lambda name: SimpleNamespace(name=name, objective="prm")
-    assert [new_name(None, of(name), {"random"}) for name in ("checker-0.05-3", "random")] == ["checker", "random_1"]
+    assert [new_name(None, of(name), {"random"}) for name in ("checker-0.05-3", "random")] == [
+        "checker",
+        "random_1",
+    ]
     for bad in ("prm", "../x"):
         with pytest.raises(InputError, match="scores_name: got"):
             new_name(bad, Named, {"prm"})
@@ -141,7 +163,9 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     """On a pool of the embedded task the checker is the oracle of right solutions, and noise is the mean."""
     good, bad = ["4+5=2", "2max3=3"], ["4+5=6", "6max3=6"]
     lucky = ["4+5=1", "1max3=3"]  # the right answer by a wrong step
-    candidates = [{"steps": s, "answer": s[-1][-1], "correct": s[-1][-1] == "3"} for s in (bad, lucky, good, bad)]
+    candidates = [
+        {"steps": s, "answer": s[-1][-1], "correct": s[-1][-1] == "3"} for s in (bad, lucky, good, bad)
+    ]
     rows = [
         {"id": f"p{i}", "problem": PROBLEM, "answer": "3", "candidates": candidates[i:] + candidates[:i]}
         for i in range(4)
@@ -150,7 +174,9 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     args = ("task=best_of_n", "input=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
     monkeypatch.chdir(tmp_path)
     why = "error: pool.jsonl: task: found 'none', expected one of chain, countdown in all rows, or checker=NAME (evaluate.py"
-    assert call(evaluate.main, monkeypatch, "evaluate.py", *args).startswith(why)  # whose checker is not guessed
+    assert call(evaluate.main, monkeypatch, "evaluate.py", *args).startswith(
+        why
+    )  # whose checker is not guessed
     printed(evaluate.main, monkeypatch, *args, "data=chain", cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     names = list(results["scorers"])
@@ -177,7 +203,9 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     assert low < exact["auroc_value"] < high < exact["auroc_value_ceiling"] < 1
     assert exact["value_depth"]["done"]["1"]["bias"] > 0.1  # what is right so far may still fail
     report = (tmp_path / "out/report.txt").read_text()
-    assert "exact       AUROC against correctness" in report and "exact" not in out and "value_depth.png" in out
+    assert (
+        "exact       AUROC against correctness" in report and "exact" not in out and "value_depth.png" in out
+    )
     assert [path.name for path in steps.figures(results, tmp_path)] == [
         "steps_0.png",
         "steps_1.png",
@@ -233,7 +261,10 @@ def test_an_evaluation_that_declares_no_figures_draws_none():
 
 def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_path):
     problem, right, wrong = LAST_DECIDES
-    rows = [{"prompt": problem, "completions": steps, "id": i} for i, steps in (("wrong", wrong), ("right", right))]
+    rows = [
+        {"prompt": problem, "completions": steps, "id": i}
+        for i, steps in (("wrong", wrong), ("right", right))
+    ]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for checkpoint, how, order in (
         ("embedded_orm", "last", ["right", "wrong"]),
@@ -272,16 +303,21 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
     assert train == written and {s.task for s in written} == {"chain"}
     problems = [(q.problem, q.answer) for q in read_questions(tmp_path / "a/problems.jsonl")]
     assert (
-        problems == [(p, chain.gold_answer(p)) for p in dict.fromkeys(s.problem for s in train)] and len(problems) == 3
+        problems == [(p, chain.gold_answer(p)) for p in dict.fromkeys(s.problem for s in train)]
+        and len(problems) == 3
     )
-    printed(evaluate.main, monkeypatch, "task=solutions", *given, "split=test", "hydra.run.dir=held", cwd=tmp_path)
+    printed(
+        evaluate.main, monkeypatch, "task=solutions", *given, "split=test", "hydra.run.dir=held", cwd=tmp_path
+    )
     files = [str(tmp_path / folder / "problems.jsonl") for folder in ("a", "held")]
     read = of_files(QuestionsConfig(*files, checker="task"), open_grader("task", files), 5)
     assert read.train == [p for p, _ in problems] and len(read.held_out) == 1 and read.task is chain
     printed(evaluate.main, monkeypatch, "task=solutions", *given, "data.label_kind=value",
             "data.after_first_error=keep", "hydra.run.dir=b", cwd=tmp_path)  # fmt: skip
     values = [json.loads(line) for line in (tmp_path / "b/solutions.jsonl").read_text().splitlines()]
-    assert {row["label_kind"] for row in values} == {"value"} and [row["id"] for row in values] == [s.id for s in train]
+    assert {row["label_kind"] for row in values} == {"value"} and [row["id"] for row in values] == [
+        s.id for s in train
+    ]
     assert any(0 < y < 1 for row in values for y in row["labels"])
 
 
@@ -293,7 +329,9 @@ def test_labels_of_another_kind_than_the_verifier_learned_are_said(capsys):
     assert "the verifier learned correctness labels and is measured on value labels" in out
     assert "9 labelled steps (value labels)" in out
     steps.show(numbers | {"runs": [run | {"label_kind": "value"}]})
-    steps.show(numbers | {"step_auroc": 0.0, "runs": [run | {"label_kind": "value"}]})  # no policy to compare with
+    steps.show(
+        numbers | {"step_auroc": 0.0, "runs": [run | {"label_kind": "value"}]}
+    )  # no policy to compare with
     assert "learned" not in capsys.readouterr().out
 
 
@@ -301,7 +339,11 @@ def test_three_plain_sentences():
     """Literally, of a pool and of steps; null is nan."""
     test = {"a": "prm.min.best_of_n", "b": "majority", "n": 4, "difference": 0.25, "interval": [0.1, 0.4]}
     pool = {"oracle": {"4": 0.9}, "n_candidates": 4, "n_problems": 20, "mean": 0.3, "majority": {"4": 0.5}}
-    pool |= {"headline": {"prm": "min"}, "verifiers": {}, "scorers": {"prm": {"min": {"best_of_n": {"4": 0.75}}}}}
+    pool |= {
+        "headline": {"prm": "min"},
+        "verifiers": {},
+        "scorers": {"prm": {"min": {"best_of_n": {"4": 0.75}}}},
+    }
     assert sentences(pool | {"differences": [test | {"n": 2}, test]}) == [
         (
             "solved      By the min of its step scores prm chooses a right answer to 75.0% of 20 problems from 4 samples each, where one "
@@ -312,7 +354,13 @@ def test_three_plain_sentences():
     ]
     one_problem = [test | {"interval": [math.nan, math.nan]}]
     assert "(+25.0 points for the choice); a" in sentences(pool | {"differences": one_problem})[1]
-    run = {"objective": "prm", "verifier": "x", "step_auroc": 0.9, "n_steps": 7, "first_error_accuracy_error": 0.75}
+    run = {
+        "objective": "prm",
+        "verifier": "x",
+        "step_auroc": 0.9,
+        "n_steps": 7,
+        "first_error_accuracy_error": 0.75,
+    }
     run["first_error_accuracy_clean"] = 0.9
     kinds = {"a": {"n": 10, "missed": 0.1}, "b": {"n": 10, "missed": 0.5}, "c": {"n": 1, "missed": 1.0}}
     steps = {"threshold": 0.5, "runs": [run]}
@@ -342,7 +390,9 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
     assert len(row["scores"]) == 2 and row["scores"][0] > 0 > row["scores"][1]
     refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=a", "input=raw.jsonl")
     assert "split_by: got None, expected how to split the responses of raw.jsonl: line, blank, " in refused
-    refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=b", "input=steps.jsonl", "split_by=line")
+    refused = call(
+        evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=b", "input=steps.jsonl", "split_by=line"
+    )
     assert "split_by: got 'line', expected null: steps.jsonl has steps" in refused
     Path("texts.jsonl").write_text(
         json.dumps({"problem": "2+3?", "answer": "7", "completions": ["2+3=5\n5+1=7"]}) + "\n"
@@ -351,10 +401,14 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
     note = "note        1 of 1 solutions are one step of several lines; split_by=line cuts whole texts"
     for task, scores in (("score", "scores"), ("best_of_n", "pool_scores")):
         task = [f"task={task}", *["checker=string"] * (task == "best_of_n")]
-        assert note in printed(evaluate.main, monkeypatch, *task, *asked, f"hydra.run.dir={scores}", cwd=tmp_path)
+        assert note in printed(
+            evaluate.main, monkeypatch, *task, *asked, f"hydra.run.dir={scores}", cwd=tmp_path
+        )
         line = "split_by=line", f"hydra.run.dir={scores}_cut"
         assert note not in printed(evaluate.main, monkeypatch, *task, *asked, *line, cwd=tmp_path)
-        (row,) = map(json.loads, next(Path(f"{scores}_cut").glob(f"{scores}*.jsonl")).read_text().splitlines())
+        (row,) = map(
+            json.loads, next(Path(f"{scores}_cut").glob(f"{scores}*.jsonl")).read_text().splitlines()
+        )
         assert len(row["scores"]) == 2 and row["scores"][0] > 0 > row["scores"][1]
 
 
@@ -365,7 +419,9 @@ def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():
     curve = processbench.f1_by_threshold(p, labels, [0, 0, 1, 1])
     at = {x: i for i, x in enumerate(np.round(curve["threshold"], 2))}
     # Below .25 nothing is refused; to .3 the fourth's first line alone is, to .6 the second's error too, which is right.
-    assert [curve["all"][at[x]] for x in (0.2, 0.3, 0.31, 0.6, 0.61)] == pytest.approx([0, 0, 2 / 3, 2 / 3, 0])
+    assert [curve["all"][at[x]] for x in (0.2, 0.3, 0.31, 0.6, 0.61)] == pytest.approx(
+        [0, 0, 2 / 3, 2 / 3, 0]
+    )
     assert [half[at[0.5]] for half in curve["halves"]] == [1, 0]
     # A solution that nobody has labelled is no sound one.
     assert processbench.f1_by_threshold([*p, p[1]], [*labels, (None, None)], [0, 0, 1, 1, 1]) == curve

@@ -39,7 +39,10 @@ def test_a_command_that_fails_leaves_what_is_worth_going_on_with_or_a_free_folde
         is_kept = kept == "{}"
         assert (tmp_path / ".hydra/config.yaml").exists() == (tmp_path / made).exists() == is_kept
         assert (tmp_path / "own.txt").read_text() == "mine"
-    for has_resume, hint in ((False, "choose another folder"), (True, "resume=.* continues one that was stopped")):
+    for has_resume, hint in (
+        (False, "choose another folder"),
+        (True, "resume=.* continues one that was stopped"),
+    ):
         if has_resume:
             cfg.resume = None
         with (
@@ -53,7 +56,10 @@ def test_one_process_works_in_a_folder(tmp_path, cfg):
     cfg.resume = None
     with run_folder.locked_run_folder(tmp_path, cfg):
         second = run_folder.locked_run_folder(tmp_path, cfg, resumes=True)
-        with pytest.raises(InputError, match=rf"^{tmp_path}: process {os.getpid()} of \S+ works in it"), second:
+        with (
+            pytest.raises(InputError, match=rf"^{tmp_path}: process {os.getpid()} of \S+ works in it"),
+            second,
+        ):
             pass
     with run_folder.locked_run_folder(tmp_path, cfg, resumes=True):  # the lock went with its owner
         pass
@@ -73,7 +79,9 @@ def test_lines_that_a_log_has_lost_are_told(tmp_path, capsys):
         path.write_text("".join(lines))
         MetricsLog(tmp_path, 15, False, every=5).close()
         assert capsys.readouterr().out == said
-        assert path.read_text() == "".join(line for line in lines if line.startswith('{"') and "20" not in line)
+        assert path.read_text() == "".join(
+            line for line in lines if line.startswith('{"') and "20" not in line
+        )
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch):
@@ -112,7 +120,13 @@ def test_an_evaluation_is_not_gone_on_with_on_another_test_file(tmp_path, monkey
         (tmp_path / f"{name}.jsonl").write_text(
             "".join(json.dumps(ROW | {"prompt": f"{name} {i}"}) + "\n" for i in range(40))
         )
-    asked = ("task=steps", "checkpoint=random", "data=jsonl", "data.path=train.jsonl", "data.test_path=test.jsonl")
+    asked = (
+        "task=steps",
+        "checkpoint=random",
+        "data=jsonl",
+        "data.path=train.jsonl",
+        "data.test_path=test.jsonl",
+    )
     printed(evaluate.main, monkeypatch, *asked, "baselines=false", "hydra.run.dir=out", cwd=tmp_path)
     printed(evaluate.main, monkeypatch, "resume=out", cwd=tmp_path)
     (tmp_path / "test.jsonl").write_text((tmp_path / "test.jsonl").read_text().replace("test 1", "other 1"))
@@ -123,10 +137,23 @@ def test_an_evaluation_is_not_gone_on_with_on_another_test_file(tmp_path, monkey
 def test_an_evaluation_is_not_gone_on_with_by_a_run_that_went_on(tmp_path, monkeypatch):
     """Its kept scores are of step 2, and those to come would be of step 4."""
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
-    small = ("data.solutions=40", "data.test_solutions=8", "data.samples=solver", "eval.every=2", "eval.solutions=8")
+    small = (
+        "data.solutions=40",
+        "data.test_solutions=8",
+        "data.samples=solver",
+        "eval.every=2",
+        "eval.solutions=8",
+    )
     small += ("batch.rows=2", "optimizer.warmup=0.5")
     printed(train.main, monkeypatch, *small, "steps=2", "hydra.run.dir=run", cwd=tmp_path)
-    asked = ("task=score", "checkpoint=run", "which=latest", "input=rows.jsonl", "figures=0", "hydra.run.dir=out")
+    asked = (
+        "task=score",
+        "checkpoint=run",
+        "which=latest",
+        "input=rows.jsonl",
+        "figures=0",
+        "hydra.run.dir=out",
+    )
     printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
     printed(train.main, monkeypatch, "resume=run", "steps=4", cwd=tmp_path)
     error = call(evaluate.main, monkeypatch, "evaluate.py", "resume=out")

@@ -4,10 +4,19 @@ import ast
 
 from conftest import ROOT
 
-COMMANDS = ("prm_jax.sampling", "prm_jax.labeling", "prm_jax.relabeling", "prm_jax.export", "train", "evaluate")
+COMMANDS = (
+    "prm_jax.sampling",
+    "prm_jax.labeling",
+    "prm_jax.relabeling",
+    "prm_jax.export",
+    "train",
+    "evaluate",
+)
 COMMANDS += ("prm_jax.api", "prm_jax.__main__")
 FLOORS = [  # from the ground up; what is not named here is the core, flat in prm_jax/
-    ("prm_jax", "prm_jax.launch", "prm_jax.protocols"), ("prm_jax.data", "prm_jax.tasks"), ("prm_jax.kernels",), ("CORE",), ("prm_jax.figures",),
+    ("prm_jax", "prm_jax.launch", "prm_jax.protocols"),
+    ("prm_jax.data", "prm_jax.tasks", "prm_jax.solutions", "prm_jax.formats", "prm_jax.examples"),
+    ("prm_jax.kernels",), ("CORE",), ("prm_jax.figures",),
     ("prm_jax.checkpoints",), ("prm_jax.generate", "prm_jax.critics", "prm_jax.checkpoints.verifiers"),
     ("prm_jax.evals", "prm_jax.rl"), ("prm_jax.bench", "prm_jax.serve", "prm_jax.checkpoints.export"),
     COMMANDS,
@@ -17,7 +26,9 @@ FLOORS = [  # from the ground up; what is not named here is the core, flat in pr
 def imports(at_import=False):
     """{module: the modules of ours that it imports}, those named within functions too or, at_import, without them."""
     files = [*ROOT.glob("prm_jax/**/*.py"), ROOT / "train.py", ROOT / "evaluate.py"]
-    modules = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
+    modules = {
+        ".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files
+    }
     graph = {}
     for name, file in modules.items():
         found = set()
@@ -36,7 +47,9 @@ def imports(at_import=False):
 
 def floor(module):
     places = module, ".".join(module.split(".")[:2])  # a file that stands above its folder is named by itself
-    return next((i for place in places for i, names in enumerate(FLOORS) if place in names), FLOORS.index(("CORE",)))
+    return next(
+        (i for place in places for i, names in enumerate(FLOORS) if place in names), FLOORS.index(("CORE",))
+    )
 
 
 def test_imports_go_down():

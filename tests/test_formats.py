@@ -10,12 +10,19 @@ from conftest import ROOT, real_data
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.data.examples import make_examples
-from prm_jax.data.formats import Encoded, Format, all_formats, check_marks, encode, read_format, train_tokenizer
+from prm_jax.examples import make_examples
+from prm_jax.formats import Encoded, Format, all_formats, check_marks, encode, read_format, train_tokenizer
 from prm_jax.launch.config import parse
 
 PLAIN = Format("plain", "\n")
-AWKWARD = ("It ends in a full stop.", "two\nlines\n\nhere", "", "the separator \n inside", "naïve 数学 → ∑ ки", " ")
+AWKWARD = (
+    "It ends in a full stop.",
+    "two\nlines\n\nhere",
+    "",
+    "the separator \n inside",
+    "naïve 数学 → ∑ ки",
+    " ",
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +69,16 @@ def test_beginning_and_end_tokens(small):
 
 
 def test_digits_are_tokens_of_their_own(small):
-    assert [small.decode(i) for i in small.encode("Modulo 10: 57")] == ["Modulo", " ", "1", "0", ":", " ", "5", "7"]
+    assert [small.decode(i) for i in small.encode("Modulo 10: 57")] == [
+        "Modulo",
+        " ",
+        "1",
+        "0",
+        ":",
+        " ",
+        "5",
+        "7",
+    ]
 
 
 def test_a_trained_tokenizer_survives_saving_beside_a_qwen2_config(small, tmp_path):
@@ -120,7 +136,9 @@ def test_every_convention_says_where_its_head_lies_and_what_it_learned():
         InputError, match="format.label_kind: got 'sure', expected correctness, value, advantage or unknown"
     ):
         parse({"name": "plain", "separator": "\n", "label_kind": "sure"}, Format, "format")
-    with pytest.raises(InputError, match="format.score: got 'percent', expected logit, probability, difference"):
+    with pytest.raises(
+        InputError, match="format.score: got 'percent', expected logit, probability, difference"
+    ):
         parse({"name": "plain", "separator": "\n", "score": "percent"}, Format, "format")
 
 
@@ -130,7 +148,9 @@ def test_a_backslash_and_an_n_are_no_line_end():
 
 
 def test_formats_of_outcome_models_train_nothing():
-    with pytest.raises(InputError, match="format: 'orm' reads whole texts .* objective=prm trains at steps; expected"):
+    with pytest.raises(
+        InputError, match="format: 'orm' reads whole texts .* objective=prm trains at steps; expected"
+    ):
         make_examples([], read_format("orm"), None, "prm")
 
 
@@ -147,9 +167,7 @@ def test_a_conversation_and_an_outcome_are_tokenised_together():
 @pytest.mark.parametrize("ours", ["", "import prm_jax;"])
 def test_transformers_does_not_miss_pytorch_aloud(ours):
     """As in an environment that has the requirements alone."""
-    without = (
-        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'torch' else f(n, *a);"
-    )
+    without = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'torch' else f(n, *a);"
     command = [sys.executable, "-c", f"{without} {ours} import transformers"]
     bare = {key: x for key, x in os.environ.items() if not key.startswith("TRANSFORMERS_")}
     said = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, check=True).stderr

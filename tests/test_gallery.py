@@ -42,8 +42,17 @@ def pool_of(stages, level=0.0):
     table = lambda i: {str(n): (i + n) % 5 / 10 + level for n in SIZES}
     kl = np.linspace(0, 2, 5).tolist()
     law = {"kl": kl, "accuracy": [0.5, 0.6, 0.65, 0.6, 0.5], "score": kl}
-    best = {"kl": [0.0, 0.3, 1.0], "accuracy": [0.5, 0.5 + 0.3**0.5 * 0.2 - 0.03, 0.6], "score": [0, 1, 2], "n": SIZES}
-    pairs = [(f"{a}.prod.best_of_n", b) for a in names for b in ["majority", *(f"{x}.prod.best_of_n" for x in names)]]
+    best = {
+        "kl": [0.0, 0.3, 1.0],
+        "accuracy": [0.5, 0.5 + 0.3**0.5 * 0.2 - 0.03, 0.6],
+        "score": [0, 1, 2],
+        "n": SIZES,
+    }
+    pairs = [
+        (f"{a}.prod.best_of_n", b)
+        for a in names
+        for b in ["majority", *(f"{x}.prod.best_of_n" for x in names)]
+    ]
     numbers = {"difference": 0.25, "interval": [0.1, 0.3]}
     rules = ("best_of_n", "trace", "weighted_vote", "with_policy")
     return {
@@ -91,7 +100,10 @@ def pools_by_seed(models, level=0.0):
 def made_up_supervision():
     kinds = "each step", "outcome by answer"
     models = [
-        Made("verifier", {}, supervision=k, samples=n, seed=s) for k in kinds for n in (500, 16000) for s in SEEDS
+        Made("verifier", {}, supervision=k, samples=n, seed=s)
+        for k in kinds
+        for n in (500, 16000)
+        for s in SEEDS
     ]
     return {"verifier": models, "pool": pools_by_seed(models, 0.1)}
 
@@ -145,7 +157,9 @@ def test_real_pools_says_what_each_model_has_over_majority_by_its_authors_rule(t
     assert says[0].startswith(
         "Qwen2.5-Math-PRM-7B, prod: best of 4 - majority +0.250 [+0.050, +0.450], p 0.01; share right 0.650"
     )
-    assert says[0].endswith("ECE 0.100; length -0.200 [-0.100, +0.200]") and says[1].startswith("mine, prod: ")
+    assert says[0].endswith("ECE 0.100; length -0.200 [-0.100, +0.200]") and says[1].startswith(
+        "mine, prod: "
+    )
     assert says[2].startswith("4 of 6 pairs of model and aggregator above majority, 0 below")
     assert says[3].startswith(
         "two aggregators of one model: 2 of 2 pairs differ by the same test: Qwen2.5-Math-PRM-7B min - prod +0.300 ["
@@ -171,16 +185,24 @@ def made_up_implicit():
 
 
 def made_up_active_learning():
-    cells = [(c, n, t, s) for c in ("uniform", "mined") for n in (1000, 4000) for t in (75, 350) for s in SEEDS]
+    cells = [
+        (c, n, t, s) for c in ("uniform", "mined") for n in (1000, 4000) for t in (75, 350) for s in SEEDS
+    ]
     models = [Made("verifier", {}, choice=c, samples=n, training=t, seed=s) for c, n, t, s in cells]
-    counts = {c: {"solutions": 9, "steps": 30, "wrong_answers": 0.5, "unsound": 0.6} for c in ("uniform", "mined")}
+    counts = {
+        c: {"solutions": 9, "steps": 30, "wrong_answers": 0.5, "unsound": 0.6} for c in ("uniform", "mined")
+    }
     mining = [Made("mining", {"counts": counts}, samples=n, seed=s) for n in (1000, 4000) for s in SEEDS]
     selectors = [Made("selector", {"eval_step_auroc": 0.8}, seed=s) for s in SEEDS]
     return {"selector": selectors, "verifier": models, "mining": mining, "pool": pools_by_seed(models)}
 
 
 def made_up_trace_error():
-    rules = ("mean", "majority", *(f"{x}.{how}" for x in ("prm", "prm_1") for how in ("best_of_n", "weighted_vote")))
+    rules = (
+        "mean",
+        "majority",
+        *(f"{x}.{how}" for x in ("prm", "prm_1") for how in ("best_of_n", "weighted_vote")),
+    )
     chosen = lambda seed: {
         "rules": {rule: {"final_error": 0.4 + seed / 50, "trace_error": 0.2} for rule in rules},
         "differences": [{"a": "prm.best_of_n", "b": "majority", "difference": -0.1, "interval": [-0.2, 0.0]}],
@@ -247,12 +269,20 @@ def made_up_value_depth():
 def made_up_critics():
     """Balanced accuracy on plain lines .7 of the PRM, .6 of the verdict alone, .8 and .9 of a critic by its votes; of merged ones .1 less."""
     lines = lambda x: {
-        kind: {"n": 90, "wrong": 9, "balanced": y, "auroc": y} for kind, y in (("plain", x), ("merged", x - 0.1))
+        kind: {"n": 90, "wrong": 9, "balanced": y, "auroc": y}
+        for kind, y in (("plain", x), ("merged", x - 0.1))
     }
     told = lambda n: {
-        "critic": {"format": {"critic": {"votes": n}}, "tokens": 120 * n, "critiques": 10 * n, "no_verdict": 1}
+        "critic": {
+            "format": {"critic": {"votes": n}},
+            "tokens": 120 * n,
+            "critiques": 10 * n,
+            "no_verdict": 1,
+        }
     }
-    run = lambda stage, x, **more: {"verifier": f"{stage.folder} step 5", "n_solutions": 9, "lines": lines(x)} | more
+    run = lambda stage, x, **more: (
+        {"verifier": f"{stage.folder} step 5", "n_solutions": 9, "lines": lines(x)} | more
+    )
     writes, alone = ([Made("critic", {}, writes=w, seed=s) for s in SEEDS] for w in ("hops", "verdict"))
     prms = [Made("prm", {}, seed=s) for s in SEEDS]
     by_votes = lambda n, x: {
@@ -275,7 +305,9 @@ def made_up_rl(tmp_path, gains=(("checker", 0.2), ("PRM, min form", 0.2))):
         dict.fromkeys([f"eval_{name}" for name in names], 0.5),
     )
     prm = Made("prm", {"counts": {"policy_tokens": 15_000}})
-    models = [Made("policy", {"gain": gain + s / 100}, reward=kind, seed=s) for kind, gain in gains for s in SEEDS]
+    models = [
+        Made("policy", {"gain": gain + s / 100}, reward=kind, seed=s) for kind, gain in gains for s in SEEDS
+    ]
     for model in models:
         model.needs = (prm,)
         model.config = {"reward.prm_checkpoint": f"{prm.name}-{prm.digest}"} if "PRM" in model.name else {}
@@ -310,7 +342,9 @@ def made_up_bounds():
     way = lambda x: {"seen": [0.1, 0.5, x], "all": {"coverage": x, "width": 0.4}}
     steps = [
         Made(
-            "steps", {"runs": [{"bounds": {"of": "exact values", "raw": way(0.8 + s / 100), "now": way(0.9)}}]}, seed=s
+            "steps",
+            {"runs": [{"bounds": {"of": "exact values", "raw": way(0.8 + s / 100), "now": way(0.9)}}]},
+            seed=s,
         )
         for s in SEEDS
     ]
@@ -343,8 +377,15 @@ def runs_and_likelihood(numbers):
 def made_up_blind_spots():
     """Of 4 wrong * the PRMs miss .1 and the likelihood .7; of max (1) and min (3) 1 and 0, the likelihood 0."""
     row = lambda n, x: {"n": n, "missed": x / 2, "missed_at_equal_refusals": x}
-    prm = lambda s: {"*": row(4, 0.1 + s / 100), "max": row(1, 1.0), "min": row(3, 0.0), "merged": row(2, 0.2)}
-    kinds = lambda s: {k: row(2, 0.7 * (k == "*")) for k in ("*", "max", "min", "merged")} if s is None else prm(s)
+    prm = lambda s: {
+        "*": row(4, 0.1 + s / 100),
+        "max": row(1, 1.0),
+        "min": row(3, 0.0),
+        "merged": row(2, 0.2),
+    }
+    kinds = lambda s: (
+        {k: row(2, 0.7 * (k == "*")) for k in ("*", "max", "min", "merged")} if s is None else prm(s)
+    )
     lines = {"merged": {"auroc": 0.9}}
     return runs_and_likelihood(lambda s: {"errors": {"kinds": kinds(s)}, "lines": lines})
 
@@ -395,7 +436,8 @@ def test_blind_spots_pool_kinds_by_their_errors_and_compare_with_the_likelihood(
     pooled = next(row for row in rows if (row["panel"], row["series"]) == ("max or min", "PRM"))
     assert float(pooled["y"]) == 0.25
     assert (
-        "primary: hidden value: PRM - likelihood: +0.200 [+0.200, +0.200], p 0.250 (lowest to highest, 3 runs)" in says
+        "primary: hidden value: PRM - likelihood: +0.200 [+0.200, +0.200], p 0.250 (lowest to highest, 3 runs)"
+        in says
     )
     assert any(line.startswith("secondary: *: PRM - likelihood: -0.590 [-0.600, -0.580]") for line in says)
 
@@ -409,16 +451,20 @@ def test_threshold_is_measured_where_it_was_not_chosen(tmp_path):
     assert y["longer problems", "PRM, threshold that is best"] == pytest.approx(0.1)
     assert "primary: longer problems: PRM, chosen here - PRM, chosen at home: +0.000" in " ".join(says)
     assert any(
-        line.startswith("secondary: its own task: PRM, chosen here - likelihood, chosen here: +0.210") for line in says
+        line.startswith("secondary: its own task: PRM, chosen here - likelihood, chosen here: +0.210")
+        for line in says
     )
 
 
 def test_labels_k_counts_tokens_of_wrong_answers_alone(tmp_path):
     says, rows = says_of("labels_k", made_up_labels_k(tmp_path), tmp_path / "figure")
-    cost = {row["series"]: (float(row["x"]), float(row["y"])) for row in rows if row["panel"] == "tokens a label"}
+    cost = {
+        row["series"]: (float(row["x"]), float(row["y"])) for row in rows if row["panel"] == "tokens a label"
+    }
     assert cost == {"all lines": (2, 8), "bisection": (2, 2)}  # one label of two in each wrong solution
     assert any(
-        line.startswith("primary: error of a label: any right, K = 64 - any right, K = 4: +0.110") for line in says
+        line.startswith("primary: error of a label: any right, K = 64 - any right, K = 4: +0.110")
+        for line in says
     )
 
 
@@ -440,7 +486,9 @@ def test_critics_are_compared_with_verdicts_alone_and_their_tokens_are_those_of_
     says, _ = says_of("critics", made_up_critics(), tmp_path)
     assert says[2].endswith("critic, 16 votes 0.800, the policy's P(Yes) 0.400, the policy's log p 0.650")
     assert says[4] == "critic, 16 votes: 192.0 tokens a step, 3 of 480 without a verdict"
-    assert any(x.startswith("primary: merged lines: critic, 1 vote - critic, verdict alone: +0.200 [") for x in says)
+    assert any(
+        x.startswith("primary: merged lines: critic, 1 vote - critic, verdict alone: +0.200 [") for x in says
+    )
 
 
 def test_objectives_stand_beside_the_likelihood_and_rankings_have_no_ece(tmp_path):
@@ -452,7 +500,8 @@ def test_objectives_stand_beside_the_likelihood_and_rankings_have_no_ece(tmp_pat
 def test_implicit_is_compared_with_log_p_and_supervision_with_pools_of_its_own_seed(tmp_path):
     says, _ = says_of("implicit", made_up_implicit(), tmp_path / "a")
     assert any(
-        x.startswith("secondary: step AUROC: implicit, CE, beta .5 - the policy's log p: -0.050 [") for x in says
+        x.startswith("secondary: step AUROC: implicit, CE, beta .5 - the policy's log p: -0.050 [")
+        for x in says
     )
     says, rows = says_of("supervision", made_up_supervision(), tmp_path / "b")
     # Of four models a seed: at n = 4 the second of them solves 0, + .1 a seed, and the fourth .2.
@@ -460,18 +509,29 @@ def test_implicit_is_compared_with_log_p_and_supervision_with_pools_of_its_own_s
         "0 0.1 0.2",
         "0.2 0.3 0.4",
     ]
-    assert "primary: solved at 16000: each step - outcome by answer: -0.200 [-0.200, -0.200], p 0.250" in " ".join(says)
+    assert (
+        "primary: solved at 16000: each step - outcome by answer: -0.200 [-0.200, -0.200], p 0.250"
+        in " ".join(says)
+    )
 
 
 def test_attack_compares_the_falls(tmp_path):
     paper.draw(
-        gallery.drawing("attack"), "x", made_up_attack(), {}, tmp_path, pipeline.read_definition("attack").compare
+        gallery.drawing("attack"),
+        "x",
+        made_up_attack(),
+        {},
+        tmp_path,
+        pipeline.read_definition("attack").compare,
     )
     says = json.loads((tmp_path / "figure.json").read_text())["says"]
     assert (
-        says[3].startswith("the exact checker: AUROC without edits") and "fall of AUROC, worst edit +0.150" in says[3]
+        says[3].startswith("the exact checker: AUROC without edits")
+        and "fall of AUROC, worst edit +0.150" in says[3]
     )
-    assert "primary: fall of AUROC, worst edit: default - hardened: +0.100 [+0.100, +0.100], p 0.250" in says[6]
+    assert (
+        "primary: fall of AUROC, worst edit: default - hardened: +0.100 [+0.100, +0.100], p 0.250" in says[6]
+    )
     assert (
         sum(line.startswith("secondary") for line in says) == 3
         and sum(line.startswith("left out") for line in says) == 4
@@ -481,10 +541,16 @@ def test_attack_compares_the_falls(tmp_path):
 def test_rl_says_what_is_gained_and_what_its_verifier_cost(tmp_path):
     _, table = paper.draw(gallery.drawing("rl"), "x", made_up_rl(tmp_path), {}, tmp_path / "figure")
     about = json.loads((tmp_path / "figure" / "figure.json").read_text())
-    assert about["says"][0].startswith("checker: right (gold) 0.500 -> 0.700, +0.200 [+0.200, +0.200]; right, no")
-    rows = [r for r in csv.DictReader(table.open()) if r["series"] == "checker" and r["panel"] == "right (gold)"]
+    assert about["says"][0].startswith(
+        "checker: right (gold) 0.500 -> 0.700, +0.200 [+0.200, +0.200]; right, no"
+    )
+    rows = [
+        r for r in csv.DictReader(table.open()) if r["series"] == "checker" and r["panel"] == "right (gold)"
+    ]
     assert [float(r["x"]) for r in rows] == [0, 30]
-    assert about["says"][1].endswith("; the PRM's samples cost 15 thousand tokens") and len(about["says"]) == 2
+    assert (
+        about["says"][1].endswith("; the PRM's samples cost 15 thousand tokens") and len(about["says"]) == 2
+    )
 
 
 def test_rl_compares_arms_by_seed_and_counts_what_the_verifier_cost(tmp_path):
@@ -517,7 +583,9 @@ def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_
     made_up = globals()[f"made_up_{name}"]
     stages = made_up(tmp_path) if "tmp_path" in inspect.signature(made_up).parameters else made_up()
     figure = pipeline.read_definition(name)
-    png, table = paper.draw(gallery.drawing(figure.draw), name, stages, {"steps": "3"}, tmp_path / name, figure.compare)
+    png, table = paper.draw(
+        gallery.drawing(figure.draw), name, stages, {"steps": "3"}, tmp_path / name, figure.compare
+    )
     assert png.stat().st_size < 150_000 and (tmp_path / name / f"{name}.pdf").exists()
     rows = list(csv.DictReader(table.open()))
     about = json.loads((tmp_path / name / "figure.json").read_text())
@@ -526,10 +594,14 @@ def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_
     n_values = {len(own) for own in values}  # a line of no training, as the exact checker's, has one
     assert rows and max(n_values) == (3 if trained else 1) and n_values <= {1, 3}
     assert [int(row["runs"]) for row in rows] == [sum(x != "nan" for x in own) for own in values]
-    assert about["commits"] == ["0123456789+"] and about["seeds"] == ("seeds 0, 1, 2" if trained else "seed 0")
+    assert about["commits"] == ["0123456789+"] and about["seeds"] == (
+        "seeds 0, 1, 2" if trained else "seed 0"
+    )
     assert about["command"] == f"name={name} steps=3" and about["seconds"] == 10 * len(about["stages"])
     assert about["cpu_seconds"] == 15 * len(about["stages"])
-    assert about["says"] and all(f"says        {line}" in capsys.readouterr().out for line in about["says"][:1])
+    assert about["says"] and all(
+        f"says        {line}" in capsys.readouterr().out for line in about["says"][:1]
+    )
 
 
 def test_a_drawing_has_the_mean_of_the_runs_and_their_range(tmp_path):

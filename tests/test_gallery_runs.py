@@ -11,7 +11,13 @@ from prm_jax.figures import pipeline
 
 # Values of the figures' own keys, and keys of the commands, that keep every stage within seconds.
 SMALL = {"seed": "0", "training": "2,4", "samples": "40,60", "control_samples": "40", "beta": "0.5"}
-SMALL |= {"steps": "2", "data.solutions": "40", "data.test_solutions": "20", "eval.solutions": "20", "eval.every": "2"}
+SMALL |= {
+    "steps": "2",
+    "data.solutions": "40",
+    "data.test_solutions": "20",
+    "eval.solutions": "20",
+    "eval.every": "2",
+}
 SMALL |= {
     "fresh.problems": "4",
     "fresh.candidates": "4",
@@ -34,7 +40,11 @@ def folder(tmp_path_factory):
 @pytest.mark.gallery
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_figure_runs_at_a_reduced_size(name, folder):
-    words = [f"{key}={value}" for key, value in (SMALL | OWN.get(name, {})).items() if takes(name, key, value, folder)]
+    words = [
+        f"{key}={value}"
+        for key, value in (SMALL | OWN.get(name, {})).items()
+        if takes(name, key, value, folder)
+    ]
     figures.run([f"name={name}", f"jobs={min(2, os.cpu_count())}", f"folder={folder}", *words])
     assert (folder / name / f"{name}.png").stat().st_size > 5_000
     about = json.loads((folder / name / "figure.json").read_text())

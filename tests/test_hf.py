@@ -25,7 +25,7 @@ from prm_jax.checkpoints.card import code, model_card, serving, step_tag
 from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.released import TwoTokenHead
-from prm_jax.data.formats import Format, train_tokenizer
+from prm_jax.formats import Format, train_tokenizer
 from prm_jax.heads import good_logit
 from prm_jax.launch.config import parse
 from prm_jax.model import ALWAYS, PRM, RopeScaling, at_step_ends, make_cache
@@ -164,7 +164,9 @@ def test_backbones_equal_pytorch_whatever_the_padding_packed_and_unpacked(tmp_pa
         for found, expected in zip((x_BLD, logit_BLV), theirs_padded(side), strict=True):
             scale = np.abs(expected).max()
             for chosen in (places[:3], places[3:]):
-                mine = np.concatenate([found[b, at : at + n] for (b, at), n in zip(chosen, lengths, strict=True)])
+                mine = np.concatenate(
+                    [found[b, at : at + n] for (b, at), n in zip(chosen, lengths, strict=True)]
+                )
                 np.testing.assert_allclose(mine, expected, atol=1e-4 * scale, rtol=0)
 
 
@@ -173,7 +175,8 @@ def test_the_gradient_of_every_weight_is_pytorchs_and_so_is_what_goes_on_with_a_
     import torch
 
     theirs = torch_model(
-        family=name, **BACKBONES[name] | {"num_hidden_layers": 2, "sliding_window": 4, "norm_topk_prob": False}
+        family=name,
+        **BACKBONES[name] | {"num_hidden_layers": 2, "sliding_window": 4, "norm_topk_prob": False},
     )
     theirs.save_pretrained(tmp_path)
     cfg = hf_config.model_config(hf_config.read_config(tmp_path), lm_head=True)
@@ -233,14 +236,18 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
     of_marks = lambda x_BLD: x_BLD.numpy()[np.arange(2)[:, None], marks]
     x_BTD, x_BLD = of_marks(out.hidden_states[-1]), None
     for head, shapes in HEADS.items():
-        new = {k: torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for k, shape in shapes.items()}
+        new = {
+            k: torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for k, shape in shapes.items()
+        }
         save_file(backbone | new, path)
         kind, _ = hf.find_head(open_tensors(tmp_path), "x")
         assert kind == ("none" if head == "tokens" else head)
         verdicts = (7, 5) if head == "tokens" else None
         cfg = hf_config.model_config(config, head="binary" if verdicts else kind)
         if verdicts and cfg.final_logit_softcap:  # capped, they are no linear head
-            ours = TwoTokenHead(hf.load(tmp_path, dataclasses.replace(cfg, head="none", lm_head=True)), *verdicts)
+            ours = TwoTokenHead(
+                hf.load(tmp_path, dataclasses.replace(cfg, head="none", lm_head=True)), *verdicts
+            )
         else:
             ours = hf.load(tmp_path, cfg, verdicts=verdicts)
         x_BLD = run(ours, ids) if x_BLD is None else x_BLD  # the same for all heads
@@ -261,7 +268,10 @@ def test_two_verdicts_whose_logits_are_capped_are_read_as_such(tmp_path, rng, to
     hf.save(tmp_path, PRM(cfg, rngs=nnx.Rngs(0)), tokenizer)
     fmt = Format("said", "\n", head="tokens", good="+", bad="-")
     loaded = open_checkpoint(tmp_path, "best", fmt, "float32")
-    x_BLD, pair = jnp.asarray(3 * rng.standard_normal((1, 5, 32)), jnp.float32), [tokenizer.encode(c)[0] for c in "-+"]
+    x_BLD, pair = (
+        jnp.asarray(3 * rng.standard_normal((1, 5, 32)), jnp.float32),
+        [tokenizer.encode(c)[0] for c in "-+"],
+    )
     logit_BLC = 0.3 * jnp.tanh(x_BLD @ loaded.model.model.embed[...][jnp.array(pair)].T / 0.3)
     assert np.abs(logit_BLC).max() > 0.25 and loaded.scorer(1, 64)
     np.testing.assert_allclose(loaded.model.step_logits(x_BLD), logit_BLC, atol=1e-6)
@@ -289,11 +299,21 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
     pytest.importorskip("torch")
     from transformers import Gemma3TextConfig
 
-    assert hf_config.model_config(sparse) == hf_config.model_config(Gemma3TextConfig(**copy.deepcopy(sparse)).to_dict())
-    moe = {"model_type": "qwen3_moe", "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    assert hf_config.model_config(sparse) == hf_config.model_config(
+        Gemma3TextConfig(**copy.deepcopy(sparse)).to_dict()
+    )
+    moe = {
+        "model_type": "qwen3_moe",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+    }
     assert hf_config.model_config(old | moe).experts == 4
     for changes, pattern in (
-        (moe | {"num_experts": 10**9}, "num_experts: got 1000000000, expected a whole number above 0, at most 10,000"),
+        (
+            moe | {"num_experts": 10**9},
+            "num_experts: got 1000000000, expected a whole number above 0, at most 10,000",
+        ),
         (moe | {"num_experts_per_tok": 5}, "num_experts_per_tok: got 5, expected 1 to 4"),
         (moe | {"mlp_only_layers": [0]}, r"mlp_only_layers: got \[0\], expected none"),
         (moe | {"decoder_sparse_step": 2}, "decoder_sparse_step: got 2, expected 1"),
@@ -302,19 +322,31 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
             {"model_type": "gemma3_text", "attn_logit_softcapping": 5.0},
             "attn_logit_softcapping: got 5.0, expected null",
         ),
-        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention: got True"),
+        (
+            {"model_type": "gemma2", "use_bidirectional_attention": True},
+            "use_bidirectional_attention: got True",
+        ),
         ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "a field of the wrong type"),
         (
             {"model_type": "gemma2", "final_logit_softcapping": -1},
             "final_logit_softcap: got -1.0, expected a number above 0",
         ),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic', with which a score depends on the longest"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope_type: got 'longrope'; expected default, linear, llama3, yarn"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "'dynamic', with which a score depends on the longest",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope"}},
+            "rope_type: got 'longrope'; expected default, linear, llama3, yarn",
+        ),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'original_max_position_embeddings' is missing"),
         ({"rope_scaling": YARN | {"mscale": 0.7}}, "mscale is not supported with rope_type 'yarn'"),
         ({"rope_scaling": {"full_attention": {"rope_type": "yarn"}}}, "full_attention is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'factor' is missing, which rope_type 'linear' needs"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "is missing, which rope_type 'llama3' needs"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
+            "is missing, which rope_type 'llama3' needs",
+        ),
         ({"rope_scaling": "yarn"}, "a field of the wrong type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5"),
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected silu or gelu_pytorch_tanh"),
@@ -323,7 +355,11 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
         ({"layer_types": ["chunked_attention"]}, "layer_types: got .*'chunked_attention'"),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "gives qwen2 no sliding_window"),
         (
-            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+            {
+                "model_type": "qwen2",
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
             "layer_types: has 2 layers, expected 1",
         ),
         ({"vocab_size": None}, "config.json: vocab_size: missing"),
@@ -337,8 +373,14 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
         ({"head_dim": 7}, "head_dim: 7 is odd"),
         ({"rms_norm_eps": "small"}, "a field of the wrong type"),
         ({"rms_norm_eps": float("nan")}, "norm_eps: got nan, expected a number above 0"),
-        ({"rope_theta": float("nan"), "rope_scaling": None}, "rope_theta: got nan, expected a number above 0"),
-        ({"rope_theta": float("inf"), "rope_scaling": None}, "rope_theta: got inf, expected a number above 0"),
+        (
+            {"rope_theta": float("nan"), "rope_scaling": None},
+            "rope_theta: got nan, expected a number above 0",
+        ),
+        (
+            {"rope_theta": float("inf"), "rope_scaling": None},
+            "rope_theta: got inf, expected a number above 0",
+        ),
         ({"rope_theta": 0, "rope_scaling": None}, "rope_theta: got 0.0, expected a number above 0"),
         ({"num_key_value_heads": 3}, "is no multiple of kv_heads 3"),
     ):
@@ -429,7 +471,9 @@ def test_of_a_gemma_3_that_sees_the_language_model_is_read_and_exported(tmp_path
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         expected, exported = (model(torch.tensor(ids)).logits.numpy() for model in (theirs, again))
-    np.testing.assert_allclose(ours.vocab_logits(run(ours, ids)), expected, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        ours.vocab_logits(run(ours, ids)), expected, atol=1e-4 * np.abs(expected).max()
+    )
     np.testing.assert_allclose(exported, expected, atol=1e-4 * np.abs(expected).max())
 
 
@@ -472,7 +516,12 @@ def test_export_of_the_mlp_head_has_the_layout_of_the_qwen_prms(tmp_path, rng, t
         ("qwen2", "mlp", "Qwen2ForProcessRewardModel", '"step_tag_id": 198'),
         ("qwen2", "mlp_scalar", "Qwen2ForRewardModel", '"step_tag_id": 198'),
         ("llama", "mlp", "LlamaModel", "class for this head on Llama: `AutoModel` loads the backbone"),
-        ("qwen3", "binary", "Qwen3ForTokenClassification", "class 1 is `good`; .*LABEL_1.*\n.*--hf-overrides"),
+        (
+            "qwen3",
+            "binary",
+            "Qwen3ForTokenClassification",
+            "class 1 is `good`; .*LABEL_1.*\n.*--hf-overrides",
+        ),
         ("llama", "none", "LlamaForCausalLM", None),
         ("gemma3_text", "none", "Gemma3ForCausalLM", None),
         ("gemma3_text", "mlp", "Gemma3TextModel", None),
@@ -512,7 +561,12 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
             "norm_topk_prob": True,
             **no_bias,
         },
-        {"family": "llama", "o_bias": True, "mlp_bias": True, "rope_scaling": RopeScaling("llama3", 8.0, 64, 1.0, 4.0)},
+        {
+            "family": "llama",
+            "o_bias": True,
+            "mlp_bias": True,
+            "rope_scaling": RopeScaling("llama3", 8.0, 64, 1.0, 4.0),
+        },
         {"rope_scaling": RopeScaling("yarn", 4.0, 64, attention=1.2, truncate=False)},
         {"rope_scaling": RopeScaling("linear", 2.0), "window": 3},
         {"window": 5, "sliding": (False, True), "max_positions": 131_072},
@@ -528,9 +582,22 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
             "logit_scale": 0.125,
             **no_bias,
         },
-        {"family": "gemma2", "attn_logit_softcap": 50.0, "final_logit_softcap": 30.0, "max_positions": 8192, **GEMMA},
+        {
+            "family": "gemma2",
+            "attn_logit_softcap": 50.0,
+            "final_logit_softcap": 30.0,
+            "max_positions": 8192,
+            **GEMMA,
+        },
         {"family": "gemma3_text", "qk_norm": True, "local_rope_theta": 500.0, **GEMMA},
-        {"family": "gemma3_text", "qk_norm": True, "local_rope_theta": 500.0, **LINEAR, **GEMMA, "sliding": None},
+        {
+            "family": "gemma3_text",
+            "qk_norm": True,
+            "local_rope_theta": 500.0,
+            **LINEAR,
+            **GEMMA,
+            "sliding": None,
+        },
         {"family": "gemma2", "o_bias": True, **GEMMA, "window": None, "sliding": None, "qkv_bias": True},
     ):
         cfg = dataclasses.replace(TINY, **changes)
@@ -538,7 +605,9 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         hf.save(tmp_path, model, tokenizer)
         read = hf_config.model_config(hf_config.read_config(tmp_path), head=cfg.head, lm_head=cfg.lm_head)
         assert read == cfg
-        for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in (model, hf.load(tmp_path, read))), strict=True):
+        for a, b in zip(
+            *(jax.tree.leaves(nnx.state(m)) for m in (model, hf.load(tmp_path, read))), strict=True
+        ):
             np.testing.assert_array_equal(a, b)
 
 
@@ -580,7 +649,8 @@ def test_missing_head_raises_unless_a_new_one_is_asked_for(tmp_path, tokenizer):
 
 def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     def refuses(
-        pattern, do=lambda: hf.load(tmp_path, hf_config.model_config(hf_config.read_config(tmp_path), head="scalar"))
+        pattern,
+        do=lambda: hf.load(tmp_path, hf_config.model_config(hf_config.read_config(tmp_path), head="scalar")),
     ):
         with pytest.raises(InputError, match=pattern) as caught:
             do()
@@ -640,7 +710,10 @@ def test_bad_tokenizers_give_one_clear_line(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path)
     refuses("no tokenizer that transformers can read", tokenizer_config="{")
     refuses("model_max_length: got 'x', expected a number", tokenizer_config='{"model_max_length": "x"}')
-    refuses("auto_map: the tokenizer is Python code", tokenizer_config='{"auto_map": {"AutoTokenizer": ["x.T", null]}}')
+    refuses(
+        "auto_map: the tokenizer is Python code",
+        tokenizer_config='{"auto_map": {"AutoTokenizer": ["x.T", null]}}',
+    )
 
 
 def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
@@ -665,7 +738,8 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
         norm | {"shape": [31]},
         norm | {"data_offsets": [begin + 10**6, end + 10**6]},
         norm | {"data_offsets": [-8, end - begin - 8]},
-        norm | {"data_offsets": [0, end - begin]},  # which another tensor has: it was scored with wrong weights
+        norm
+        | {"data_offsets": [0, end - begin]},  # which another tensor has: it was scored with wrong weights
         norm | {"data_offsets": [float(begin), float(end)]},
         {"dtype": "F32"},
         5,
@@ -676,7 +750,13 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
     refuses("has type I32, expected F64, F32", **{"model.norm.weight": norm | {"dtype": "I32"}})
     surprise = {"dtype": "F32", "shape": [1], "data_offsets": [last, last + 4]}
     refuses("no place in a qwen2 PRM: surprise", more=b"1234", surprise=surprise)
-    for wrong in (b"", whole[:5], (10**9).to_bytes(8, "little") + whole[8:], whole[: 8 + n + 100], whole[:-1]):
+    for wrong in (
+        b"",
+        whole[:5],
+        (10**9).to_bytes(8, "little") + whole[8:],
+        whole[: 8 + n + 100],
+        whole[:-1],
+    ):
         weights.write_bytes(wrong)
         with pytest.raises(InputError, match="not a whole safetensors file"):
             hf.load(tmp_path, cfg)
@@ -689,7 +769,10 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
         ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: no such file"),
         ('{"weight_map": {"a": "../other/model.safetensors"}}', "weight_map: expected names of files beside"),
         ('{"weight_map": {}}', "weight_map: expected names of files"),
-        ('{"weight_map": {"absent": "model.safetensors"}}', "tensor absent: is not in model.safetensors, which"),
+        (
+            '{"weight_map": {"absent": "model.safetensors"}}',
+            "tensor absent: is not in model.safetensors, which",
+        ),
         ('{"weight_map": 3}', "expected JSON with a weight_map"),
         ("{", "expected JSON with a weight_map"),
     ):
@@ -705,7 +788,9 @@ def test_a_tensor_in_two_files_is_refused(tmp_path, tokenizer, monkeypatch):
     second.write_bytes(first.read_bytes())
     index = tmp_path / "model.safetensors.index.json"
     names = [name for name, file in json.loads(index.read_text())["weight_map"].items() if file == first.name]
-    index.write_text(json.dumps({"weight_map": {name: (first, second)[i % 2].name for i, name in enumerate(names)}}))
+    index.write_text(
+        json.dumps({"weight_map": {name: (first, second)[i % 2].name for i, name in enumerate(names)}})
+    )
     with pytest.raises(InputError, match="another file of the folder has it too"):
         hf.load(tmp_path, TINY)
 
@@ -713,7 +798,10 @@ def test_a_tensor_in_two_files_is_refused(tmp_path, tokenizer, monkeypatch):
 def test_a_hostile_config_is_refused_before_anything_large_is_made(tmp_path, tokenizer):
     hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
     for changes, pattern in (
-        ({"layers": 9_999}, "model.layers.9998.input_layernorm.weight is missing: config.json says 9999 layers"),
+        (
+            {"layers": 9_999},
+            "model.layers.9998.input_layernorm.weight is missing: config.json says 9999 layers",
+        ),
         ({"vocab": 10**9}, "embed_tokens.weight: has shape .64, 32., expected .1000000000, 32."),
         ({"ffn": 10**9}, "has shape .48, 32., expected .1000000000, 32."),
         ({"dim": 10**9}, "has shape .64, 32., expected .64, 1000000000."),
@@ -737,7 +825,9 @@ def test_what_an_export_says_of_itself_is_checked(key, value, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["prm_jax"][key] = value
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=f"config.json: prm_jax.{key}: got {re.escape(repr(value))}, expected "):
+    with pytest.raises(
+        InputError, match=f"config.json: prm_jax.{key}: got {re.escape(repr(value))}, expected "
+    ):
         open_checkpoint(tmp_path, "best", None, "float32")
 
 
@@ -780,7 +870,8 @@ def test_own_exports_name_their_head(tmp_path, tokenizer, monkeypatch):
     assert hf.find_head(open_tensors(tmp_path), "x") == ("binary", "score")
     assert hf.find_head(open_tensors(tmp_path), "x", "margin") == ("margin", "score")
     with pytest.raises(
-        InputError, match="x: score.weight: has 2 outputs, expected the head 'lost'; its own is model.head=binary"
+        InputError,
+        match="x: score.weight: has 2 outputs, expected the head 'lost'; its own is model.head=binary",
     ):
         hf.find_head(open_tensors(tmp_path), "x", "lost")
     loaded = open_checkpoint(tmp_path, "best", Format("plain", "\n"), "float32")
@@ -797,7 +888,9 @@ def test_the_model_section_overrides_any_field_of_the_model(tokenizer, monkeypat
     )
     cfg, changed = choose()
     assert cfg == dataclasses.replace(TINY, head="binary", lm_head=True) and changed == {}
-    cfg, changed = choose(window=3, sliding=[False, True], rope_scaling={"kind": "linear", "factor": 2}, norm_eps=1)
+    cfg, changed = choose(
+        window=3, sliding=[False, True], rope_scaling={"kind": "linear", "factor": 2}, norm_eps=1
+    )
     assert cfg == dataclasses.replace(
         TINY,
         head="binary", lm_head=True, window=3, sliding=(False, True), rope_scaling=RopeScaling("linear", 2.0), norm_eps=1.0,
@@ -813,7 +906,10 @@ def test_the_model_section_overrides_any_field_of_the_model(tokenizer, monkeypat
         ({"dmi": 3}, r"model.dmi: unknown key; did you mean model.dim\?"),
         ({"window": "wide"}, "model.window: got 'wide', expected an integer or null"),
         ({"sliding": [1]}, r"model.sliding\[0\]: got 1, expected true or false"),
-        ({"rope_scaling": {"kind": "odd", "factor": 1}}, "model.rope_scaling.kind: got 'odd', expected linear"),
+        (
+            {"rope_scaling": {"kind": "odd", "factor": 1}},
+            "model.rope_scaling.kind: got 'odd', expected linear",
+        ),
         ({"rope_scaling": {"knd": "yarn", "factor": 1}}, "model.rope_scaling.knd: unknown key; did you mean"),
         ({"layers": 0}, "model.layers: got 0, expected at least 1"),
         ({"head": "two"}, "model.head: got 'two', expected scalar, binary, mlp, mlp_scalar.* ternary"),
@@ -836,7 +932,9 @@ def test_a_stored_dtype_is_kept_and_means_the_same(tmp_path, rng, tokenizer):
     assert {x.dtype for x in jax.tree.leaves(nnx.state(kept))} == {jnp.dtype("bfloat16")}
     ids = rng.integers(0, 64, (1, 6))
     np.testing.assert_array_equal(run(kept, ids), run(wide, ids))
-    np.testing.assert_array_equal(wide.blocks.w_q[...][0], low["model.layers.0.self_attn.q_proj.weight"].float().T)
+    np.testing.assert_array_equal(
+        wide.blocks.w_q[...][0], low["model.layers.0.self_attn.q_proj.weight"].float().T
+    )
 
 
 MEASURE = """
@@ -909,7 +1007,9 @@ def test_a_quarter_of_a_billion_parameters_load_in_little_memory(tmp_path):
 def test_a_card_reads_the_median_of_quantiles_and_the_token_that_pads():
     cfg = types.SimpleNamespace(head="quantile", family="qwen2")
     assert "logits[0, ends][:, 1].sigmoid())" in code("x", cfg, Format("plain", separator="\n"))
-    tokenizer = types.SimpleNamespace(pad_token="<pad>", encode=lambda text, add_special_tokens: [7, len(text)])
+    tokenizer = types.SimpleNamespace(
+        pad_token="<pad>", encode=lambda text, add_special_tokens: [7, len(text)]
+    )
     assert step_tag(Format("padded", separator="{pad}"), tokenizer) == len("<pad>")
 
 

@@ -33,7 +33,10 @@ from prm_jax.launch.run_log import MetricsLog
 from prm_jax.model import PRM
 from prm_jax.scoring import score_into
 
-DEEP, JUNK = b"[" * 100_000, (b"", b"{", b"[]", b"null", b'"a"', b"7", b"\xff", b"\x00" * 40, b'{"a": ' * 9999)
+DEEP, JUNK = (
+    b"[" * 100_000,
+    (b"", b"{", b"[]", b"null", b'"a"', b"7", b"\xff", b"\x00" * 40, b'{"a": ' * 9999),
+)
 
 
 def damaged(data: bytes, n: int, seed: int = 0):
@@ -47,7 +50,9 @@ def damaged(data: bytes, n: int, seed: int = 0):
         yield f"line {i} swapped", b"".join([*lines[:i], *lines[i : i + 2][::-1], *lines[i + 2 :]])
     for end in np.linspace(0, len(data) - 1, 8, dtype=int):
         yield f"cut at {end}", data[:end]
-    yield from ((f"{more!r} behind", data + more) for more in (b"\n", b"{}\n", b'{"id', b"\x00" * 4096, b"\xff"))
+    yield from (
+        (f"{more!r} behind", data + more) for more in (b"\n", b"{}\n", b'{"id', b"\x00" * 4096, b"\xff")
+    )
 
 
 def one_line(error, *names):
@@ -86,7 +91,9 @@ def kinds(solutions, monkeypatch):  # noqa: F811
         "scores.jsonl": lambda folder: score_into(
             folder / "scores.jsonl", Scorer(), [(s.id, s.problem, s.steps) for s in few], 9
         ),
-        "pool.jsonl": lambda folder: sampling.draw_pool(folder / "pool.jsonl", Drawn(), questions, 2, 0, GRADE),
+        "pool.jsonl": lambda folder: sampling.draw_pool(
+            folder / "pool.jsonl", Drawn(), questions, 2, 0, GRADE
+        ),
         "labels.jsonl": lambda folder: labels(folder, "soft"),
         "trees.jsonl": lambda folder: labels(folder, "tree"),
     }
@@ -111,8 +118,13 @@ def test_a_kept_file_that_is_damaged_anywhere_is_made_whole_or_refused_in_one_li
                 kinds[name](again)
             except InputError as error:
                 refused += 1
-                assert "\n" not in str(error) and str(again) in str(error) and "delete" in str(error), (how, error)
-                assert (again / file).read_bytes() == content or file == "about.json", how  # nothing is lost by it
+                assert "\n" not in str(error) and str(again) in str(error) and "delete" in str(error), (
+                    how,
+                    error,
+                )
+                assert (again / file).read_bytes() == content or file == "about.json", (
+                    how
+                )  # nothing is lost by it
             else:
                 for x in (name, f"{name}.sum"):
                     assert (again / x).read_bytes() == kept[x], (file, how)
@@ -161,7 +173,12 @@ def test_every_line_of_an_earlier_versions_file_is_checked(name, kinds, tmp_path
 
 def test_small_state_is_what_was_written_or_one_line(tmp_path):
     path = tmp_path / "state.json"
-    value = {"seconds": 1.25, "commit": "abc", "sizes": [1, 2, None], "within": {"é": float("nan"), "b": True}}
+    value = {
+        "seconds": 1.25,
+        "commit": "abc",
+        "sizes": [1, 2, None],
+        "within": {"é": float("nan"), "b": True},
+    }
     files.write_json(path, value)
     expected = files.read_json(path, seconds=float, commit=str, other=int | None)
     assert expected == value | {"within": {"é": None, "b": True}}
@@ -171,7 +188,9 @@ def test_small_state_is_what_was_written_or_one_line(tmp_path):
         try:
             found = files.read_json(path, seconds=float, commit=str)
         except InputError as error:
-            assert "\n" not in str(error) and str(path) in str(error) and "; delete it, and" in str(error), how
+            assert "\n" not in str(error) and str(path) in str(error) and "; delete it, and" in str(error), (
+                how
+            )
         else:  # the checksum itself may be lost
             assert {key: found.get(key) for key in expected} == expected, how
     for content in (
@@ -197,7 +216,9 @@ def test_broken_json_is_named_by_its_line_in_a_file_of_any_name(tmp_path):
 
 
 def test_a_stored_configuration_is_what_was_written_or_one_line(tmp_path):
-    cfg = OmegaConf.create({"seed": 0, "optimizer": {"lr": 1e-5, "names": ["a", "é: b"]}, "text": "two\nlines"})
+    cfg = OmegaConf.create(
+        {"seed": 0, "optimizer": {"lr": 1e-5, "names": ["a", "é: b"]}, "text": "two\nlines"}
+    )
     (tmp_path / ".hydra").mkdir()
     path = tmp_path / ".hydra/config.yaml"
     files.write_yaml(path, cfg)
@@ -269,7 +290,9 @@ def test_sweeps_refuse_what_no_command_has_written_in_one_line(content, tmp_path
 
 
 def test_a_learning_curve_leaves_out_broken_lines_and_says_so(tmp_path, capsys):
-    (tmp_path / "summary.json").write_text('{"objective": "prm", "overrides": [], "seed": 0}')  # without versions
+    (tmp_path / "summary.json").write_text(
+        '{"objective": "prm", "overrides": [], "seed": 0}'
+    )  # without versions
     lines = [json.dumps({"step": step, "loss": 1 / step}) for step in (1, 2, 3)]
     log = tmp_path / "metrics.jsonl"
     log.write_text("\n".join([*lines[:2], lines[1], "[1]", "{}", '{"step": "x"}', "", lines[2], '{"st']))
@@ -287,7 +310,9 @@ def test_a_learning_curve_leaves_out_broken_lines_and_says_so(tmp_path, capsys):
 
 def test_a_verdict_of_the_cache_is_the_one_that_was_written(tmp_path, monkeypatch, capsys):
     """One bad byte was a traceback of every command with checker=math; "different" of a right answer was taken."""
-    monkeypatch.setattr(grading, "_ask", lambda worker, gold, answer: (None, "same" if "x" in answer else "different"))
+    monkeypatch.setattr(
+        grading, "_ask", lambda worker, gold, answer: (None, "same" if "x" in answer else "different")
+    )
     cache, pairs = tmp_path / "answers.jsonl", [("x+1", "1+x"), ("x+1", "y+1"), ("2x", "x2")]
 
     def verdicts():
@@ -302,7 +327,11 @@ def test_a_verdict_of_the_cache_is_the_one_that_was_written(tmp_path, monkeypatc
         cache.write_bytes(content)
         assert verdicts()[0] == ["same", "different", "same"], how
     rows = [json.loads(line) for line in whole.splitlines()]
-    broken = [rows[0] | {"verdict": "different"}, rows[0] | {"verdict": "banana"}, rows[0] | {"verdict": ["same"]}]
+    broken = [
+        rows[0] | {"verdict": "different"},
+        rows[0] | {"verdict": "banana"},
+        rows[0] | {"verdict": ["same"]},
+    ]
     others = (DEEP, b"\xff", b"[1]", b"null", b'{"checker": ', *(json.dumps(row).encode() for row in broken))
     cache.write_bytes(b"\n".join([*others, *whole.splitlines()]))
     capsys.readouterr()
@@ -335,7 +364,9 @@ def test_a_search_that_is_kept_is_read_or_made_again(tmp_path, capsys):
             except InputError as error:
                 assert "\n" not in str(error) and f"{done}" in str(error), how
             except AttributeError:  # no policy is there to search again
-                assert capsys.readouterr().out == f"search      {file} is not what was written: searched again\n"
+                assert (
+                    capsys.readouterr().out == f"search      {file} is not what was written: searched again\n"
+                )
         path.write_bytes(content)
 
 

@@ -38,7 +38,9 @@ def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypat
     first = list(lab.policy_pool(CFG, problems, 8, 0))
     (folder,) = cache.iterdir()
     about = json.loads((folder / "about.json").read_text())
-    assert about["finished"] and about["n"] == 8 and about["sampling"]["temperature"] == 1.0 and about["weights"]
+    assert (
+        about["finished"] and about["n"] == 8 and about["sampling"]["temperature"] == 1.0 and about["weights"]
+    )
     monkeypatch.setattr(Policy, "extend", None)  # a second draw would fail
     assert list(lab.policy_pool(CFG, problems, 8, 0)) == first
     for p in first:
@@ -107,7 +109,9 @@ def test_kept_samples_are_graded_by_the_checker_of_today(kept, monkeypatch, caps
     monkeypatch.setattr(run_folder, "machine", lambda: {"processor": "another"})
     monkeypatch.setattr(tasks.TASKS["chain"], "solved", lambda problem, steps: True)
     assert all(c.correct for p in lab.policy_pool(CFG, problems, 8, 0) for c in p.candidates)
-    texts = [[p.problem, *(c.steps for c in p.candidates)] for p in pool]  # alone: the hash is the same everywhere
+    texts = [
+        [p.problem, *(c.steps for c in p.candidates)] for p in pool
+    ]  # alone: the hash is the same everywhere
     digest = hashlib.sha256("".join(map(repr, texts)).encode()).hexdigest()[:8]
     assert f"4 problems x 8 of embedded, 1.000 right, hash {digest}, kept in" in capsys.readouterr().out
 
@@ -138,8 +142,12 @@ def test_samples_become_labelled_solutions(cache):
     assert [s.id for s in rows[:2]] == ["chain/train/0/0", "chain/train/0/1"] and len(rows) == 20
     assert len({s.problem for s in rows}) == 3
     assert all(list(s.labels) == tasks.step_labels(tasks.chain, s.problem, s.steps) for s in rows)
-    values = tasks.sample_solutions(dataclasses.replace(cfg, label_kind="value"), 20, "train", 0, lab.policy_pool)
-    assert [s.steps for s in values] == [s.steps for s in rows] and any(0 < y < 1 for s in values for y in s.labels)
+    values = tasks.sample_solutions(
+        dataclasses.replace(cfg, label_kind="value"), 20, "train", 0, lab.policy_pool
+    )
+    assert [s.steps for s in values] == [s.steps for s in rows] and any(
+        0 < y < 1 for s in values for y in s.labels
+    )
 
 
 @pytest.mark.slow
@@ -162,7 +170,11 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     assert kinds and all(0 <= x["missed"] <= 1 and x["n"] for x in kinds.values())
     # What is read first fits a screen; every table stands in the report, whose first lines are the screen's.
     report = (tmp_path / "runs/e/report.txt").read_text()
-    assert len(out.splitlines()) <= 40 and "every table as text: report.txt" in out and "figures/errors.png" not in out
+    assert (
+        len(out.splitlines()) <= 40
+        and "every table as text: report.txt" in out
+        and "figures/errors.png" not in out
+    )
     shown, further = report.split("counts      ")
     assert shown in out and all(
         x in further for x in ("missed most often", "majority@8", "agreement", "differences at")
@@ -176,7 +188,9 @@ def test_an_outcome_may_be_that_all_steps_are_right():
     cfg = dataclasses.replace(CFG, samples="solver", solutions=300, test_solutions=300)
     plain, strict = (load_splits(dataclasses.replace(cfg, outcome=x), 0) for x in ("answer", "steps"))
     for a, b in zip(plain.splits["train"], strict.splits["train"], strict=True):
-        assert b == dataclasses.replace(a, outcome=float(0 not in tasks.step_labels(tasks.chain, a.problem, a.steps)))
+        assert b == dataclasses.replace(
+            a, outcome=float(0 not in tasks.step_labels(tasks.chain, a.problem, a.steps))
+        )
     lucky = [a.outcome - b.outcome for a, b in zip(plain.splits["test"], strict.splits["test"], strict=True)]
     right = sum(s.outcome for s in plain.splits["test"])
     assert set(lucky) == {0, 1} and plain.counts == strict.counts

@@ -15,16 +15,16 @@ import evaluate
 import train
 from prm_jax import InputError, tasks
 from prm_jax.data import sources
-from prm_jax.data.formats import Format
 from prm_jax.data.rows import write_rows
-from prm_jax.data.solutions import native_row
 from prm_jax.data.units import UNITS, as_probability
+from prm_jax.formats import Format
 from prm_jax.generate import labeling
 from prm_jax.generate.labeling import LABELS, MC, AdaptiveK, Labels, Noise, TreeConfig, label_file, roll_outs
 from prm_jax.generate.omegaprm import estimate
 from prm_jax.generate.sampling import Sampling
 from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
+from prm_jax.solutions import native_row
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
@@ -34,7 +34,13 @@ GRADE = functools.partial(tasks.grade, chain)
 class Solver:
     """The noisy symbolic solver as a policy: `extend` with the keys of the real one, so that nothing is sampled by a model."""
 
-    format, name, sampling, batch_rows, model = Format("plain", "\n"), "solver", Sampling(1.0, None, 1.0, 80), 32, ()
+    format, name, sampling, batch_rows, model = (
+        Format("plain", "\n"),
+        "solver",
+        Sampling(1.0, None, 1.0, 80),
+        32,
+        (),
+    )
 
     def __init__(self):
         self.asked, self.calls, self.tokens = [], [], 0
@@ -43,7 +49,9 @@ class Solver:
         self.asked += prefixes
         self.calls.append((len(prefixes), n))
         seeds = [jax.random.key_data(key).tolist() + [number] for number in numbers]
-        found = [[self.go_on(*p, [*seed, j]) for j in range(n)] for p, seed in zip(prefixes, seeds, strict=True)]
+        found = [
+            [self.go_on(*p, [*seed, j]) for j in range(n)] for p, seed in zip(prefixes, seeds, strict=True)
+        ]
         self.tokens += sum(len(c.ids_L) for own in found for c in own)
         return found
 
@@ -99,7 +107,11 @@ def test_ratio_compares_with_the_prefix_before_and_ends_where_nothing_is_right()
     assert labels("ratio", (5, 4, 8, 6, 7), 10) == [1, 1, 0, 1]  # .8, 2, .75, 7/6
     assert labels("ratio", (5, 4, 0, 3), 10) == [1, 0, None]
     assert labels("ratio", (0, 4, 5), 10) == [None, None]
-    assert labels("ratio", (5, 4, 0, 3), 10, threshold=0.0) == [1, 0, None]  # 0 for the first step after which none is
+    assert labels("ratio", (5, 4, 0, 3), 10, threshold=0.0) == [
+        1,
+        0,
+        None,
+    ]  # 0 for the first step after which none is
     other_k = [MC(4, 8), MC(13, 32), MC(12, 32)]  # 26/32, 12/13
     assert LABELS["ratio"](other_k, settings("ratio")) == [1, 1]
     assert LABELS["ratio"](other_k, settings("ratio", threshold=0.82)) == [0, 1]
@@ -110,7 +122,9 @@ def test_advantages_of_the_completer_and_of_the_best_of_several():
     assert labels("advantage", (0, 1, 6), prover=4) == [0.75, 0.75]  # Q of the best of 4: 0, 1/2, 1
     for v in (0.05, 0.5):
         assert expected(lambda r: MC(r, 8).best_of(4), v, 8) == pytest.approx(1 - (1 - v) ** 4)
-    assert np.tanh(UNITS["difference"].log_odds(0.25) / 2) == pytest.approx(0.25)  # what a file says and what it means
+    assert np.tanh(UNITS["difference"].log_odds(0.25) / 2) == pytest.approx(
+        0.25
+    )  # what a file says and what it means
     assert as_probability(0.25, "difference") == pytest.approx(labels("advantage", (4, 6))[0])
 
 
@@ -122,7 +136,9 @@ def test_counts_agree_with_the_exact_values(noise):
     """A checker that errs counts v (1 - fn) + (1 - v) fp."""
     prefixes, k = [(PROBLEM, STEPS[:t]) for t in range(4)], 1500
     found = roll_outs(Solver(), prefixes, {PROBLEM: None}, k, 0, noise, GRADE)
-    exact = chain.values(CFG, PROBLEM, ("4=4", *STEPS))  # the first line does nothing: the bare problem's value
+    exact = chain.values(
+        CFG, PROBLEM, ("4=4", *STEPS)
+    )  # the first line does nothing: the bare problem's value
     for own, v in zip(found, exact, strict=True):
         rate = v * (1 - noise.false_negative) + (1 - v) * noise.false_positive
         assert abs(estimate(own).share - rate) <= 4 * np.sqrt(0.25 / k) and sum(r.tokens for r in own) >= 0
@@ -148,12 +164,21 @@ def test_rows_say_what_made_them_and_train(tmp_path, solutions):
     path, policy = tmp_path / "a/labels.jsonl", Solver()
     rows, _ = write(path, solutions, policy)
     prefixes = {(s.problem, s.steps[:t]) for s in solutions for t in range(1, len(s.steps))}
-    assert len(rows) == 30 and set(policy.asked) == prefixes and len(policy.asked) == len(prefixes)  # each once
+    assert (
+        len(rows) == 30 and set(policy.asked) == prefixes and len(policy.asked) == len(prefixes)
+    )  # each once
     assert len(prefixes) < sum(len(s.steps) - 1 for s in solutions)
-    for row, s in zip(rows, solutions, strict=True):  # the last step has the solution's own outcome, and costs nothing
-        assert row["labels"] == [right / 8 for right in row["right"][:-1]] + [s.outcome] and row["right"][-1] is None
+    for row, s in zip(
+        rows, solutions, strict=True
+    ):  # the last step has the solution's own outcome, and costs nothing
+        assert (
+            row["labels"] == [right / 8 for right in row["right"][:-1]] + [s.outcome]
+            and row["right"][-1] is None
+        )
         assert row["k"] == (8 if len(s.steps) > 1 else None)
-        assert row["label_kind"] == "value" and row["completer"] == "solver" and row["labels"][-1] == s.outcome
+        assert (
+            row["label_kind"] == "value" and row["completer"] == "solver" and row["labels"][-1] == s.outcome
+        )
     about = json.loads((path.parent / "about.json").read_text())
     assert about["finished"] and about["noise"] == {"false_positive": 0, "false_negative": 0}
     assert about["counts"]["policy_tokens"] == sum(row["policy_tokens"] for row in rows) == policy.tokens > 0
@@ -181,7 +206,9 @@ def test_solutions_of_one_problem_stand_together_and_share_what_they_begin_with(
         assert row["labels"] == LABELS["ratio"](mc, settings("ratio"))
     moved, _ = write(tmp_path / "c/labels.jsonl", solutions, label="advantage", prover=4, noise=noise)
     assert [row["right"] for row in moved] == [row["right"] for row in rows]
-    assert {row["label_kind"] for row in moved} == {"advantage"} and {y for row in moved for y in row["labels"]} > {0.5}
+    assert {row["label_kind"] for row in moved} == {"advantage"} and {
+        y for row in moved for y in row["labels"]
+    } > {0.5}
 
 
 def test_difficulty_decides_on_the_number_of_completions(tmp_path, solutions):
@@ -214,9 +241,14 @@ def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
 
 def test_an_outcome_between_0_and_1_is_the_chance_that_the_answer_is_right(tmp_path, solutions):
     unsure = [dataclasses.replace(solutions[0], outcome=x) for x in (0.1, 0.5, 0.9)]
-    last = [write(tmp_path / f"{i}.jsonl", [s], Solver(), k=8)[0][0]["labels"][-1] for i, s in enumerate(unsure)]
+    last = [
+        write(tmp_path / f"{i}.jsonl", [s], Solver(), k=8)[0][0]["labels"][-1] for i, s in enumerate(unsure)
+    ]
     assert last == [1 / 8, 4 / 8, 7 / 8]
-    rows = [write(tmp_path / f"e{i}.jsonl", [s], Oracle(), label="first_error", k=2)[0] for i, s in enumerate(unsure)]
+    rows = [
+        write(tmp_path / f"e{i}.jsonl", [s], Oracle(), label="first_error", k=2)[0]
+        for i, s in enumerate(unsure)
+    ]
     assert [set(row["labels"]) == {1.0} for (row,) in rows[1:]] == [True, True]
 
 
@@ -243,7 +275,9 @@ def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
 def test_bisection_sees_the_completions_that_a_scan_sees(tmp_path, solutions):
     scan, _ = write(tmp_path / "a/labels.jsonl", solutions)
     rows, _ = write(tmp_path / "b/labels.jsonl", solutions, label="first_error")
-    asked = [(x, y) for row, all_of in zip(rows, scan, strict=True) for x, y in zip(row["right"], all_of["right"])]
+    asked = [
+        (x, y) for row, all_of in zip(rows, scan, strict=True) for x, y in zip(row["right"], all_of["right"])
+    ]
     assert sum(x is not None for x, _ in asked) > 10 and all(x in (y, None) for x, y in asked)
     for row, all_of, s in zip(rows, scan, solutions, strict=True):
         alive = [right > 0 for right in all_of["right"][:-1]] + [bool(s.outcome)]
@@ -280,7 +314,9 @@ def test_completions_without_an_answer_are_counted(tmp_path, solutions):
         def go_on(self, problem, steps, seed):
             reason = "eos" if seed[-1] % 2 else "length"  # every other one is cut, though its answer is right
             text = (
-                f"{chain.gold_answer(problem)}={chain.gold_answer(problem)}\n" if reason == "length" else "who knows\n"
+                f"{chain.gold_answer(problem)}={chain.gold_answer(problem)}\n"
+                if reason == "length"
+                else "who knows\n"
             )
             return Continuation(np.zeros(3, np.int32), np.zeros(3), text, reason)
 
@@ -301,7 +337,11 @@ def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, soluti
     assert len(rows) == 6 and {y for row in rows for y in row["labels"]} <= {0, 0.25, 0.5, 0.75, 1}
     # A finished solution is worth its outcome: its completion is the end alone.
     assert all(abs(row["labels"][-1] - row["outcome"]) < 0.5 for row in rows)
-    assert "policy_tokens" in out and "data.label_kind=value" in out and {row["task"] for row in rows} == {"chain"}
+    assert (
+        "policy_tokens" in out
+        and "data.label_kind=value" in out
+        and {row["task"] for row in rows} == {"chain"}
+    )
     before = (tmp_path / "a/labels.jsonl").read_bytes()
     printed(labeling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a/labels.jsonl").read_bytes() == before
@@ -316,10 +356,15 @@ def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, soluti
 
 def test_advantages_are_a_kind_of_their_own(monkeypatch, tmp_path, solutions):
     write(tmp_path / "labels.jsonl", solutions, label="advantage", prover=4)
-    file, steps = f"data.path={tmp_path}/labels.jsonl", ("steps=2", "batch.rows=2", "eval.every=2", "batch.tokens=256")
+    file, steps = (
+        f"data.path={tmp_path}/labels.jsonl",
+        ("steps=2", "batch.rows=2", "eval.every=2", "batch.tokens=256"),
+    )
     asked = ("data=jsonl", file, "data.folds=4", *steps)
     kind = "data.label_kind=advantage"
-    error = call(train.main, monkeypatch, "train.py", *asked, kind, "data.after_first_error=mask", "hydra.run.dir=b")
+    error = call(
+        train.main, monkeypatch, "train.py", *asked, kind, "data.after_first_error=mask", "hydra.run.dir=b"
+    )
     assert "data.after_first_error: got 'mask', expected keep with label_kind=advantage" in error
     printed(train.main, monkeypatch, *asked, kind, f"hydra.run.dir={tmp_path}/c", cwd=tmp_path)
     assert json.loads((tmp_path / "c/summary.json").read_text())["label_kind"] == "advantage"

@@ -13,12 +13,12 @@ from conftest import printed
 import evaluate
 from prm_jax import InputError, rerank
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.formats import Format, encode
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
 from prm_jax.data.questions import Question
 from prm_jax.data.steps import step_of_tokens, step_sums
 from prm_jax.evals import pool_metrics, steps
 from prm_jax.evals.pool_arrays import pool_arrays
+from prm_jax.formats import Format, encode
 from prm_jax.generate.sampling import Sampling, draw_pool, open_policy
 from prm_jax.generate.search import beam
 from prm_jax.generate.search_state import SearchState
@@ -67,7 +67,11 @@ def test_a_search_keeps_it_through_steps_of_their_own_and_lookahead(policy):
 
 
 def test_the_policy_is_a_verifier_by_the_probability_of_each_step(policy):
-    rows = [(PROBLEMS[0], ("2+3=5", "5*4=6")), (PROBLEMS[1], ("5-1=4", "4min3=3", "3*6=4")), (PROBLEMS[0], ("2+3=5",))]
+    rows = [
+        (PROBLEMS[0], ("2+3=5", "5*4=6")),
+        (PROBLEMS[1], ("5-1=4", "4min3=3", "3*6=4")),
+        (PROBLEMS[0], ("2+3=5",)),
+    ]
     for name, data in (("policy", {"policy": "embedded"}), ("policy:embedded", None)):
         scorer = open_verifier(name, OpenOptions(data=data))
         for (problem, texts), logit_T in zip(rows, scorer.score(rows), strict=True):
@@ -75,13 +79,19 @@ def test_the_policy_is_a_verifier_by_the_probability_of_each_step(policy):
             np.testing.assert_allclose(logp_T, forced(policy, problem, texts, False), atol=1e-4)
     with pytest.raises(InputError, match="policy_prm"):  # a name that begins so is another verifier's
         open_verifier("policy_prm", OpenOptions(data={"policy": "embedded"}))
-    with pytest.raises(InputError, match="checkpoint: got 'policy', expected policy:NAME, a language model, where"):
+    with pytest.raises(
+        InputError, match="checkpoint: got 'policy', expected policy:NAME, a language model, where"
+    ):
         open_verifier("policy", OpenOptions())
-    with pytest.raises(InputError, match="got 'policy:embedded_orm', expected a language model, not a verifier"):
+    with pytest.raises(
+        InputError, match="got 'policy:embedded_orm', expected a language model, not a verifier"
+    ):
         open_verifier("policy:embedded_orm", OpenOptions())
 
 
-def test_another_models_likelihood_is_not_stored_as_that_of_the_policy_that_drew_the_pool(tmp_path, monkeypatch):
+def test_another_models_likelihood_is_not_stored_as_that_of_the_policy_that_drew_the_pool(
+    tmp_path, monkeypatch
+):
     pool = [
         Problem(
             "p",
@@ -108,7 +118,11 @@ def test_tokens_belong_to_the_step_that_they_end():
 
 def candidate(text: str, logit: float, logp: float, correct: bool, answer: str) -> Candidate:
     return Candidate(
-        tuple(text), answer, correct, step_scores={"prm": (logit,) * len(text)}, logp=(logp / len(text),) * len(text)
+        tuple(text),
+        answer,
+        correct,
+        step_scores={"prm": (logit,) * len(text)},
+        logp=(logp / len(text),) * len(text),
     )
 
 
@@ -141,7 +155,9 @@ def test_best_of_n_with_the_policy_is_the_arg_max_of_its_law_over_distinct_texts
 
     for n in range(1, 6):
         subsets = [[won(s) for s in itertools.combinations(p.candidates, n)] for p in POOL]
-        assert numbers["with_policy_curve"][n - 1] == pytest.approx(np.mean([np.mean(x) for x in subsets]), abs=1e-6)
+        assert numbers["with_policy_curve"][n - 1] == pytest.approx(
+            np.mean([np.mean(x) for x in subsets]), abs=1e-6
+        )
     assert numbers["with_policy_curve"] != numbers["curve"]
     same = measured(POOL, 0.0)["scorers"]["prm"]["prod"]
     assert same["with_policy_curve"] == same["curve"]
@@ -182,11 +198,17 @@ def test_votes_stand_in_for_a_policy_that_is_not_known_and_cut_texts_need_none()
     result = pool_metrics.pool_results(
         pool_arrays(pool), ["prm"], pool_metrics.Rules("probability", "prod", "share", 9), 0
     )
-    assert result["policy_source"] == "votes" and list(result["scorers"]["prm"]["prod"]["with_policy"]) == ["5"]
+    assert result["policy_source"] == "votes" and list(result["scorers"]["prm"]["prod"]["with_policy"]) == [
+        "5"
+    ]
     np.testing.assert_allclose(pool_arrays(pool).log_reference()[0], np.log([[0.6, 0.2, 0.6, 0.2, 0.6]]))
     cut = dataclasses.replace(D, logp=None, finished=False)
     arrays = pool_arrays([dataclasses.replace(POOL[0], candidates=(A, B, cut))])
-    assert arrays.log_reference()[1] == "policy" and arrays.reference_PN[0, 2] == 0 and "policy" in arrays.lacking
+    assert (
+        arrays.log_reference()[1] == "policy"
+        and arrays.reference_PN[0, 2] == 0
+        and "policy" in arrays.lacking
+    )
 
 
 def test_the_arg_max_of_a_tilted_law_is_that_of_the_score_with_its_reference(rng):

@@ -59,7 +59,11 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
     moved = {key for key in after if not np.array_equal(before[key], after[key])}
     updates = {f".blocks.{name}.{ab}.value" for name in LORA.targets for ab in "ab"}
     assert moved == updates | {".w_head.value", ".b_head.value"}
-    assert optax.tree.get(opt.opt_state, "mu").keys() == {"blocks", "w_head", "b_head"}  # none for what is frozen
+    assert optax.tree.get(opt.opt_state, "mu").keys() == {
+        "blocks",
+        "w_head",
+        "b_head",
+    }  # none for what is frozen
     scores = step_log_odds(model, batch)
     w_q = model.blocks.w_q
     expected = np.asarray(w_q.base[...]) + 2.0 * np.asarray(w_q.a[...]) @ np.asarray(w_q.b[...])

@@ -12,11 +12,11 @@ from conftest import TINY
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.data.examples import Example, step_weights
-from prm_jax.data.packing import pack_batch
+from prm_jax.examples import Example, step_weights
 from prm_jax.launch.config import parse
 from prm_jax.losses import STEP_LOSSES, Loss, bce, implicit_logit, next_token_loss
 from prm_jax.model import PRM, matrix
+from prm_jax.packing import pack_batch
 from prm_jax.scoring import log_ratio, step_ratios
 from prm_jax.training import (
     TRAINABLE,
@@ -81,10 +81,14 @@ def test_binary_head_equals_trl_loss(rng):
     cfg = LossConfig("prm", "bce", 1.0, 0.0)
     sums = eval_step(model, batch, cfg)
     ours = float(sums["step"] / sums["n_steps"])
-    logit_BTC = model.step_logits(model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"]))
+    logit_BTC = model.step_logits(
+        model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"])
+    )
     labels = np.where(batch["weight"] > 0, np.nan_to_num(batch["label"]), -100).astype(int)
     theirs = torch.nn.functional.cross_entropy(
-        torch.tensor(np.asarray(logit_BTC)).reshape(-1, 2), torch.tensor(labels).reshape(-1), ignore_index=-100
+        torch.tensor(np.asarray(logit_BTC)).reshape(-1, 2),
+        torch.tensor(labels).reshape(-1),
+        ignore_index=-100,
     )
     assert int(sums["n_steps"]) == 6
     np.testing.assert_allclose(ours, float(theirs), atol=1e-5)
@@ -136,7 +140,9 @@ def test_focal_and_mse_equal_pytorch_and_soft_labels_by_hand(rng):
     np.testing.assert_allclose(step_loss("mse", log3, half, pos_weight=3.0), [[2 / 16]], rtol=1e-6)
     expected = -0.5 * (0.25**2 * math.log(0.75) + 0.75**2 * math.log(0.25))
     np.testing.assert_allclose(step_loss("focal", log3, half), [[expected]], rtol=1e-6)
-    np.testing.assert_allclose(step_loss("focal", log3, half, gamma=0.0), step_loss("bce", log3, half), rtol=1e-6)
+    np.testing.assert_allclose(
+        step_loss("focal", log3, half, gamma=0.0), step_loss("bce", log3, half), rtol=1e-6
+    )
 
 
 def test_pairwise_by_hand():
@@ -153,7 +159,9 @@ def test_pairwise_by_hand():
     # Outcomes have no depth: each right solution with each wrong one, the mean over partners.
     batch = steps_batch([[1, 0, 0]], [[0, 1, 2]], np.zeros((1, 3), int))
     a, b = math.log1p(math.exp(-1.0)), math.log1p(math.exp(1.0))
-    np.testing.assert_allclose(step_loss("pairwise", [[0.0, -1.0, 1.0]], batch), [[(a + b) / 2, a, b]], rtol=1e-6)
+    np.testing.assert_allclose(
+        step_loss("pairwise", [[0.0, -1.0, 1.0]], batch), [[(a + b) / 2, a, b]], rtol=1e-6
+    )
 
 
 def authors_pqm(z, label, zeta):
@@ -222,7 +230,8 @@ def test_the_implicit_logit_equals_the_scorer_s_sum_of_step_scores(rng):
     """Two solutions in a row of one and one in another: what training reads at the last mark is what scoring sums."""
     policy, reference = (PRM(TINY, rngs=nnx.Rngs(seed)) for seed in (0, 1))
     examples = [
-        example(rng, n, marks, [nan] * (len(marks) - 1) + [1]) for n, marks in ((9, [4, 8]), (6, [3, 5]), (12, [5, 9]))
+        example(rng, n, marks, [nan] * (len(marks) - 1) + [1])
+        for n, marks in ((9, [4, 8]), (6, [3, 5]), (12, [5, 9]))
     ]
     rows = [[0, 1], [2]]
     examples = with_reference(examples, reference, 16, 2)
@@ -231,14 +240,21 @@ def test_the_implicit_logit_equals_the_scorer_s_sum_of_step_scores(rng):
     logit_BT = implicit_logit(policy.vocab_logits(x_BLD), batch, 0.3)
     for b, k, i in ((0, 0, 0), (0, 1, 1), (1, 0, 2)):
         e = examples[i]
-        ids, pos, alone = e.ids_L[None], np.arange(len(e.ids_L))[None], np.full((1, len(e.ids_L)), len(e.ids_L) - 1)
+        ids, pos, alone = (
+            e.ids_L[None],
+            np.arange(len(e.ids_L))[None],
+            np.full((1, len(e.ids_L)), len(e.ids_L) - 1),
+        )
         ratio_BL = log_ratio(policy, reference, {"ids": ids, "pos": pos, "visible_until": alone})
         score_T = step_ratios(0.3, np.asarray(ratio_BL)[0], e)
         np.testing.assert_allclose(logit_BT[b, 2 * k : 2 * k + 2], np.cumsum(score_T), atol=1e-5)
     # CE by hand: only the last marks, which have the outcome, count.
     sums = eval_step(policy, batch, LossConfig("implicit", "bce", 1.0, 0.0, beta=0.3))
     last = np.array([logit_BT[0, 1], logit_BT[0, 3], logit_BT[1, 1]])
-    assert float(sums["step"]) == pytest.approx(np.log1p(np.exp(-last)).sum(), rel=1e-5) and float(sums["n_steps"]) == 3
+    assert (
+        float(sums["step"]) == pytest.approx(np.log1p(np.exp(-last)).sum(), rel=1e-5)
+        and float(sums["n_steps"]) == 3
+    )
 
 
 def test_step_weights_have_mean_one():
@@ -297,7 +313,9 @@ def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng)
         before = nnx.state(model).to_pure_dict()
         before = jax.tree.map(np.asarray, before)
         opt = make_optimizer(model, dataclasses.replace(OPT, trainable=trains), 10)
-        model, opt, metrics = train_step(model, opt, batch, LossConfig("prm", "bce", 1.0, 0.0), jax.random.key(0))
+        model, opt, metrics = train_step(
+            model, opt, batch, LossConfig("prm", "bce", 1.0, 0.0), jax.random.key(0)
+        )
         assert np.isfinite(float(metrics["loss"]))
         moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, nnx.state(model).to_pure_dict())
         assert moved.pop("w_head") and moved.pop("b_head")
@@ -384,7 +402,9 @@ def test_quantiles_are_learned_by_their_loss_and_no_other_head_by_it(head, step,
     """Else outer quantiles stay untrained, and three ratings become quantiles, without a word."""
     model = PRM(dataclasses.replace(TINY, head=head), rngs=nnx.Rngs(0))
     with pytest.raises(InputError, match=f"loss.step: got '{step}' with model.head={head}"):
-        eval_step(model, batch_of([[example(rng, 9, [3, 6], [1, 0])]], 16, 2), LossConfig("prm", step, 1.0, 0.0))
+        eval_step(
+            model, batch_of([[example(rng, 9, [3, 6], [1, 0])]], 16, 2), LossConfig("prm", step, 1.0, 0.0)
+        )
 
 
 def test_a_loss_that_compares_solutions_has_to_say_so(monkeypatch, tiny_model, rng):
@@ -422,9 +442,12 @@ def test_weights_of_sources_go_down_the_trusted_loss_through_the_models_step(rng
     np.testing.assert_allclose(np.asarray(logit_S - moved_S), slope_S / np.linalg.norm(slope_S), atol=0.02)
     assert float(loss) > 0
     model, sure_S = step(jnp.array([99.0, 0.0, 0.0]), 0.0)[:2]
-    alone = nnx.jit(nnx.grad(lambda model: combine(loss_terms(model, trusted, cfg), trusted, cfg)[0]))(tiny_model)
+    alone = nnx.jit(nnx.grad(lambda model: combine(loss_terms(model, trusted, cfg), trusted, cfg)[0]))(
+        tiny_model
+    )
     for old, new, grad in zip(
-        *map(jax.tree.leaves, (nnx.state(tiny_model, nnx.Param), nnx.state(model, nnx.Param), alone)), strict=True
+        *map(jax.tree.leaves, (nnx.state(tiny_model, nnx.Param), nnx.state(model, nnx.Param), alone)),
+        strict=True,
     ):
         np.testing.assert_allclose(new, old - lr * grad, rtol=1e-5, atol=1e-6)
     assert sure_S.tolist() == [99.0, 0.0, 0.0]

@@ -64,9 +64,14 @@ def test_soft_auroc_is_auroc_over_the_outcomes_that_chances_stand_for(rng):
     assert metrics.soft_auroc(score, score > 0.6) == pytest.approx(metrics.auroc(score, score > 0.6))
     p = rng.integers(0, 5, 40) / 4
     ones = (4 * p).astype(int)
-    rows = [(s, y) for s, n in zip(score, ones, strict=True) for y in [True] * n + [False] * (4 - n)]  # 4 outcomes each
+    rows = [
+        (s, y) for s, n in zip(score, ones, strict=True) for y in [True] * n + [False] * (4 - n)
+    ]  # 4 outcomes each
     assert metrics.soft_auroc(score, p) == pytest.approx(metrics.auroc(*zip(*rows, strict=True)))
-    assert metrics.soft_auroc([0.1, 0.9], [0.0, 1.0]) == 1 and metrics.soft_auroc([0.2, 0.8], [0.25, 0.75]) == 0.75
+    assert (
+        metrics.soft_auroc([0.1, 0.9], [0.0, 1.0]) == 1
+        and metrics.soft_auroc([0.2, 0.8], [0.25, 0.75]) == 0.75
+    )
     assert np.isnan(metrics.soft_auroc([0.2, 0.8], [1.0, 1.0]))
 
 
@@ -153,7 +158,13 @@ def test_calibrated_forecasts_and_the_constant_forecaster():
 
 @pytest.mark.parametrize(
     "scores, threshold, expected",
-    [([0.9, 0.4, 0.2], 0.5, 1), ([0.9, 0.5], 0.5, -1), ([0.1, 0.9], 0.5, 0), ([0.9, 0.6], 0.7, 1), ([], 0.5, -1)],
+    [
+        ([0.9, 0.4, 0.2], 0.5, 1),
+        ([0.9, 0.5], 0.5, -1),
+        ([0.1, 0.9], 0.5, 0),
+        ([0.9, 0.6], 0.7, 1),
+        ([], 0.5, -1),
+    ],
 )
 def test_predict_first_error(scores, threshold, expected):
     assert metrics.predict_first_error(scores, threshold) == expected
@@ -306,7 +317,9 @@ def test_later_steps_by_hand():
     p = [(0.9, 0.1, 0.6, 0.7, 0.4, 0.9, 0.2), (0.1, 0.9, 0.3, 0.9), (0.5, 0.1, 0.1), (0.1, 0.1, 0.9)]
     found = later.later_steps([np.array(x) for x in p], labels, ["a", "b", "c", "d"], 0.5, 0)
     # bad: .6 (goes on), .2 and .9 (new); good: .7 and .3 (corrections), .4 (after a good one)
-    assert found["propagation_seen"] == 0 and found["new_errors_seen"] == 0.5 and found["cessation_seen"] == 0.5
+    assert (
+        found["propagation_seen"] == 0 and found["new_errors_seen"] == 0.5 and found["cessation_seen"] == 0.5
+    )
     assert found["later_auroc"] == pytest.approx(4 / 9)  # .7 above .6 and .2, .3 and .4 above .2
     assert found["later"]["counts"] == {"steps": 6, "propagation": 1, "new_errors": 2, "cessation": 2}
     assert found["later"]["intervals"].keys() == later.SHOWN.keys()
@@ -418,7 +431,9 @@ def test_baselines_score_each_step_alone():
 
 def test_baselines_bad_input_and_missing_class():
     empty = Steps([], [], [])
-    assert baseline_aurocs(empty, empty) == {}  # a training file without a label: traceback of task=steps before
+    assert (
+        baseline_aurocs(empty, empty) == {}
+    )  # a training file without a label: traceback of task=steps before
     one_class = Steps([0, 1], [[1, 2], [2, 3]], [1, 1])
     assert all(np.isnan(x) for x in baseline_aurocs(one_class, one_class).values())
     assert all(np.isnan(x) for x in baseline_aurocs(one_class, empty).values())

@@ -14,7 +14,16 @@ from prm_jax.data.pools import Candidate
 from prm_jax.data.rows import read_rows
 from prm_jax.evals.mining import count, different, mine
 
-WRITTEN = [("a", True), ("b", False), ("a", True), ("c", False), ("b", False), ("d", False), ("e", True), ("f", False)]
+WRITTEN = [
+    ("a", True),
+    ("b", False),
+    ("a", True),
+    ("c", False),
+    ("b", False),
+    ("d", False),
+    ("e", True),
+    ("f", False),
+]
 CANDIDATES = tuple(Candidate((step,), correct=right) for step, right in WRITTEN)
 SCORE_N = np.array([-1.0, -5.0, -1.0, -2.0, -5.0, -3.0, -4.0, -6.0])
 
@@ -45,10 +54,13 @@ SMALL = (
 
 
 def test_files_hold_equally_many_labelled_solutions_of_the_same_training_problems(tmp_path, monkeypatch):
-    out = printed(evaluate.main, monkeypatch, *SMALL, "checkpoint=checker-0-3", "hydra.run.dir=run", cwd=tmp_path)
+    out = printed(
+        evaluate.main, monkeypatch, *SMALL, "checkpoint=checker-0-3", "hydra.run.dir=run", cwd=tmp_path
+    )
     results = json.loads((tmp_path / "run/results.json").read_text())
     rows = {
-        name: sources.load(tmp_path / f"run/{name}.jsonl", "native")[0] for name in ("mined", "uniform", "validation")
+        name: sources.load(tmp_path / f"run/{name}.jsonl", "native")[0]
+        for name in ("mined", "uniform", "validation")
     }
     assert {name: len(found) for name, found in rows.items()} == {"mined": 25, "uniform": 25, "validation": 7}
     assert [s.problem for s in rows["mined"]] == [s.problem for s in rows["uniform"]]
@@ -67,19 +79,28 @@ def test_files_and_the_next_command_say_what_the_labels_mean(tmp_path, monkeypat
     """Countdown's are values: trained as correctness, all after the first 0 would be masked."""
     data = ("data=countdown", "solutions=10", "kept=5", "samples=8", "validation_solutions=4")
     out = printed(
-        evaluate.main, monkeypatch, "task=mining", *data, "checkpoint=random", "hydra.run.dir=run", cwd=tmp_path
+        evaluate.main,
+        monkeypatch,
+        "task=mining",
+        *data,
+        "checkpoint=random",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
     )
     for name in ("mined", "uniform", "validation"):
         rows = [row for _, row in read_rows(tmp_path / f"run/{name}.jsonl")]
-        assert {row["label_kind"] for row in rows} == {"value"} and all(row["ratings"] is None for row in rows)
+        assert {row["label_kind"] for row in rows} == {"value"} and all(
+            row["ratings"] is None for row in rows
+        )
     files = "data.path=run/mined.jsonl data.validation_path=run/validation.jsonl"
     assert re.search(f"next .*{files} data.label_kind=value$".replace("run/", r"\S*run/"), out, re.MULTILINE)
     assert "with a value below .5" in out and "with a wrong step" not in out
     monkeypatch.chdir(tmp_path)
     asked = ("data=jsonl", "data.path=run/mined.jsonl", "hydra.run.dir=t")
     error = call(train.main, monkeypatch, "train.py", *asked)
-    assert "data.label_kind: got correctness, expected value, as run/mined.jsonl line 1 states" in error.replace(
-        "'", ""
+    assert (
+        "data.label_kind: got correctness, expected value, as run/mined.jsonl line 1 states"
+        in error.replace("'", "")
     )
 
 

@@ -23,7 +23,11 @@ def bbm(error=None, steps=("a", "b", "c"), answer="7"):
 
 
 def mr(verdict="correct", error="N/A", answer="correct", **more):
-    found = {"solution_correctness": verdict, "solution_first_error_step": error, "answer_correctness": answer}
+    found = {
+        "solution_correctness": verdict,
+        "solution_first_error_step": error,
+        "answer_correctness": answer,
+    }
     row = {"question": "q", "model_output_steps": ["Step 1: a", "Step 2: b"], "question_type": "POT"}
     return row | {f"model_output_{name}": x for name, x in found.items()} | more
 
@@ -33,11 +37,16 @@ def test_big_bench_mistake_on_the_real_file():
     solutions, _ = load(path, "big_bench_mistake")
     raw = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(solutions) == 300 and sum(0.0 in s.labels for s in solutions) == 238
-    assert sum(s.outcome for s in solutions) == 45 and sum(s.outcome == 1 and 0.0 in s.labels for s in solutions) == 1
+    assert (
+        sum(s.outcome for s in solutions) == 45
+        and sum(s.outcome == 1 and 0.0 in s.labels for s in solutions) == 1
+    )
     for s, row in zip(solutions, raw, strict=True):
         error = row["mistake_index"]
         expected = (
-            [1.0] * len(s.steps) if error is None else [1.0] * error + [0.0] + [None] * (len(s.steps) - error - 1)
+            [1.0] * len(s.steps)
+            if error is None
+            else [1.0] * error + [0.0] + [None] * (len(s.steps) - error - 1)
         )
         assert list(s.labels) == expected and s.problem == row["input"]
 
@@ -46,10 +55,16 @@ def test_mr_gsm8k_rows(tmp_path):
     rows = [mr(), mr("wrong", 2, "wrong"), mr("wrong", "1"), mr("wrong", "N/A")]
     solutions, counts = load(write(tmp_path / "m.jsonl", *rows), "mr_gsm8k")
     assert [s.labels for s in solutions] == [(1, 1), (1, 0), (0, None)]
-    assert [s.outcome for s in solutions] == [1, 0, 1] and counts["wrong_solutions_without_a_place_dropped"] == 1
-    with pytest.raises(InputError, match="line 1: model_output_solution_first_error_step: found 3, expected 1 to 2"):
+    assert [s.outcome for s in solutions] == [1, 0, 1] and counts[
+        "wrong_solutions_without_a_place_dropped"
+    ] == 1
+    with pytest.raises(
+        InputError, match="line 1: model_output_solution_first_error_step: found 3, expected 1 to 2"
+    ):
         load(write(tmp_path / "far.jsonl", mr("wrong", 3)), "mr_gsm8k")
-    with pytest.raises(InputError, match="first_error_step: found '²', expected a step number from 1, or N/A"):
+    with pytest.raises(
+        InputError, match="first_error_step: found '²', expected a step number from 1, or N/A"
+    ):
         load(write(tmp_path / "odd.jsonl", mr("wrong", "²")), "mr_gsm8k")
 
 
@@ -64,7 +79,9 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
     hidden = {name: hide(x) for name, x in plain.items()} | {"canary": "a canary"}
     number = hidden | {"question": hide("41")}
     [a, b, c], _ = load(write(tmp_path / "h.jsonl", plain, hidden, number), "hard2verify", duplicates="keep")
-    assert (a.problem, a.steps, a.labels) == (b.problem, b.steps, b.labels) == ("x = 1?", ("é", "b"), (1.0, 0.0))
+    assert (
+        (a.problem, a.steps, a.labels) == (b.problem, b.steps, b.labels) == ("x = 1?", ("é", "b"), (1.0, 0.0))
+    )
     assert c.problem == "41"
     with pytest.raises(InputError, match=r"line 1: human_labels\[1\]: found 2, expected 0 or 1"):
         load(write(tmp_path / "bad.jsonl", plain | {"human_labels": [1, 2]}), "hard2verify")
@@ -73,11 +90,24 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
 def delta(errors=(2,), unuseful=(), judged=4, **more):
     """A hand-written row of DeltaBench's layout; people judged the first `judged` of five sections."""
     info = [
-        {"section_number": n, "reasoning_correctness": "01"[n in errors] if n <= judged else ""} for n in range(1, 7)
+        {"section_number": n, "reasoning_correctness": "01"[n in errors] if n <= judged else ""}
+        for n in range(1, 7)
     ]
-    sections = [{"start": 1, "end": 2, "description": "d", "content": text} for text in "abcd"] + [{"section": "e"}]
-    row = {"id": "x", "question": "q", "answer": "7", "long_cot": "abcde", "sections": sections, "final_correct": 0}
-    numbers = {"reason_error_section_numbers": list(errors), "reason_unuseful_section_numbers": list(unuseful)}
+    sections = [{"start": 1, "end": 2, "description": "d", "content": text} for text in "abcd"] + [
+        {"section": "e"}
+    ]
+    row = {
+        "id": "x",
+        "question": "q",
+        "answer": "7",
+        "long_cot": "abcde",
+        "sections": sections,
+        "final_correct": 0,
+    }
+    numbers = {
+        "reason_error_section_numbers": list(errors),
+        "reason_unuseful_section_numbers": list(unuseful),
+    }
     return row | numbers | {"sections_labeled_info": info} | more
 
 
@@ -135,7 +165,11 @@ def test_toolprmbench_rows_are_pairs(tmp_path):
 
 def test_mcc_by_hand():
     y, says = np.array([1, 1, 1, 0, 0, 0], bool), np.array([1, 1, 0, 1, 0, 0], bool)
-    assert mcc(y, says) == pytest.approx((2 * 2 - 1 * 1) / 9) and mcc(y, y) == pytest.approx(1) and mcc(y, ~y | y) == 0
+    assert (
+        mcc(y, says) == pytest.approx((2 * 2 - 1 * 1) / 9)
+        and mcc(y, y) == pytest.approx(1)
+        and mcc(y, ~y | y) == 0
+    )
 
 
 def command(monkeypatch, tmp_path, kind, rows, scores, ids=None):
@@ -150,17 +184,24 @@ def command(monkeypatch, tmp_path, kind, rows, scores, ids=None):
 
 def test_first_mistakes_by_the_sets_own_metric(monkeypatch, tmp_path):
     rows = [bbm(1), bbm(0, answer="8"), bbm(), bbm(steps=("z", "y"))]
-    scores = [[0.9, 0.2, 0.9], [0.9, 0.1, 0.9], [0.5, 0.6, 0.7], [0.9, 0.1]]  # found; too late; found; a false alarm
+    scores = [
+        [0.9, 0.2, 0.9],
+        [0.9, 0.1, 0.9],
+        [0.5, 0.6, 0.7],
+        [0.9, 0.1],
+    ]  # found; too late; found; a false alarm
     results, out = command(monkeypatch, tmp_path, "big_bench_mistake", rows, scores)
     x = results["all"]
     assert x["numbers"]["location_accuracy"] == 0.5 and results["groups"]["g"] == x and "the set's own" in out
     assert (x["n"], x["n_error"], x["n_steps"], x["n_bad_steps"]) == (4, 2, 2 + 1 + 3 + 2, 2)
-    assert (x["numbers"]["accuracy_error"], x["numbers"]["accuracy_clean"], x["numbers"]["first_error_f1"]) == (
-        0.5,
-        0.5,
-        0.5,
-    )
-    assert x["numbers"]["solution_balanced_f1"] == pytest.approx(2 * 0.5 * 1 / 1.5)  # sound: 1 of 2; unsound: 2 of 2
+    assert (
+        x["numbers"]["accuracy_error"],
+        x["numbers"]["accuracy_clean"],
+        x["numbers"]["first_error_f1"],
+    ) == (0.5, 0.5, 0.5)
+    assert x["numbers"]["solution_balanced_f1"] == pytest.approx(
+        2 * 0.5 * 1 / 1.5
+    )  # sound: 1 of 2; unsound: 2 of 2
 
 
 def test_mr_gsm8k_by_question_type(monkeypatch, tmp_path):
@@ -180,7 +221,8 @@ def test_mr_gsm8k_by_question_type(monkeypatch, tmp_path):
 
 def test_hard2verify_s_balanced_f1_of_steps_counts_those_after_an_error(monkeypatch, tmp_path):
     rows = [
-        {"question": "q", "model_response_by_step": ["a", "b", "c"], "human_labels": y} for y in ([1, 0, 0], [1, 1, 0])
+        {"question": "q", "model_response_by_step": ["a", "b", "c"], "human_labels": y}
+        for y in ([1, 0, 0], [1, 1, 0])
     ]
     results, _ = command(monkeypatch, tmp_path, "hard2verify", rows, [[0.9, 0.1, 0.9], [0.9, 0.1, 0.1]])
     x = results["all"]["numbers"]
@@ -212,14 +254,31 @@ def test_a_set_must_be_named(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "s.jsonl")
     error = call(evaluate.main, monkeypatch, "evaluate.py", "task=mistakes", "scores_file=s.jsonl")
-    assert "data: got 'of_run', expected data=NAME, a set of labelled mistakes: big_bench_mistake, mr_gsm8k" in error
+    assert (
+        "data: got 'of_run', expected data=NAME, a set of labelled mistakes: big_bench_mistake, mr_gsm8k"
+        in error
+    )
 
 
 def test_socratic_prmbench_has_groups_of_its_own(monkeypatch, tmp_path):
-    row = {"modified_question": "m", "question": "q", "modified_process": ["a", "b"], "error_steps": [2], "idx": "1"}
-    path = write(tmp_path / "p.jsonl", *(row | {"classification": name} for name in SOCRATIC_GROUPS["transformation"]))
+    row = {
+        "modified_question": "m",
+        "question": "q",
+        "modified_process": ["a", "b"],
+        "error_steps": [2],
+        "idx": "1",
+    }
+    path = write(
+        tmp_path / "p.jsonl", *(row | {"classification": name} for name in SOCRATIC_GROUPS["transformation"])
+    )
     write(tmp_path / "s.jsonl", *({"id": f"p.jsonl:{n}", "scores": [0.9, 0.1]} for n in (1, 2)))
-    asked = ["task=prmbench", "data=socratic_prmbench", f"data.path={path}", "scores_file=s.jsonl", "hydra.run.dir=out"]
+    asked = [
+        "task=prmbench",
+        "data=socratic_prmbench",
+        f"data.path={path}",
+        "scores_file=s.jsonl",
+        "hydra.run.dir=out",
+    ]
     printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["groups"]["transformation"] == {

@@ -42,7 +42,9 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(tiny_model, rng):
     visible_until_BL = np.array([[6] * 7 + [11] * 5 + [16] * 4])
     packed = tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, visible_until_BL)))[0]
     for row, part in ((a, packed[:7]), (b, packed[7:12])):
-        alone = tiny_model(jnp.asarray(row)[None], jnp.arange(len(row))[None], jnp.full((1, len(row)), len(row) - 1))
+        alone = tiny_model(
+            jnp.asarray(row)[None], jnp.arange(len(row))[None], jnp.full((1, len(row)), len(row) - 1)
+        )
         np.testing.assert_allclose(part, alone[0], atol=1e-5)
     ids_BL[0, 12:] = 9
     np.testing.assert_array_equal(
@@ -70,7 +72,9 @@ def test_remat_and_jit_change_nothing(rng, how, dtype, L):
     plain, remat = (
         PRM(dataclasses.replace(TINY, dtype=dtype, remat=remat), rngs=nnx.Rngs(0)) for remat in ("none", how)
     )
-    for mine, theirs in zip(*(jax.tree.leaves(jax.jit(jax.grad(loss))(m)) for m in (plain, remat)), strict=True):
+    for mine, theirs in zip(
+        *(jax.tree.leaves(jax.jit(jax.grad(loss))(m)) for m in (plain, remat)), strict=True
+    ):
         scale = {"float32": 1e-5, "bfloat16": 0.02}[dtype] * np.abs(theirs).max()
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=scale)
     at = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
@@ -123,7 +127,9 @@ def test_good_logit_of_each_head():
     np.testing.assert_allclose(good_logit(jnp.array([[[1.5]]]), "scalar"), [[1.5]])
     two = jnp.array([[[0.3, 2.0]]])
     for head in ("binary", "mlp"):
-        np.testing.assert_allclose(jax.nn.sigmoid(good_logit(two, head)), jax.nn.softmax(two)[..., 1], rtol=1e-6)
+        np.testing.assert_allclose(
+            jax.nn.sigmoid(good_logit(two, head)), jax.nn.softmax(two)[..., 1], rtol=1e-6
+        )
     three = jnp.array([[[0.3, 2.0, -1.0]]])
     p = jax.nn.softmax(three)[0, 0]
     np.testing.assert_allclose(jax.nn.sigmoid(good_logit(three, "ternary"))[0, 0], p[1] + p[2], rtol=1e-6)
@@ -254,12 +260,15 @@ def test_without_a_free_slot_tokens_are_nan_and_so_are_all_that_follow(tiny_mode
 def test_a_model_for_decoding_computes_the_same(rng, dtype):
     """Also one with low-rank updates, which stay apart."""
     model = attach(
-        PRM(dataclasses.replace(TINY, dtype=dtype), rngs=nnx.Rngs(0)), LoraConfig(2, 4.0, ["w_q", "w_down"]), 0
+        PRM(dataclasses.replace(TINY, dtype=dtype), rngs=nnx.Rngs(0)),
+        LoraConfig(2, 4.0, ["w_q", "w_down"]),
+        0,
     )
     model.blocks.w_q.b = nnx.LoRAParam(jnp.asarray(rng.normal(size=model.blocks.w_q.b.shape), jnp.float32))
     ids_BL, start_B = causal(rng, 2, 5)[0], jnp.array([0, 1])
     both = [
-        goes_on(m, ids_BL, start_B, make_cache(model.cfg, 2, 5), jnp.arange(5))[0] for m in (model, for_decoding(model))
+        goes_on(m, ids_BL, start_B, make_cache(model.cfg, 2, 5), jnp.arange(5))[0]
+        for m in (model, for_decoding(model))
     ]
     np.testing.assert_array_equal(*both)
     assert model.blocks.w_q.b.shape[0] == TINY.layers  # the model itself stays as it was

@@ -69,7 +69,9 @@ class ByHand:
                 text = state + r.steps
                 if not r.right and r.steps and text not in texts:
                     texts.add(text)
-                    q = self.cfg.alpha ** (1 - self.mc(state)) * self.cfg.beta ** (len(r.steps) / self.cfg.length)
+                    q = self.cfg.alpha ** (1 - self.mc(state)) * self.cfg.beta ** (
+                        len(r.steps) / self.cfg.length
+                    )
                     u = self.cfg.c_puct * sqrt(total) / (1 + self.visits.get(state, 0))
                     found.append((q, u, state, r))
         searched = {path[0] for path in self.paths}
@@ -93,13 +95,19 @@ def test_the_tree_is_that_of_its_definition(tmp_path, solutions, cfg):  # noqa: 
             9,
             len(tree.rollouts),
         )
-        found = [(tuple(x["completions"]), x["start"], x["q"], x["u"], x["first_error"]) for x in line["paths"]]
-        assert found == [(*path[:2], pytest.approx(path[2]), pytest.approx(path[3]), path[4]) for path in tree.paths]
+        found = [
+            (tuple(x["completions"]), x["start"], x["q"], x["u"], x["first_error"]) for x in line["paths"]
+        ]
+        assert found == [
+            (*path[:2], pytest.approx(path[2]), pytest.approx(path[3]), path[4]) for path in tree.paths
+        ]
         labelled = set()
         for row in line["paths"]:
             states = [tuple(row["completions"][: t + 1]) for t in range(len(row["completions"]))]
             asked = [state in tree.rollouts for state in states]
-            assert row["visits"] == [tree.visits.get(s, 0) if x else None for s, x in zip(states, asked, strict=True)]
+            assert row["visits"] == [
+                tree.visits.get(s, 0) if x else None for s, x in zip(states, asked, strict=True)
+            ]
             share = [tree.mc(s) if x else None for s, x in zip(states, asked, strict=True)]
             assert [x if x is None else x / 6 for x in row["right"]] == share
             new = [x if s not in labelled else None for x, s in zip(share, states, strict=True)]
@@ -108,7 +116,11 @@ def test_the_tree_is_that_of_its_definition(tmp_path, solutions, cfg):  # noqa: 
         n_states += len(tree.rollouts)
         assert len(line["paths"]) <= cfg.searches
     assert len(rows) > 20 and n_states > 40
-    assert sum(row["policy_tokens"] for row in rows) <= sum(line["policy_tokens"] for line in lines) == policy.tokens
+    assert (
+        sum(row["policy_tokens"] for row in rows)
+        <= sum(line["policy_tokens"] for line in lines)
+        == policy.tokens
+    )
     assert len(policy.calls) < n_states / 3  # a round asks for the next state of every problem
     assert len(sources.load(str(tmp_path / "labels.jsonl"), "native")[0]) == len(rows)
 
@@ -151,7 +163,9 @@ def test_what_was_cut_and_what_is_searched_already_is_left_out():
     cut, nothing = wrong._replace(steps=("a", "x"), finished=False), wrong._replace(steps=())
     answers = {("a",): [wrong._replace(steps=("b",)), right]}
     complete = lambda prefixes: [answers[steps] for _, steps in prefixes]
-    ((states, paths),) = run_batched([build_tree("p", [right, wrong, wrong, cut, nothing], 4, TREE)], complete)
+    ((states, paths),) = run_batched(
+        [build_tree("p", [right, wrong, wrong, cut, nothing], 4, TREE)], complete
+    )
     assert {steps: state.mc for steps, state in states.items()} == {(): MC(1, 5), ("a",): MC(1, 2)}
     ((steps, answer, search),) = paths
     assert (steps, answer, search["start"], search["first_error"]) == (("a", "b"), "2", 0, 1)

@@ -80,10 +80,15 @@ def test_every_figure_composes_and_says_what_to_expect(name, tmp_path):
     assert all(line for line in stages.values()) and not unused
     header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
     assert re.match(rf"# python -m prm_jax.figures name={name}( jobs=2)?( cpu_devices=1)?\n", header)
-    places = [re.search(rf"(?m)^# {word}\b", header) for word in ("Question", "Expected", "Primary", "Seen", "Seeds")]
+    places = [
+        re.search(rf"(?m)^# {word}\b", header)
+        for word in ("Question", "Expected", "Primary", "Seen", "Seeds")
+    ]
     assert all(places) and sorted(places, key=re.Match.start) == places or name == "rl"  # which was run twice
     assert "Cost: " in header and "Commit: " in header
-    if figure.data:  # of stored scores: nothing that a seed would change but the bootstrap, and the header says so
+    if (
+        figure.data
+    ):  # of stored scores: nothing that a seed would change but the bootstrap, and the header says so
         assert "seed" not in figure.sweep and "# Seeds: none, nothing is trained or sampled" in header
     else:
         assert len(set(figure.sweep["seed"])) >= 3
@@ -207,7 +212,10 @@ def test_an_override_goes_to_the_stages_that_know_it_and_changes_what_rests_on_t
 def test_keys_and_named_texts_make_a_product(tiny, tmp_path):
     write_figure(
         tmp_path / "conf",
-        sweep={"seed": [0, 1], "kind": {"process": "objective=prm", "outcome": "objective=orm outcome_at=tokens"}},
+        sweep={
+            "seed": [0, 1],
+            "kind": {"process": "objective=prm", "outcome": "objective=orm outcome_at=tokens"},
+        },
         stages={
             "verifier": "train.py {kind} seed={seed}",
             "pool": {"run": "evaluate.py task=best_of_n checkpoint=[{verifier}]", "sweep": ["seed"]},
@@ -217,8 +225,13 @@ def test_keys_and_named_texts_make_a_product(tiny, tmp_path):
     at = [(stage.sweep["seed"], stage.sweep["kind"]) for stage in stages["verifier"]]
     assert at == [(0, "process"), (0, "outcome"), (1, "process"), (1, "outcome")]
     assert stages["verifier"][3].overrides == ("objective=orm", "outcome_at=tokens", "seed=1")
-    assert [stage.needs for stage in stages["pool"]] == [tuple(stages["verifier"][:2]), tuple(stages["verifier"][2:])]
-    few, _ = pipeline.make_stages(pipeline.read_definition("tiny"), {"kind": "[outcome]", "seed": "5"}, tiny, {})
+    assert [stage.needs for stage in stages["pool"]] == [
+        tuple(stages["verifier"][:2]),
+        tuple(stages["verifier"][2:]),
+    ]
+    few, _ = pipeline.make_stages(
+        pipeline.read_definition("tiny"), {"kind": "[outcome]", "seed": "5"}, tiny, {}
+    )
     assert [stage.name for stage in few["verifier"]] == ["verifier_5_outcome"]
     for override in ("kind=best", "objective=lm"):  # what the figure compares is chosen, not replaced
         with pytest.raises(InputError, match="^(kind: got 'best'|objective: no stage takes this key)"):
@@ -240,7 +253,11 @@ def test_an_arm_may_name_the_stage_that_it_rests_on(tiny, tmp_path):
 
 def test_what_two_lines_or_figures_have_in_common_is_made_once(tiny, tmp_path, capsys):
     """seed=0 is the default, so both lines are one command; the folder has the first one's name, and others find it there."""
-    stages = {"first": "train.py seed={seed}", "second": "train.py", "pool": "evaluate.py checkpoint={second}"}
+    stages = {
+        "first": "train.py seed={seed}",
+        "second": "train.py",
+        "pool": "evaluate.py checkpoint={second}",
+    }
     write_figure(tmp_path / "conf", sweep={"seed": [0]}, stages=stages)
     figures.run(["name=tiny"])
     first, pool = made(tiny)["first_0"], made(tiny)["pool"]
@@ -256,7 +273,9 @@ def test_a_killed_figure_goes_on_with_what_is_missing(tiny, tmp_path):
     script = f"import sys, pathlib; sys.path.insert(0, {str(ROOT)!r}); FAKE = {FAKE!r}\n"
     script += "from prm_jax.figures import __main__ as figures, paper, pipeline, running\n"
     script += "real = running.argv; running.argv = lambda *a: [sys.executable, '-c', FAKE, *real(*a)[1:]]\n"
-    script += f"pipeline.FIGURES = pathlib.Path({str(tmp_path / 'conf')!r})\nfigures.run(['name=tiny', 'seed=0,7'])"
+    script += (
+        f"pipeline.FIGURES = pathlib.Path({str(tmp_path / 'conf')!r})\nfigures.run(['name=tiny', 'seed=0,7'])"
+    )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, env=os.environ)
     started = time.time()
     while not list(tiny.glob("prm_7-*/summary.json")):
@@ -280,7 +299,9 @@ def test_a_killed_figure_goes_on_with_what_is_missing(tiny, tmp_path):
 def test_a_real_figure_is_killed_and_goes_on(tmp_path, monkeypatch, capsys):
     """A command as it is: training is stopped at a step and goes on from its checkpoint."""
     small = "data=chain_plain data.solutions=64 data.test_solutions=16 batch.rows=2 batch.tokens=64 eval.every=100 log_every=1"
-    shape = "init=random model.dim=16 model.layers=1 model.heads=2 model.kv_heads=1 model.head_dim=8 model.ffn=16"
+    shape = (
+        "init=random model.dim=16 model.layers=1 model.heads=2 model.kv_heads=1 model.head_dim=8 model.ffn=16"
+    )
     stages = {"prm": f"train.py {small} {shape} steps=100 seed={{seed}}"}
     write_figure(tmp_path / "conf", sweep={"seed": [0]}, stages=stages)
     monkeypatch.setattr(pipeline, "FIGURES", tmp_path / "conf")
@@ -291,7 +312,10 @@ def test_a_real_figure_is_killed_and_goes_on(tmp_path, monkeypatch, capsys):
     def sleep(seconds):
         """Some steps are done: a training that only begins does not hear the signal yet."""
         time.sleep(seconds)
-        if any(path.read_text().count("\n") > 3 for path in tmp_path.glob("runs/figures/stages/prm_0-*/metrics.jsonl")):
+        if any(
+            path.read_text().count("\n") > 3
+            for path in tmp_path.glob("runs/figures/stages/prm_0-*/metrics.jsonl")
+        ):
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
@@ -315,9 +339,7 @@ def test_a_figure_of_data_that_is_not_shipped(tiny, tmp_path, monkeypatch, capsy
     write_figure(conf / "other", stages={"drawn": stage})
     (conf / "other/tiny.yaml").rename(conf / "other.yaml")
     monkeypatch.setenv("PRM_JAX_DATA", "data")
-    absent = (
-        "input: data/set/pool.jsonl: no such file; expected input=FILE, or in PRM_JAX_DATA a folder with set/pool.jsonl"
-    )
+    absent = "input: data/set/pool.jsonl: no such file; expected input=FILE, or in PRM_JAX_DATA a folder with set/pool.jsonl"
     assert call(figures.main, monkeypatch, "figures", "name=tiny") == f"error: {absent}"
     assert call(figures.main, monkeypatch, "figures", "name=tiny", "input=x").startswith(
         "error: input: x: no such file"
@@ -361,7 +383,9 @@ def test_files_that_a_stage_rests_on_are_those_of_their_content(tmp_path, monkey
 
 def test_a_caption_claims_no_t_interval_of_few_runs():
     bands = "thin lines: runs, bands: 95 % t intervals of their mean"
-    assert paper.spread_text(bands, 8) == bands and paper.spread_text("bars: intervals", 2) == "bars: intervals"
+    assert (
+        paper.spread_text(bands, 8) == bands and paper.spread_text("bars: intervals", 2) == "bars: intervals"
+    )
     assert paper.spread_text(bands, 7) == "thin lines: runs, bands: from the lowest to the highest"
     assert paper.spread_text("their mean, 95 % t interval", 1) == "their mean, none, of one run"
 
@@ -370,9 +394,7 @@ def test_a_stage_that_fails_ends_the_figure_with_one_line(tiny):
     with pytest.raises(InputError) as caught:
         figures.run(["name=tiny", "seed=0,13"])
     (folder,) = tiny.glob("prm_13-*")
-    told = (
-        rf"stage prm_13: failed after [\d.]+ s \(exit 1\): error: seed: an unlucky number; see \S+{folder.name}/log.txt"
-    )
+    told = rf"stage prm_13: failed after [\d.]+ s \(exit 1\): error: seed: an unlucky number; see \S+{folder.name}/log.txt"
     assert re.fullmatch(told, str(caught.value))
     assert set(made(tiny)) == {"prm_0"} or set(made(tiny)) == {"prm_0", "pool_0"}
 
@@ -417,7 +439,9 @@ def test_a_command_that_is_wrong_is_one_line(args, message, tiny, monkeypatch):
 def test_help_shows_every_key_and_every_figure(monkeypatch, tmp_path):
     out = printed(figures.main, monkeypatch, "--help", cwd=tmp_path)
     keys = yaml.safe_load((CONF / "figures.yaml").read_text())
-    assert all(f"\n{key}: " in out for key in keys) and all(f"# ----- name={name} -----\n#" in out for name in NAMES)
+    assert all(f"\n{key}: " in out for key in keys) and all(
+        f"# ----- name={name} -----\n#" in out for name in NAMES
+    )
     out = printed(figures.main, monkeypatch, "--help", "shift", cwd=tmp_path)
     assert out.count("# ----- name=") == 1 and out.startswith("# ----- name=shift -----\n#")
     error = call(figures.main, monkeypatch, "figures", "--help", "shft")

@@ -51,7 +51,13 @@ def jsonl(tmp_path, *rows):
 
 
 def test_native_layout_literally(tmp_path):
-    full = {"steps": ["a", "b"], "answer": "2", "correct": True, "finished": False, "step_scores": {"m": [0, 0.5]}}
+    full = {
+        "steps": ["a", "b"],
+        "answer": "2",
+        "correct": True,
+        "finished": False,
+        "step_scores": {"m": [0, 0.5]},
+    }
     bare = {"steps": [""]}
     row = {"id": "x", "problem": "p", "answer": "2", "candidates": [full, bare], "level": 3}
     [problem] = read_pool(jsonl(tmp_path, row))
@@ -102,7 +108,11 @@ def test_write_then_read_any_candidate(tmp_path_factory, step_count, data, answe
     scores = st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * step_count)
     steps = data.draw(st.tuples(*[st.text()] * step_count))
     step_scores = data.draw(st.dictionaries(st.text(), scores, max_size=2))
-    problems = [Problem("i", data.draw(st.text()), answer, (Candidate(steps, answer, correct, finished, step_scores),))]
+    problems = [
+        Problem(
+            "i", data.draw(st.text()), answer, (Candidate(steps, answer, correct, finished, step_scores),)
+        )
+    ]
     path = tmp_path_factory.mktemp("pool") / "p.jsonl"
     write_pool(path, problems)
     assert read_pool(path) == problems
@@ -137,7 +147,10 @@ def candidate_row(**changes):
         (candidate_row(steps=[]), "candidates[1].steps: found no steps, expected at least one"),
         (candidate_row(answer=7), "candidates[1].answer: found 7, expected text or null"),
         (candidate_row() | {"candidates": []}, "candidates: found none, expected at least one"),
-        (candidate_row() | {"candidates": ["a"]}, "candidates[0]: found 'a', expected an object or a list of steps"),
+        (
+            candidate_row() | {"candidates": ["a"]},
+            "candidates[0]: found 'a', expected an object or a list of steps",
+        ),
         (
             {"id": "x"},
             "candidates: missing, expected a list, or problem and completions (whole texts) in its place; found id",
@@ -157,7 +170,9 @@ def test_repeated_id_and_missing_scores(tmp_path):
         read_pool(path)
     expected = f"an id not seen before, {path} line 1 has it"
     assert str(error.value) == f"{path} line 2: id: found 'x', expected {expected}"
-    with pytest.raises(InputError, match=r"line 1: candidates\[0\]\.step_scores\.m: missing, expected a list; found "):
+    with pytest.raises(
+        InputError, match=r"line 1: candidates\[0\]\.step_scores\.m: missing, expected a list; found "
+    ):
         read_pool(path, ["m"])
 
 
@@ -182,11 +197,15 @@ def test_a_pool_says_the_unit_of_its_scores(tmp_path):
     assert again == scored and scores_in_unit([again], "new", "probability")[1] == "logit"
     assert read_pool(tmp_path / "scored.jsonl", ["m"])[0].scores_unit == {}
     [other] = with_scores([problem], "new", [[3.5], [-1, 20]], "log_ratio")
-    with pytest.raises(InputError, match="scores_unit.new: found 'log_ratio and logit', expected one unit in all"):
+    with pytest.raises(
+        InputError, match="scores_unit.new: found 'log_ratio and logit', expected one unit in all"
+    ):
         scores_in_unit([again, other], "new", "probability")
     for unit in ("percent", ["logit"]):
         path = jsonl(tmp_path, old | {"scores_unit": {"m": unit}})
-        with pytest.raises(InputError, match="pool.jsonl line 1: scores_unit.m: found .*, expected logit, probability"):
+        with pytest.raises(
+            InputError, match="pool.jsonl line 1: scores_unit.m: found .*, expected logit, probability"
+        ):
             read_pool(path)
 
 
@@ -194,8 +213,14 @@ def test_with_scores_adds_a_name_and_keeps_the_input():
     scored = list(with_scores(POOL, "new", [np.array([1.0, 2.0], np.float32), [3], [4]]))
     assert [c.step_scores["new"] for p in scored for c in p.candidates] == [(1.0, 2.0), (3.0,), (4.0,)]
     assert [c.step_scores["m"] for p in scored for c in p.candidates] == [(0.5, 0.25), (1.0,), (0.125,)]
-    assert [list(c.step_scores) for p in POOL for c in p.candidates] == [["m", "n"], ["m", "n", "o"], ["m", "n"]]
-    with pytest.raises(InputError, match="scores: found 'm', expected a new name, problem x has scores of this one"):
+    assert [list(c.step_scores) for p in POOL for c in p.candidates] == [
+        ["m", "n"],
+        ["m", "n", "o"],
+        ["m", "n"],
+    ]
+    with pytest.raises(
+        InputError, match="scores: found 'm', expected a new name, problem x has scores of this one"
+    ):
         list(with_scores(POOL, "m", [[1, 2], [3], [4]]))
     with pytest.raises(InputError, match="step_scores.new: found 1, expected one number for each of 2 steps"):
         list(with_scores(POOL, "new", [[1], [3], [4]]))
@@ -211,7 +236,10 @@ SEVEN += ["skywork_prm", "skywork_prm_1_5b"]
 
 @pytest.mark.parametrize(
     ("name", "problems", "steps", "longest", "correct", "oracle", "qwen_min", "names"),
-    [("gsm8k", 259, 40330, 28, 7682, 253, 250, SEVEN), ("math500", 256, 68276, 56, 5803, 234, 208, ["qwen_prm"])],
+    [
+        ("gsm8k", 259, 40330, 28, 7682, 253, 250, SEVEN),
+        ("math500", 256, 68276, 56, 5803, 234, 208, ["qwen_prm"]),
+    ],
 )
 def test_real_pools(tmp_path, name, problems, steps, longest, correct, oracle, qwen_min, names):
     pool = read_pool(real_pool(name))
@@ -244,7 +272,9 @@ def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
     ]  # fmt: skip
     assert [c.step_scores for c in problem.candidates] == [{"prm": (0.9, 0.8, 0.7)}, {"prm": (0.3,)}, {}]
     solutions, _ = load(path, "native")
-    assert [(s.id, s.steps) for s in solutions] == [(f"t/1/{n}", c.steps) for n, c in enumerate(problem.candidates)]
+    assert [(s.id, s.steps) for s in solutions] == [
+        (f"t/1/{n}", c.steps) for n, c in enumerate(problem.candidates)
+    ]
     with pytest.raises(InputError, match=r"sal.jsonl line 1: labels: found null, .* a pool has none"):
         load(path, "native", labels_required=True)
     for scores in ([0.5, 0.6, 0.7], [[0.5], None, [0.6]], [[0.5]] * 4):
@@ -256,7 +286,9 @@ def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
     named = [row | {"unique_id": None, "id": name} for name in "ab"]
     path.write_text("".join(json.dumps(x) + "\n" for x in named))
     assert [problem.id for problem in read_pool(path)] == ["a", "b"]
-    assert not is_pool({"problem": "2+5", "completions": ["a", "b"], "outcome": 1.0})  # a solution that nobody labelled
+    assert not is_pool(
+        {"problem": "2+5", "completions": ["a", "b"], "outcome": 1.0}
+    )  # a solution that nobody labelled
 
 
 def test_whole_texts_are_cut_as_asked(tmp_path):
@@ -272,7 +304,8 @@ def test_whole_texts_are_cut_as_asked(tmp_path):
         read_pool(path, split_by="line")
     path.write_text('{"question": "2+5", "responses": ["a"]}')
     with pytest.raises(
-        InputError, match="candidates: missing, expected a list, or problem and completions .*; found question"
+        InputError,
+        match="candidates: missing, expected a list, or problem and completions .*; found question",
     ):
         read_pool(path)
 
@@ -282,6 +315,10 @@ def test_rows_of_problem_and_steps_are_native(tmp_path):
     path.write_text('{"problem": "p", "steps": ["a", "b"], "labels": [1, 0]}\n')
     ((solution,), _) = load(path, "native", labels_required=True)
     assert (solution.problem, solution.steps, solution.labels) == ("p", ("a", "b"), (1.0, 0.0))
-    path.write_text('{"problem": "p", "completions": ["a", "b"], "labels": [1, 0]}\n')  # whose steps, nobody says
-    with pytest.raises(InputError, match="prompt: missing, expected text; found problem, completions, labels"):
+    path.write_text(
+        '{"problem": "p", "completions": ["a", "b"], "labels": [1, 0]}\n'
+    )  # whose steps, nobody says
+    with pytest.raises(
+        InputError, match="prompt: missing, expected text; found problem, completions, labels"
+    ):
         load(path, "native")

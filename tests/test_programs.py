@@ -75,7 +75,11 @@ def test_prime(given):
     rows = []
     for i, own in enumerate(rewards):
         members = [*others(i, group), i]
-        n, means, outcomes = len(members), [np.mean(rewards[j]) for j in members], [outcome[j] for j in members]
+        n, means, outcomes = (
+            len(members),
+            [np.mean(rewards[j]) for j in members],
+            [outcome[j] for j in members],
+        )
         process = to_go([r * n / (n - 1) - sum(means) / (n - 1) for r in own])
         rows.append([g + outcome[i] * n / (n - 1) - sum(outcomes) / (n - 1) for g in process])
     m = sum(map(len, rows))
@@ -91,7 +95,9 @@ def test_primes_rewards_are_divided_by_the_largest_return_and_beta_is_in_the_los
     largest = max(abs(g) for own in given[0] for g in to_go(own))
     for own, found in zip(given[0], over_largest_return(rows), strict=True):
         assert found == pytest.approx(np.array(own) / (largest + 1e-6))
-    for own, other in zip(over_largest_return(rows), over_largest_return([0.05 * row for row in rows]), strict=True):
+    for own, other in zip(
+        over_largest_return(rows), over_largest_return([0.05 * row for row in rows]), strict=True
+    ):
         assert own == pytest.approx(other, rel=1e-4)
 
 
@@ -223,7 +229,9 @@ def composed(name):
 def test_dr_grpo_by_one_switch(given):
     cfg, (rewards, _, outcome, group) = composed("dr_grpo"), given
     arguments = arrays(given)
-    found = cfg.estimate(*arguments) * token_weights(arguments[3], cfg.update.loss_norm, cfg.sampling.max_tokens)
+    found = cfg.estimate(*arguments) * token_weights(
+        arguments[3], cfg.update.loss_norm, cfg.sampling.max_tokens
+    )
     total = [sum(own) + x for own, x in zip(rewards, outcome, strict=True)]
     for i, own_L in enumerate(found):
         mean = np.mean([total[j] for j in [*others(i, group), i]])
@@ -268,7 +276,9 @@ def learned(monkeypatch, cfg, ids, outcome_N, log_ratio_NL=None):
     monkeypatch.setattr(rl, "loss_inputs", lambda layout, *inputs: seen.update(inputs=inputs) or {})
     monkeypatch.setattr(rl, "shard_batch", lambda *given, axis: None)
     monkeypatch.setattr(rl, "update", lambda model, opt, *given: (model, opt, {}))
-    rollouts = [Rollout("p", i // 3, ("x",), True, x, x, np.zeros(shape[1]), 0 * x) for i, x in enumerate(ids)]
+    rollouts = [
+        Rollout("p", i // 3, ("x",), True, x, x, np.zeros(shape[1]), 0 * x) for i, x in enumerate(ids)
+    ]
     trainer = SimpleNamespace(cfg=cfg, policy=SimpleNamespace(model=None), opt=None)
     trainer.lay_out = lambda *given: SimpleNamespace(batch={}, used=1)
     trainer.reference_logps = lambda *given: -log_ratio_NL
@@ -290,17 +300,23 @@ def test_lambda_grpo_divides_a_tokens_loss_by_what_shares_it(monkeypatch):
 
 def test_a_divergence_as_reward_is_taken_away_from_each_token_on(monkeypatch):
     cfg, outcome_N = composed("dr_grpo"), np.array([1, 0, 0, 1, 1, 0.0])
-    cfg = dataclasses.replace(cfg, update=dataclasses.replace(cfg.update, kl=0.1, kl_as="reward", kl_estimator="k1"))
+    cfg = dataclasses.replace(
+        cfg, update=dataclasses.replace(cfg.update, kl=0.1, kl_as="reward", kl_estimator="k1")
+    )
     ratio_NL = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     found = learned(monkeypatch, cfg, IDS, outcome_N, ratio_NL) * 6 * cfg.sampling.max_tokens
-    for own_L, ratio_L, outcome, mean in zip(found, ratio_NL, outcome_N, [1 / 3] * 3 + [2 / 3] * 3, strict=True):
+    for own_L, ratio_L, outcome, mean in zip(
+        found, ratio_NL, outcome_N, [1 / 3] * 3 + [2 / 3] * 3, strict=True
+    ):
         assert own_L == pytest.approx(outcome - mean - 0.1 * np.array(to_go(ratio_L)), abs=1e-5)
 
 
 def test_primes_filter_keeps_middling_groups():
     right_N, group_N = np.array([1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1]), np.repeat([0, 1, 2], 5)
     assert advantages.keep_mixed(right_N, group_N, 0.2, 0.8).tolist() == [True] * 10 + [False] * 5
-    assert advantages.keep_mixed(right_N, group_N, 0.3, 0.8).tolist() == [False] * 5 + [True] * 5 + [False] * 5
+    assert (
+        advantages.keep_mixed(right_N, group_N, 0.3, 0.8).tolist() == [False] * 5 + [True] * 5 + [False] * 5
+    )
     cfg = SimpleNamespace(problems=3, n=5, accuracy_low=0.3, accuracy_high=1.0)
     rollouts = [SimpleNamespace(group=group) for group in group_N]
     assert rl.keep_mixed(cfg, right_N, rollouts).tolist() == [False] * 5 + [True] * 5 + [False] * 5
@@ -345,10 +361,17 @@ def test_cispo_weighs_every_token_by_its_clipped_ratio():
     cfg = UpdateConfig(1, 10.0, 0.2, "token", 0.0, "k3", "loss", "cispo")
     gain, log_ratio = jnp.array([1.0, -0.5, 2.0, -1.0]), jnp.log(jnp.array([1.5, 1.5, 0.1, 1.1]))
     loss = lambda x: surrogate(x, jnp.maximum(gain, 0), jnp.minimum(gain, 0), cfg)
-    assert np.asarray(jax.grad(lambda x: loss(x)[0].sum())(log_ratio)) == pytest.approx([-1.2, 0.6, -0.2, 1.1])
+    assert np.asarray(jax.grad(lambda x: loss(x)[0].sum())(log_ratio)) == pytest.approx(
+        [-1.2, 0.6, -0.2, 1.1]
+    )
     assert loss(log_ratio)[1].tolist() == [1, 0.5, 0, 0]
 
 
 def test_every_estimator_that_is_whitened_says_so():
-    assert {name for name, e in ESTIMATORS.items() if e.whitens} == {"prime", "pure_main", "pure_verl", "reinforce"}
+    assert {name for name, e in ESTIMATORS.items() if e.whitens} == {
+        "prime",
+        "pure_main",
+        "pure_verl",
+        "reinforce",
+    }
     assert [name for name, e in ESTIMATORS.items() if e.skips_ends] == ["pure_main"]

@@ -13,7 +13,10 @@ from conftest import ROOT
 
 from prm_jax.launch.config import CONF
 
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+}
 README, HOUSE = PAGES["README.md"], PAGES["docs/house.md"]
 ADDED = re.findall(
     r"^--- conf/(\w+)/(\w+)\.yaml$", PAGES["docs/hack.md"], flags=re.MULTILINE
@@ -23,7 +26,9 @@ ADDED = re.findall(
 @pytest.mark.parametrize("page", PAGES)
 def test_links_and_pictures_exist(page):
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", PAGES[page]) + re.findall(r'src="([^"]+)"', PAGES[page])
-    missing = [x for x in targets if not x.startswith("http") and not (ROOT / page).parent.joinpath(x).exists()]
+    missing = [
+        x for x in targets if not x.startswith("http") and not (ROOT / page).parent.joinpath(x).exists()
+    ]
     assert missing == []
 
 
@@ -34,7 +39,9 @@ def test_headings_that_links_name_exist(page):
         path = (ROOT / page).parent.joinpath(target).resolve() if target else ROOT / page
         prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
         headings = re.findall(r"^#+ (.*)$", prose, flags=re.MULTILINE)
-        assert anchor in [re.sub(r"[^\w -]", "", x).lower().replace(" ", "-") for x in headings], f"{target}#{anchor}"
+        assert anchor in [re.sub(r"[^\w -]", "", x).lower().replace(" ", "-") for x in headings], (
+            f"{target}#{anchor}"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -57,15 +64,23 @@ COMMAND = re.compile(
 )
 CONFIGS = {"serve.compare": "compare"}
 COMMANDS = sorted(
-    {(name, words.split(" && ")[0].strip()) for text in PAGES.values() for name, words in COMMAND.findall(text)}
+    {
+        (name, words.split(" && ")[0].strip())
+        for text in PAGES.values()
+        for name, words in COMMAND.findall(text)
+    }
 )
 
 
 @pytest.mark.parametrize("name, words", COMMANDS)
 def test_commands_of_the_pages_compose(name, words):
     """Each key of a command is one of its configuration, each group's choice a file."""
-    overrides = [x.strip("'") for x in re.findall(r"'[^']*'|\S+", words) if "=" in x and not x.startswith("-")]
-    overrides = [x for x in overrides if not x.startswith(("hydra.", "hydra/")) and tuple(x.split("=")) not in ADDED]
+    overrides = [
+        x.strip("'") for x in re.findall(r"'[^']*'|\S+", words) if "=" in x and not x.startswith("-")
+    ]
+    overrides = [
+        x for x in overrides if not x.startswith(("hydra.", "hydra/")) and tuple(x.split("=")) not in ADDED
+    ]
     if words.startswith("-m "):
         overrides = [x.split(",")[0] for x in overrides]  # the first job
     with hydra.initialize_config_dir(str(CONF), version_base=None):
@@ -77,7 +92,9 @@ def test_change_x_open_y_names_files_and_their_tables():
     assert len(rows) == 6
     for file, name in rows:
         body = ast.parse((ROOT / file).read_text()).body
-        names = [getattr(t, "id", None) for node in body if isinstance(node, ast.Assign) for t in node.targets]
+        names = [
+            getattr(t, "id", None) for node in body if isinstance(node, ast.Assign) for t in node.targets
+        ]
         names += [node.target.id for node in body if isinstance(node, ast.AnnAssign)]
         assert name in names, f"{file} has no table {name}"
 
@@ -133,8 +150,14 @@ assert sums.values(sums.Config(3, 0.1), "3+5+2=?", ["3+5=8", "8+2=11"]) == [0.9,
         '{"question": "3+5?", "steps": [{"text": "3+5=8", "up": true}, {"text": "8", "up": false}]}'
     )
     length = ["evaluate.py", "task=length", "data=thumbs", "data.path=thumbs.jsonl", "hydra.run.dir=out"]
-    for arguments in (["-c", uses], length, ["evaluate.py", "task=solutions", "data=sums", "hydra.run.dir=sums"]):
-        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    for arguments in (
+        ["-c", uses],
+        length,
+        ["evaluate.py", "task=solutions", "data=sums", "hydra.run.dir=sums"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out/results.json").read_text())["mean_steps"] == 2
     assert "4,000 solutions" in (tmp_path / "sums/report.txt").read_text()

@@ -33,7 +33,14 @@ def recipes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
     for text in re.findall(r"```python\n(.*?)```\n", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL):
         (folder / re.match(r"# (\w+\.py)", text)[1]).write_text(text)
-    names = ["same_rows.py", "source_weights.py", "trl_reward.py", "tunix_reward.py", "unit_tests.py", "verl_reward.py"]
+    names = [
+        "same_rows.py",
+        "source_weights.py",
+        "trl_reward.py",
+        "tunix_reward.py",
+        "unit_tests.py",
+        "verl_reward.py",
+    ]
     assert sorted(path.name for path in folder.iterdir()) == names
     return folder
 
@@ -112,7 +119,9 @@ def mine(tmp_path):
         "nans": "[1.0, float('nan')]",
         "texts": "['1', '0']",
     }
-    lines += "".join(f"def {name}(problem, steps, answer): return {text}\n" for name, text in functions.items())
+    lines += "".join(
+        f"def {name}(problem, steps, answer): return {text}\n" for name, text in functions.items()
+    )
     (tmp_path / "mine.py").write_text(lines + "def two(problem, steps): return True\n")
     return tmp_path / "mine.py"
 
@@ -145,9 +154,16 @@ def test_what_are_no_labels_is_one_line_with_the_functions_name(mine, name):
 
 def test_names_of_checkers(mine):
     rule = checker_of(CHECKERS)
-    assert rule.allows("task") and rule.allows("a b/x.py:f_1") and not rule.allows("x.py") and not rule.allows("x:f")
+    assert (
+        rule.allows("task")
+        and rule.allows("a b/x.py:f_1")
+        and not rule.allows("x.py")
+        and not rule.allows("x:f")
+    )
     assert rule.expected == "task, chain, countdown, string, number or math, or FILE.py:FUNCTION"
-    with pytest.raises(InputError, match="^checker: got 'none.py:f', expected FILE.py:FUNCTION of a file that exists$"):
+    with pytest.raises(
+        InputError, match="^checker: got 'none.py:f', expected FILE.py:FUNCTION of a file that exists$"
+    ):
         open_grader("none.py:f")
     with pytest.raises(InputError, match="^checker: got '.*mine.py:g', expected a function of .*mine.py$"):
         open_grader(f"{mine}:g")
@@ -178,7 +194,9 @@ def test_sampling_grades_by_a_function(mine, monkeypatch, tmp_path):
     right = [c.correct for c in problem.candidates]
     assert right == [tasks.chain.solved(PROBLEM, c.steps) for c in problem.candidates] and any(right)
     assert problem.answer == "so\n#### 6" and f"of 8 right by {mine}:whole" in out
-    told = call(sampling.main, monkeypatch, "sampling", *asked[:-1], f"checker={mine}:fails", "hydra.run.dir=b")
+    told = call(
+        sampling.main, monkeypatch, "sampling", *asked[:-1], f"checker={mine}:fails", "hydra.run.dir=b"
+    )
     assert told.startswith(f"error: checker: {mine}:fails: ZeroDivisionError") and "\n" not in told
     told = call(sampling.main, monkeypatch, "sampling", *asked[:-1], "checker=no.py:f", "hydra.run.dir=c")
     assert told == "error: checker: got 'no.py:f', expected FILE.py:FUNCTION of a file that exists"
@@ -198,14 +216,28 @@ def test_relabelling_takes_a_functions_labels(mine, pool, monkeypatch, tmp_path)
     assert [row["labels"] for row in rows] == [[1, 1], [0, 0]] and rows[0]["checker"] == f"{mine}:labels"
     about = json.loads((tmp_path / "a/about.json").read_text())
     assert str(mine) in about["files"] and about["label_kind"] == "correctness"
-    told = call(relabeling.main, monkeypatch, "r", asked[0], "by=scorer", "checkpoint=random", f"checker={mine}:labels")
+    told = call(
+        relabeling.main,
+        monkeypatch,
+        "r",
+        asked[0],
+        "by=scorer",
+        "checkpoint=random",
+        f"checker={mine}:labels",
+    )
     assert told.startswith(f"error: checker: got '{mine}:labels', expected an embedded task, or by=checker")
 
 
 def test_best_of_n_grades_by_a_function(mine, pool, monkeypatch, tmp_path):
     import evaluate
 
-    given = ["task=best_of_n", f"input={pool}", "checkpoint=equations", f"checker={mine}:whole", "hydra.run.dir=a"]
+    given = [
+        "task=best_of_n",
+        f"input={pool}",
+        "checkpoint=equations",
+        f"checker={mine}:whole",
+        "hydra.run.dir=a",
+    ]
     out = printed(evaluate.main, monkeypatch, *given, cwd=tmp_path)
     assert f"graded      {mine}:whole: 1 of 2 right" in out
     results = json.loads((tmp_path / "a/results.json").read_text())
@@ -214,7 +246,9 @@ def test_best_of_n_grades_by_a_function(mine, pool, monkeypatch, tmp_path):
 
 def test_rl_rewards_what_a_function_calls_right(mine, tmp_path):
     for name, problem in (("train", PROBLEM), ("test", "1 +1 mod7?")):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"problem": problem, "answer": "so\n#### 6"}) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text(
+            json.dumps({"problem": problem, "answer": "so\n#### 6"}) + "\n"
+        )
     cfg = QuestionsConfig(f"{tmp_path}/train.jsonl", f"{tmp_path}/test.jsonl", f"{mine}:whole")
     problems, none = of_files(cfg, open_grader(cfg.checker), 5), np.zeros(0)
     rollouts = [Rollout(PROBLEM, 0, steps, True, none, none, none, none) for steps in (RIGHT, WRONG)]
@@ -241,7 +275,12 @@ def reward_of(recipes, name, url, monkeypatch):
 
 def test_trl_calls_with_texts_or_conversations(recipes, url, monkeypatch):
     reward, texts = reward_of(recipes, "trl", url, monkeypatch), ["\n".join(RIGHT) + "\n", "\n\n".join(WRONG)]
-    as_text = {"prompts": [PROBLEM] * 2, "completions": texts, "completion_ids": [[1], [2]], "trainer_state": None}
+    as_text = {
+        "prompts": [PROBLEM] * 2,
+        "completions": texts,
+        "completion_ids": [[1], [2]],
+        "trainer_state": None,
+    }
     assert reward(**as_text) == pytest.approx([1, 0], abs=1e-6)
     said = lambda role, text: [{"role": role, "content": text}]
     prompts, completions = [said("user", PROBLEM)] * 2, [said("assistant", text) for text in texts]
@@ -290,7 +329,9 @@ def test_trls_grpo_trains_a_tiny_policy_by_the_server(recipes, url):
         pytest.skip("trl is not installed; TRL_PYTHON=INTERPRETER names one that has it")
     given = [python, "-c", TRL, str(ROOT / "prm_jax/assets/base")]
     environment = os.environ | {"PRM_JAX_URL": url, "PYTHONPATH": str(recipes), "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(given, cwd=recipes, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    ran = subprocess.run(
+        given, cwd=recipes, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert len(re.findall(r"\d\.\d+", ran.stdout.splitlines()[-1])) == 2
 
@@ -312,5 +353,7 @@ def test_the_clean_source_is_found(recipes, tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = [f"{tmp_path}/{name}.jsonl" for name in ("flipped", "clean", "coins")]
     learn = runpy.run_path(recipes / "source_weights.py")["learn"]
-    weights = list(learn("embedded_prm", f"{tmp_path}/trusted.jsonl", files, steps=15, rows=8, weights_lr=0.2).values())
+    weights = list(
+        learn("embedded_prm", f"{tmp_path}/trusted.jsonl", files, steps=15, rows=8, weights_lr=0.2).values()
+    )
     assert weights[1] > 0.6 and weights[0] < weights[2] < weights[1] and sum(weights) == pytest.approx(1)

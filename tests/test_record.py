@@ -23,7 +23,11 @@ SUMMARY = {
     "cpu_seconds": 50.0,
     "examples": {"train": 900, "validation": 100},
 }
-SUMMARY |= {"counts": {"policy_tokens": 7}, "machine": {"device": "cpu"}, "versions": {"commit": "c" * 40 + "+"}}
+SUMMARY |= {
+    "counts": {"policy_tokens": 7},
+    "machine": {"device": "cpu"},
+    "versions": {"commit": "c" * 40 + "+"},
+}
 
 
 def config(*overrides):
@@ -76,7 +80,9 @@ def test_costs_are_read_and_those_of_members_add_up(tmp_path):
     cfg = config()
     others = [[put_run(tmp_path / str(i), i, cfg)] for i in range(5, 10)]
     pairs = [a + b for a, b in zip(runs, others, strict=True)]
-    with pytest.raises(InputError, match=r"0, \S+/5: cpu_seconds: got 100.0, expected at most 60, the budget"):
+    with pytest.raises(
+        InputError, match=r"0, \S+/5: cpu_seconds: got 100.0, expected at most 60, the budget"
+    ):
         costs_of(pairs, BUDGETS["seconds"], POOL)
     with pytest.raises(InputError, match="labelled: got 2000, expected at most 1000"):
         costs_of(pairs, BUDGETS["solutions"], POOL)
@@ -86,7 +92,9 @@ def test_labels_by_completions_are_no_step_labels_and_their_tokens_count(tmp_pat
     runs = put_five(tmp_path, *FILE, **labels(tmp_path, "embedded"))
     assert {cost["policy_tokens"] for cost in costs_of(runs, BUDGETS["outcomes"], POOL)} == {11}
     labels(tmp_path, "another")
-    with pytest.raises(InputError, match='4?: labels: got "a checker\'s of steps", expected answers, or completions'):
+    with pytest.raises(
+        InputError, match='4?: labels: got "a checker\'s of steps", expected answers, or completions'
+    ):
         costs_of(runs, BUDGETS["outcomes"], POOL)
 
 
@@ -140,10 +148,17 @@ def test_the_number_is_printed_by_the_command(tmp_path, monkeypatch):
         curves = {"best_of_n": {"64": 0.0}}
         names, solved = [f"prm_{i}" for i in range(5)], (0.5, 0.6, 0.7, 0.8, 0.9)
         scorers = {
-            name: {"min": {"best_of_n": {"64": x}}, "prod": curves} for name, x in zip(names, solved, strict=True)
+            name: {"min": {"best_of_n": {"64": x}}, "prod": curves}
+            for name, x in zip(names, solved, strict=True)
         }
         headline = dict.fromkeys(names, rules.aggregator)
-        return {"scorers": scorers, "headline": headline, "verifiers": headline, "n_problems": 300, "n_candidates": 64}
+        return {
+            "scorers": scorers,
+            "headline": headline,
+            "verifiers": headline,
+            "n_problems": 300,
+            "n_candidates": 64,
+        }
 
     monkeypatch.setattr(best_of_n, "run", of_pool)
     for name, nothing in (("show", lambda results: None), ("detail", lambda results: None)):
@@ -165,11 +180,15 @@ def test_the_number_is_printed_by_the_command(tmp_path, monkeypatch):
     pool = tasks.make_problems(tasks.chain, cfg.task, 300, "test", 1)
     monkeypatch.setattr(best_of_n, "policy_pool", lambda *args: [])
     monkeypatch.setattr(
-        best_of_n.tasks, "sample_pool", lambda cfg, n, each, split, seed, draw: asked.append((n, split, seed)) or []
+        best_of_n.tasks,
+        "sample_pool",
+        lambda cfg, n, each, split, seed, draw: asked.append((n, split, seed)) or [],
     )
     best_of_n.fresh_pool(setup, rules)
     assert asked[-1] == (300, "test", 1) and len(pool) == 300
     seen = json.loads((tmp_path / "sweep/3/data.json").read_text()) | {"problems": [problem_hash(pool[7])]}
     (tmp_path / "sweep/3/data.json").write_text(json.dumps(seen))
-    assert "3: data: got '1 problems of the pool'" in call(evaluate.main, monkeypatch, "evaluate.py", *words[:4])
+    assert "3: data: got '1 problems of the pool'" in call(
+        evaluate.main, monkeypatch, "evaluate.py", *words[:4]
+    )
     assert np.isclose(json.loads((tmp_path / "e/results.json").read_text())["record"]["sd"], 0.1 * 2.5**0.5)

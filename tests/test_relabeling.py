@@ -11,12 +11,12 @@ from omegaconf import OmegaConf
 from prm_jax import tasks
 from prm_jax.data import sources
 from prm_jax.data.pools import Candidate, Problem, read_pool, with_scores, write_pool
-from prm_jax.data.solutions import native_row
 from prm_jax.data.units import probability
 from prm_jax.generate import relabeling
 from prm_jax.generate.relabeling import consensus, td_targets
 from prm_jax.launch.config import CONF, parse
 from prm_jax.scorers import EquationScorer, RandomScorer
+from prm_jax.solutions import native_row
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
@@ -26,7 +26,11 @@ def test_td_targets_literally():
     value_T = np.array([0.2, 0.6, 0.9])
     assert td_targets(value_T, 1.0, 1.0, 1.0).tolist() == [1, 1, 1]  # lambda = 1: the outcome at every step
     assert td_targets(value_T, 0.0, 1.0, 1.0).tolist() == [0, 0, 0]
-    assert td_targets(value_T, 1.0, 0.0, 1.0).tolist() == [0.2, 0.6, 1]  # lambda = 0: the value after the step
+    assert td_targets(value_T, 1.0, 0.0, 1.0).tolist() == [
+        0.2,
+        0.6,
+        1,
+    ]  # lambda = 0: the value after the step
     assert td_targets(value_T, 0.0, 0.5, 1.0) == pytest.approx([0.25, 0.3, 0])
     assert td_targets(value_T, 1.0, 1.0, 0.5).tolist() == [0.25, 0.5, 1]
     assert td_targets(np.array([0.3]), 1.0, 0.5, 1.0).tolist() == [1]
@@ -58,7 +62,9 @@ def pool(tmp_path):
     rows = [(p.problem, c.steps) for p in problems for c in p.candidates]
     log_odds = RandomScorer(0).score(rows)
     problems = with_scores(problems, "log", log_odds, "logit")
-    write_pool(tmp_path / "pool.jsonl", with_scores(problems, "seen", map(probability, log_odds), "probability"))
+    write_pool(
+        tmp_path / "pool.jsonl", with_scores(problems, "seen", map(probability, log_odds), "probability")
+    )
     return tmp_path / "pool.jsonl"
 
 
@@ -116,7 +122,9 @@ def twin(monkeypatch):
     verdict = lambda problem, step: "right" if chain.stated_answer([step]) == start(problem) else "wrong"
     verdicts = lambda problem, steps: [verdict(problem, step) for step in steps]
     solved = lambda problem, steps: chain.stated_answer(steps) == start(problem)
-    task = SimpleNamespace(gold_answer=start, stated_answer=chain.stated_answer, solved=solved, verdicts=verdicts)
+    task = SimpleNamespace(
+        gold_answer=start, stated_answer=chain.stated_answer, solved=solved, verdicts=verdicts
+    )
     monkeypatch.setitem(tasks.TASKS, "twin", task)
     return task
 
@@ -134,13 +142,19 @@ def test_a_task_is_named_by_the_source_and_not_guessed_from_the_text(monkeypatch
     assert (own.labels, own.outcome, native_row(own)["task"]) == ((1.0,), 1.0, "twin")
     other, *_ = make(monkeypatch, tmp_path / "rows.jsonl", "b", "by=equations")
     assert other[0]["task"] == "twin"  # kept by what does not ask it
-    write_pool(tmp_path / "pool.jsonl", [tasks.grade(twin, Problem("p", PROBLEM, None, (Candidate(("4+5=4",)),)))])
+    write_pool(
+        tmp_path / "pool.jsonl", [tasks.grade(twin, Problem("p", PROBLEM, None, (Candidate(("4+5=4",)),)))]
+    )
     (problem,) = read_pool(tmp_path / "pool.jsonl")
     assert (problem.task, problem.answer, problem.candidates[0].correct) == ("twin", "4", True)
-    rows, *_ = make(monkeypatch, tmp_path / "pool.jsonl", "c", "by=scorer", "checkpoint=checker", "threshold=0.5")
+    rows, *_ = make(
+        monkeypatch, tmp_path / "pool.jsonl", "c", "by=scorer", "checkpoint=checker", "threshold=0.5"
+    )
     assert [(row["labels"], row["task"]) for row in rows] == [([1.0], "twin")]
     found = tasks.step_labels(twin, PROBLEM, ["4+5=4"]), tasks.are_right(chain, PROBLEM, ["4+5=4"])
-    assert found == ([1.0], [0.0]) and tasks.of_files([tmp_path / "pool.jsonl", tmp_path / "rows.jsonl"]) is twin
+    assert (
+        found == ([1.0], [0.0]) and tasks.of_files([tmp_path / "pool.jsonl", tmp_path / "rows.jsonl"]) is twin
+    )
 
 
 def test_a_file_that_names_no_task_needs_one_key(monkeypatch, tmp_path):
@@ -148,7 +162,9 @@ def test_a_file_that_names_no_task_needs_one_key(monkeypatch, tmp_path):
 
     def ask(rows, *given):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return call(relabeling.main, monkeypatch, "r", f"input={path}", "by=checker", "hydra.run.dir=x", *given)
+        return call(
+            relabeling.main, monkeypatch, "r", f"input={path}", "by=checker", "hydra.run.dir=x", *given
+        )
 
     monkeypatch.chdir(tmp_path)
     names = ", ".join(tasks.TASKS)
@@ -160,7 +176,9 @@ def test_a_file_that_names_no_task_needs_one_key(monkeypatch, tmp_path):
     path.write_text(json.dumps(row) + "\n")
     found, *_ = make(monkeypatch, path, "a", "by=checker", "checker=chain")
     assert [(row["labels"], row["task"]) for row in found] == [([1.0], "chain")]
-    noisy, *_ = make(monkeypatch, path, "b", "by=scorer", "checkpoint=checker-0-9", "checker=chain", "threshold=0.5")
+    noisy, *_ = make(
+        monkeypatch, path, "b", "by=scorer", "checkpoint=checker-0-9", "checker=chain", "threshold=0.5"
+    )
     assert noisy[0]["labels"] == [1.0]
 
 
@@ -171,7 +189,9 @@ def test_td_spreads_outcomes_by_a_value_model(monkeypatch, pool):
     stored = [json.loads(line) for line in (pool.parent / "b/scores.jsonl").read_text().splitlines()]
     for row, scores in zip(found, stored, strict=True):
         wanted = td_targets(probability(scores["scores"]), row["outcome"], 0.25, 1.0)
-        assert row["labels"] == wanted.tolist() and row["td_lambda"] == 0.25 and row["scorer"] == "embedded_orm"
+        assert (
+            row["labels"] == wanted.tolist() and row["td_lambda"] == 0.25 and row["scorer"] == "embedded_orm"
+        )
     assert len(about["weights"]) == 64
     # What "no completions" leaves out: the samples that the value model was trained on.
     assert about["counts"]["policy_tokens_of_scorer"] == 905_797 and "905,797 policy_tokens_of_scorer" in out
@@ -198,7 +218,9 @@ def test_a_verifier_is_distilled_and_an_interrupted_file_goes_on(monkeypatch, po
     labels.unlink()
     scores.write_bytes(stored[:700])
     printed(relabeling.main, monkeypatch, f"resume={pool.parent}/b", cwd=pool.parent)
-    assert labels.read_bytes() == before  # a threshold apart, scores in other batches are equal up to rounding
+    assert (
+        labels.read_bytes() == before
+    )  # a threshold apart, scores in other batches are equal up to rounding
     assert scores.read_bytes().splitlines()[:5] == stored.splitlines()[:5]
     lines = pool.read_text().splitlines()
     pool.write_text("\n".join(lines[1:]))
@@ -242,14 +264,18 @@ def test_consensus_keeps_what_two_files_agree_on(monkeypatch, pool):
 
 def test_bad_input(monkeypatch, pool):
     monkeypatch.chdir(pool.parent)
-    ask = lambda *given: call(relabeling.main, monkeypatch, "relabeling", f"input={pool}", "hydra.run.dir=x", *given)
+    ask = lambda *given: call(
+        relabeling.main, monkeypatch, "relabeling", f"input={pool}", "hydra.run.dir=x", *given
+    )
     assert ask("by=scorer") == "error: checkpoint: got None, expected one, which by=scorer needs"
     assert ask("by=scores") == "error: scores: got None, expected one, which by=scores needs"
     assert ask("by=consensus") == "error: other: got None, expected one, which by=consensus needs"
     message = ask("by=td")
     assert message == "error: td_lambda: got 0.8, expected 1 without a value model, checkpoint=MODEL"
     message = ask("by=td", "checkpoint=checker")
-    assert message == "error: checkpoint: checker learned correctness, by=td needs a value or an outcome model"
+    assert (
+        message == "error: checkpoint: checker learned correctness, by=td needs a value or an outcome model"
+    )
     assert "line 1: candidates[0].step_scores.none: missing" in ask("by=scores", "scores=none")
     assert "label_kind: got 'value', expected null or correctness" in ask("by=checker", "label_kind=value")
     rows = [json.loads(line) for line in pool.read_text().splitlines()]
@@ -257,7 +283,8 @@ def test_bad_input(monkeypatch, pool):
     pool.write_text("".join(json.dumps(row | {"scores_unit": {"log": "probability"}}) + "\n" for row in rows))
     message = ask("by=scores", "scores=log")
     assert (
-        "candidates[0].step_scores.log[" in message and "expected a probability in [0, 1]; scores_unit=logit" in message
+        "candidates[0].step_scores.log[" in message
+        and "expected a probability in [0, 1]; scores_unit=logit" in message
     )
     ungraded = [c | {"correct": None} for c in rows[0]["candidates"]]
     pool.write_text(json.dumps(rows[0] | {"candidates": ungraded}) + "\n")
@@ -272,10 +299,25 @@ def test_bad_input(monkeypatch, pool):
     for name, rows in (("one", native[:1]), ("two", native), ("turned", native[::-1])):
         (pool.parent / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     two = lambda *given: call(
-        relabeling.main, monkeypatch, "relabeling", "input=two.jsonl", "by=consensus", "hydra.run.dir=y", *given
+        relabeling.main,
+        monkeypatch,
+        "relabeling",
+        "input=two.jsonl",
+        "by=consensus",
+        "hydra.run.dir=y",
+        *given,
     )
     assert two("other=one.jsonl") == "error: other: one.jsonl: got 1, expected 2 solutions, as two.jsonl has"
-    assert two("other=turned.jsonl") == "error: other: turned.jsonl line 1: another solution than row 1 of two.jsonl"
+    assert (
+        two("other=turned.jsonl")
+        == "error: other: turned.jsonl line 1: another solution than row 1 of two.jsonl"
+    )
     assert "has no candidates" in call(
-        relabeling.main, monkeypatch, "relabeling", "input=two.jsonl", "by=scores", "scores=x", "hydra.run.dir=z"
+        relabeling.main,
+        monkeypatch,
+        "relabeling",
+        "input=two.jsonl",
+        "by=scores",
+        "scores=x",
+        "hydra.run.dir=z",
     )

@@ -19,8 +19,8 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.folders import open_weights
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data.formats import Format, encode, read_format, verdicts
 from prm_jax.data.units import UNITS
+from prm_jax.formats import Format, encode, read_format, verdicts
 from prm_jax.launch.config import parse
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,9 @@ def read_once():
     known, read = {}, AutoTokenizer.from_pretrained
 
     def cached(folder, **settings):
-        files = sorted(path for path in Path(folder).glob("*.*") if path.suffix in (".json", ".txt", ".jinja"))
+        files = sorted(
+            path for path in Path(folder).glob("*.*") if path.suffix in (".json", ".txt", ".jinja")
+        )
         key = tuple((path.name, hash(path.read_bytes())) for path in files if "index" not in path.name)
         if key not in known:
             known[key] = read(folder, **settings)
@@ -91,7 +93,12 @@ def mistral(tmp_path_factory):
     pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("mistral")
     shutil.copy(real_data("tokenizers/mistral/tokenizer.model.v1"), folder / "tokenizer.model")
-    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = {
+        "tokenizer_class": "LlamaTokenizer",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy": True}))
     (folder / "config.json").write_text('{"model_type": "mistral"}')
     loaded = hf.load_tokenizer(folder)
@@ -143,7 +150,9 @@ def make_llama(folder, *words):
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import PreTrainedTokenizerFast
 
-    characters = sorted(ByteLevel.alphabet(), key=ord)  # ! is 0, + is 10, - is 12; blanks and the like come last
+    characters = sorted(
+        ByteLevel.alphabet(), key=ord
+    )  # ! is 0, + is 10, - is 12; blanks and the like come last
     vocab = {c: i for i, c in enumerate(characters)} | {"ĊĊ": 271}
     vocab |= {f"unused {i}": i for i in range(256, 128_000) if i != 271}
     tokenizer = Tokenizer(models.BPE(vocab, [("Ċ", "Ċ")]))
@@ -203,7 +212,9 @@ def qwen_prm(tok, problem, steps):
 
 def math_shepherd(tok, problem, steps):
     """Model card: f"{question} {output}", every step ended by " ки"; marks where the id is 12902."""
-    ids = tok.encode(f"{problem} " + "\n".join(f"Step {n}: {s}".strip() + " ки" for n, s in enumerate(steps, 1)))
+    ids = tok.encode(
+        f"{problem} " + "\n".join(f"Step {n}: {s}".strip() + " ки" for n, s in enumerate(steps, 1))
+    )
     return ids, [i for i, token in enumerate(ids) if token == 12902]
 
 
@@ -243,10 +254,17 @@ def versaprm(tok, problem, steps):
 def spare(tok, problem, steps):
     """The README's sample: system, user, assistant; Llama 3's template trims turns, Qwen's does not. Marks at the last id of " ки"."""
     is_llama = "<|eot_id|>" in tok.get_vocab()
-    (instruction,) = re.findall(r"system<\|end_header_id\|>\n\n(.*?)<", read_format("spare").prefix, re.DOTALL)
-    assert instruction.startswith("You are an expert at solving") and instruction.endswith("previous reasoning steps.")
+    (instruction,) = re.findall(
+        r"system<\|end_header_id\|>\n\n(.*?)<", read_format("spare").prefix, re.DOTALL
+    )
+    assert instruction.startswith("You are an expert at solving") and instruction.endswith(
+        "previous reasoning steps."
+    )
     answer = "Let's think step by step.\n" + "".join(f"{step.strip()} ки\n" for step in steps)
-    text, turns = "<|begin_of_text|>" * is_llama, (("system", instruction), ("user", problem), ("assistant", answer))
+    text, turns = (
+        "<|begin_of_text|>" * is_llama,
+        (("system", instruction), ("user", problem), ("assistant", answer)),
+    )
     for role, content in turns:
         of_llama = f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>"
         text += of_llama if is_llama else f"<|im_start|>{role}\n{content}<|im_end|>\n"
@@ -281,7 +299,9 @@ def granite(tok, problem, steps):
     messages = [("system", system + "You are a helpful AI assistant.")]
     for t, step in enumerate(steps):
         messages += [("user", f"{problem} {step} {ask}" if t == 0 else f"{step} {ask}"), ("assistant", "Y")]
-    text = "".join(f"<|start_of_role|>{role}<|end_of_role|>{content}<|end_of_text|>\n" for role, content in messages)
+    text = "".join(
+        f"<|start_of_role|>{role}<|end_of_role|>{content}<|end_of_text|>\n" for role, content in messages
+    )
     ids, turn = tok.encode(text), tok.encode("<|start_of_role|>assistant<|end_of_role|>Y")
     n = len(turn)
     return ids, [i + n - 2 for i in range(len(ids)) if ids[i : i + n] == turn]
@@ -291,7 +311,9 @@ def pqm(tok, problem, steps):
     """bon_eval_hf.py: instruction_format, template {query}\\n{answer}, marks where the id is that of [PRM]."""
     query = "Below is an instruction that describes a task.\nWrite a response that appropriately completes the request."
     query += f"\n\n### Instruction:\n{problem}\n\n### Response: Let's think step by step"
-    answer = " [PRM]\n".join(f"Step {n}: {step.strip()}".strip() for n, step in enumerate(steps, 1)) + " [PRM]"
+    answer = (
+        " [PRM]\n".join(f"Step {n}: {step.strip()}".strip() for n, step in enumerate(steps, 1)) + " [PRM]"
+    )
     ids = plain_ids(tok, f"{query}\n{answer}")
     return ids, [i for i, token in enumerate(ids) if token == tok.convert_tokens_to_ids("[PRM]")]
 
@@ -567,7 +589,10 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
     encoded = encode(verifier.format, verifier.tokenizer, rows)
     scorer = verifier.scorer(2, 1024 if name in ORIGINAL else None)
     assert scorer.unit == "logit"
-    found, (low, high) = scorer.score(rows), (UNITS[verifier.format.score].low, UNITS[verifier.format.score].high)
+    found, (low, high) = (
+        scorer.score(rows),
+        (UNITS[verifier.format.score].low, UNITS[verifier.format.score].high),
+    )
     if name in ("granite", "reasonflux"):  # random weights give P(good) near 0: log-odds are compared
         low, high = -np.inf, np.inf
     else:
@@ -597,9 +622,13 @@ def test_rlhflow_in_one_pass_equals_one_dialogue_a_step(tmp_path, llama):
 
 def test_implicit_scores_equal_the_authors(tmp_path, qwen):
     """ImplicitPRM eval/processbench.py: running sum of coef * (log pi - log pi_ref) from the first response token on."""
-    models = [make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))]
+    models = [
+        make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))
+    ]
     fmt = read_format("eurus_implicit")
-    verifier = open_checkpoint(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref")).scorer(2, 512)
+    verifier = open_checkpoint(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref")).scorer(
+        2, 512
+    )
     rows = [*CONVERSATIONS, WITH_EMPTY]
     found = verifier.score(rows)
     for row, e, score_T in zip(rows, encode(fmt, qwen, rows), found, strict=True):
@@ -728,10 +757,13 @@ def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, small, capsys):
         with pytest.raises(InputError, match=pattern) as caught:
             load(head)
         assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="format=trl reads binary; expected format=qwen_prm or format=reasonflux"):
+    with pytest.raises(
+        InputError, match="format=trl reads binary; expected format=qwen_prm or format=reasonflux"
+    ):
         load(MLP, read_format("trl"))
     with pytest.raises(
-        InputError, match="no step head.*format=plain reads one; expected format=eurus_implicit or format=fover_llama"
+        InputError,
+        match="no step head.*format=plain reads one; expected format=eurus_implicit or format=fover_llama",
     ):
         load({}, read_format("plain"))
     with pytest.raises(
@@ -740,7 +772,8 @@ def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, small, capsys):
         load(LINEAR2, read_format("openr_psa"))
     one_output = "format=acemath_rm or format=orm or format=plain$"
     with pytest.raises(
-        InputError, match=r"score.weight \(scalar\); say which convention \(conf/format\) it follows: " + one_output
+        InputError,
+        match=r"score.weight \(scalar\); say which convention \(conf/format\) it follows: " + one_output,
     ):
         load(SCALAR)
     with pytest.raises(InputError, match="format=trl reads binary; expected " + one_output):
@@ -818,12 +851,17 @@ def test_outcome_models_score_the_last_token_of_a_conversation(tmp_path, qwen, n
     head, kind, system = OUTCOME_MODELS[name]
     logits = make_checkpoint(tmp_path, "qwen2", qwen, head)
     set_class(tmp_path, kind)
-    verifier = open_checkpoint(tmp_path, "best", read_format("auto" if name == "qwen_rm" else name), "float32")
+    verifier = open_checkpoint(
+        tmp_path, "best", read_format("auto" if name == "qwen_rm" else name), "float32"
+    )
     assert (verifier.objective, verifier.format.name) == ("orm", name)
     rows = [CONVERSATIONS[i] for i in (0, 1, 3)]
     for (problem, steps), score_T in zip(rows, verifier.scorer(2, 128).score(rows), strict=True):
         messages = [{"role": "system", "content": system}] * (system is not None)
-        messages += [{"role": "user", "content": problem}, {"role": "assistant", "content": "\n\n".join(steps)}]
+        messages += [
+            {"role": "user", "content": problem},
+            {"role": "assistant", "content": "\n\n".join(steps)},
+        ]
         ids = qwen.encode(qwen.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
         (e,) = encode(verifier.format, qwen, [(problem, steps)])
         assert e.ids_L.tolist() == ids and e.step_end_T.tolist() == [len(ids) - 1]
@@ -834,7 +872,9 @@ def test_outcome_models_score_the_last_token_of_a_conversation(tmp_path, qwen, n
 def test_a_conversation_needs_a_chat_template(tmp_path, mistral):
     make_checkpoint(tmp_path, "mistral", mistral, SCALAR)
     verifier = open_checkpoint(tmp_path, "best", read_format("orm"), "float32").scorer(2, 128)
-    with pytest.raises(InputError, match="format=orm: needs the tokenizer's chat template, which fails") as caught:
+    with pytest.raises(
+        InputError, match="format=orm: needs the tokenizer's chat template, which fails"
+    ) as caught:
         verifier.score(CONVERSATIONS[:1])
     assert "\n" not in str(caught.value)
 
@@ -847,7 +887,11 @@ def test_weights_of_a_wrapped_model_are_found(tmp_path, marked_qwen):
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     save_file({k if "v_head" in k else f"pretrained_model.{k}": x for k, x in tensors.items()}, path)
-    (found,) = open_checkpoint(tmp_path, "best", read_format("pqm"), "float32").scorer(2, 128).score(CONVERSATIONS[1:2])
+    (found,) = (
+        open_checkpoint(tmp_path, "best", read_format("pqm"), "float32")
+        .scorer(2, 128)
+        .score(CONVERSATIONS[1:2])
+    )
     ids, marks = pqm(marked_qwen, *CONVERSATIONS[1])
     np.testing.assert_allclose(found, logits(ids, marks)[:, 0], atol=1e-4)
 
@@ -875,7 +919,9 @@ def test_math_psa_as_it_is_released_an_adapter(tmp_path, qwen):
     logits = make_checkpoint(tmp_path / "base", "qwen2", qwen, {})
     layers = [f"model.layers.{i}.self_attn.{x}_proj" for i in (0, 1) for x in "qv"]
     sizes = {"q": (D, D), "v": (D // 2, D)}
-    updates = {module: (4, *sizes[module[-6]]) for module in layers} | {"model.layers.0.mlp.down_proj": (2, D, 24)}
+    updates = {module: (4, *sizes[module[-6]]) for module in layers} | {
+        "model.layers.0.mlp.down_proj": (2, D, 24)
+    }
     asked = {"alpha_pattern": {"layers.1.self_attn.q_proj": 3}, "rank_pattern": {"down_proj": 2}}
     tensors = make_adapter(tmp_path / "psa", "../base", qwen, updates, **asked)
     with torch.no_grad():
@@ -928,7 +974,10 @@ def test_adapters_bring_heads_and_other_scales_or_say_what_is_wrong(tmp_path, sm
         ({"alpha_pattern": [1]}, r"alpha_pattern: got \[1\], expected an object"),
         ({"alpha_pattern": {"q_proj": "x"}}, "q_proj: got 'x', expected a number"),
         ({"alpha_pattern": {"q_proj": float("nan")}}, "q_proj: got nan, expected a number"),
-        ({"alpha_pattern": {"([a-z_.0-9]+)+X": 5}}, r"alpha_pattern: got '\(.*', expected the end of a module's name"),
+        (
+            {"alpha_pattern": {"([a-z_.0-9]+)+X": 5}},
+            r"alpha_pattern: got '\(.*', expected the end of a module's name",
+        ),
         ({"alpha_pattern": {"((": 5}}, r"alpha_pattern: got '\(\(', expected the end of a module's name"),
         ({"alpha_pattern": {"": 5}}, "alpha_pattern: got '', expected the end of a module's name"),
     ):

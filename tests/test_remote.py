@@ -23,8 +23,8 @@ from conftest import ROOT, call, printed
 import evaluate
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.formats import read_format
 from prm_jax.data.pools import iter_pool
+from prm_jax.formats import read_format
 from prm_jax.generate import remote, sampling
 from prm_jax.generate import samples as lab
 from prm_jax.generate.policies import Sampling
@@ -56,7 +56,11 @@ class Real:
 
     def start(self):
         # One thread: the model is small, and the other test process needs the other core.
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(self.folder), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_CACHE": str(self.folder),
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-m", "transformers.cli.transformers", "serve", BASE, "--device", "cpu"]
         with open(self.folder / "serve.log", "ab") as log:
             self.process = subprocess.Popen(
@@ -119,7 +123,9 @@ def test_samples_differ_and_depend_on_key_prefix_and_number_alone(real):
     texts = lambda found: [[(c.text, len(c.ids_L)) for c in own] for own in found]
     assert len({c.text for c in whole[0]}) > 1  # `transformers serve` is greedy unless it is told otherwise
     assert texts(remote.extend(PREFIXES[1:2], 3, "end", KEY, first=1)) == [texts(whole)[1][:3]]
-    assert texts(remote.extend(PREFIXES[1::-1], 2, "end", KEY, first=[1, 0])) == [own[:2] for own in texts(whole)[::-1]]
+    assert texts(remote.extend(PREFIXES[1::-1], 2, "end", KEY, first=[1, 0])) == [
+        own[:2] for own in texts(whole)[::-1]
+    ]
     assert texts(remote.extend(PREFIXES[:1], 6, "end", jax.random.key(1)))[0] != texts(whole)[0]
     few = real.policy(dataclasses.replace(ANY, temperature=3.0, top_k=1)).extend(PREFIXES[:1], 3, "step", KEY)
     assert {c.text for c in few[0]} == {"4+5=1\n"}
@@ -135,10 +141,16 @@ def test_a_pool_from_a_server_that_dies_goes_on_and_is_the_undisturbed_one(real,
     whole = (tmp_path / "a" / "pool.jsonl").read_bytes()
     pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
     assert [len(p.candidates) for p in pool] == [2] * 6 and "12 continuations of 6 distinct prompts" in out
-    assert [c.correct for p in pool for c in p.candidates] == [c.answer == p.answer for p in pool for c in p.candidates]
+    assert [c.correct for p in pool for c in p.candidates] == [
+        c.answer == p.answer for p in pool for c in p.candidates
+    ]
     about = json.loads((tmp_path / "a" / "about.json").read_text())
     assert about["weights"] == f"not known: served as {BASE} by transformers" and about["finished"]
-    assert about["counts"]["policy_tokens"] == sum(json.loads(line)["policy_tokens"] for line in whole.splitlines()) > 0
+    assert (
+        about["counts"]["policy_tokens"]
+        == sum(json.loads(line)["policy_tokens"] for line in whole.splitlines())
+        > 0
+    )
 
     ask, n_asked = RemotePolicy.ask, []
 
@@ -162,11 +174,17 @@ def test_a_pool_from_a_server_that_dies_goes_on_and_is_the_undisturbed_one(real,
 
 @pytest.mark.slow
 def test_what_the_real_server_refuses_is_said(real, monkeypatch):
-    with pytest.raises(InputError, match="server.model: got None, expected a name: `transformers serve` does not say"):
+    with pytest.raises(
+        InputError, match="server.model: got None, expected a name: `transformers serve` does not say"
+    ):
         RemotePolicy(real.url, PLAIN, ANY)
-    with pytest.raises(InputError, match=f"{real.url}: no continuation of '4[?]': status 400: .*pinned to '{BASE}'"):
+    with pytest.raises(
+        InputError, match=f"{real.url}: no continuation of '4[?]': status 400: .*pinned to '{BASE}'"
+    ):
         RemotePolicy(real.url, PLAIN, ANY, server=Server(model="other")).extend([("4?", ())], 1, "end", KEY)
-    with pytest.raises(InputError, match=f"{real.url}/wrong: no continuation of '4[?]': status 404: .*Not Found"):
+    with pytest.raises(
+        InputError, match=f"{real.url}/wrong: no continuation of '4[?]': status 404: .*Not Found"
+    ):
         wrong = RemotePolicy(f"{real.url}/wrong", PLAIN, ANY, server=Server(model=BASE))
         wrong.extend([("4?", ())], 1, "end", KEY)
 
@@ -210,7 +228,9 @@ def stub():
                 state.listed += 1
                 if callable(state.models):
                     return state.models(self)
-                self.give(*((200, {"data": state.models}) if isinstance(state.models, list) else state.models))
+                self.give(
+                    *((200, {"data": state.models}) if isinstance(state.models, list) else state.models)
+                )
             else:
                 self.give(404, {"detail": "Not Found"})
 
@@ -243,7 +263,13 @@ def stub():
 
 
 def test_a_request_that_fails_is_repeated_with_the_same_seed(stub):
-    stub.script = [(500, {"detail": "boom"}), (429, {}), (200, answer("5\n6\n", tokens=5)), None, (200, answer("8"))]
+    stub.script = [
+        (500, {"detail": "boom"}),
+        (429, {}),
+        (200, answer("5\n6\n", tokens=5)),
+        None,
+        (200, answer("8")),
+    ]
     policy = stub.policy(concurrency=1)
     (one, two), = policy.extend([("4?", ())], 2, "end", KEY)  # fmt: skip
     assert (one.text, len(one.ids_L), two.text) == ("5\n6\n", 5, "8") and policy.stats.tokens == 8
@@ -256,10 +282,18 @@ def test_a_request_that_fails_is_repeated_with_the_same_seed(stub):
     [
         ([(500, {"detail": "boom"})] * 9, 3, 'status 500: {"detail": "boom"}'),
         ([2.0] * 9, 3, "Request timed out."),
-        ([(400, {"error": {"message": "too long for 4096 tokens"}})], 1, "status 400: .*too long for 4096 tokens"),
+        (
+            [(400, {"error": {"message": "too long for 4096 tokens"}})],
+            1,
+            "status 400: .*too long for 4096 tokens",
+        ),
         ([(404, {"error": {"message": "no model m"}})], 1, "status 404: .*no model m"),
         ([(200, b'{"choices": [{"text": "7')], 1, "Unterminated string"),
-        ([(200, {"choices": answer()["choices"] * 2, "usage": {"completion_tokens": 3}})], 1, "answered .*one choice"),
+        (
+            [(200, {"choices": answer()["choices"] * 2, "usage": {"completion_tokens": 3}})],
+            1,
+            "answered .*one choice",
+        ),
         ([(200, {"choices": [], "usage": {"completion_tokens": 0}})], 1, "answered .*one choice"),
         ([(200, {"choices": answer()["choices"]})], 1, "answered .*with its usage"),
         ([(200, answer(finish="abort"))], 1, "answered .*one choice that has ended"),
@@ -335,7 +369,10 @@ def test_texts_that_no_file_can_hold_are_mended_and_counted(stub, capsys):
     stub.script = [(200, answer("a\ud800b\U0001f600\udc00")), (200, answer("whole \U0001f600"))]
     policy = stub.policy(concurrency=1)
     (one, two), = policy.extend([("4?", ())], 2, "end", KEY)  # fmt: skip
-    assert (one.text, two.text) == ("a\ufffdb\U0001f600\ufffd", "whole \U0001f600") and policy.model.name == "m\ufffd"
+    assert (one.text, two.text) == (
+        "a\ufffdb\U0001f600\ufffd",
+        "whole \U0001f600",
+    ) and policy.model.name == "m\ufffd"
     said = f"samples     m\ufffd at {stub.url}: 1 of 2 texts have U+FFFD for what is no character\n"
     assert capsys.readouterr().out == said
 
@@ -398,9 +435,7 @@ def test_requests_run_side_by_side_up_to_the_limit(stub):
 
 def test_a_server_that_repeats_itself_is_noticed(stub, capsys):
     """As SGLang did that was deterministic and ignored the seed of a completion (issue 15481)."""
-    warning = (
-        f"samples     m at {stub.url}: the 9 of each prefix are the same text; does it heed temperature and seed?\n"
-    )
+    warning = f"samples     m at {stub.url}: the 9 of each prefix are the same text; does it heed temperature and seed?\n"
     stub.policy().extend([("4?", ()), ("5?", ())], 9, "end", KEY)
     assert capsys.readouterr().out == warning
     stub.policy(GREEDY).extend([("4?", ()), ("5?", ())], 9, "end", KEY)
@@ -419,12 +454,19 @@ def test_every_sample_has_a_seed_of_its_own(stub):
 
 def test_vllm_is_told_the_whole_law_and_tells_ids_and_what_stopped_it(stub):
     known = {"token_ids": [5, 6], "logprobs": {"token_logprobs": [-0.5, -0.25]}}
-    stub.script = [(200, answer("1+2=3", tokens=2, stop_reason="\n", **known)), (200, answer("7", stop_reason=None))]
+    stub.script = [
+        (200, answer("1+2=3", tokens=2, stop_reason="\n", **known)),
+        (200, answer("7", stop_reason=None)),
+    ]
     stub.script += [(200, answer("7", stop_reason=151645)), (200, answer("1+2", "length", stop_reason=None))]
     policy = stub.policy(dataclasses.replace(ANY, top_k=20, top_p=0.9), concurrency=1)
     (step, *rest), = policy.extend([("1 +2?", ("0+1=1",))], 4, "step", KEY)  # fmt: skip
     assert (step.text, step.finish_reason) == ("1+2=3\n", "stop")
-    assert step.ids_L.tolist() == [5, 6] and step.logp_L.tolist() == [-0.5, -0.25] and step.logp_L.dtype == np.float32
+    assert (
+        step.ids_L.tolist() == [5, 6]
+        and step.logp_L.tolist() == [-0.5, -0.25]
+        and step.logp_L.dtype == np.float32
+    )
     assert [(c.text, c.finish_reason) for c in rest] == [("7", "eos"), ("7", "eos"), ("1+2", "length")]
     assert stub.bodies[0] | {"seed": 0} == {
         "model": "m", "prompt": "1 +2?0+1=1\n", "seed": 0, "stop": ["\n"], "max_tokens": 60, "temperature": 1.0,
@@ -435,7 +477,9 @@ def test_vllm_is_told_the_whole_law_and_tells_ids_and_what_stopped_it(stub):
 def test_sglang_names_what_stopped_it_and_gives_log_probabilities_of_the_tempered_law(stub):
     stub.models = [{"id": "m", "owned_by": "sglang"}]
     stub.script = [(200, answer("1+2=3", matched_stop="\n")), (200, answer("7", matched_stop=151645))]
-    found = stub.policy(dataclasses.replace(ANY, temperature=0.5), concurrency=1).extend([("1?", ())], 2, "step", KEY)
+    found = stub.policy(dataclasses.replace(ANY, temperature=0.5), concurrency=1).extend(
+        [("1?", ())], 2, "step", KEY
+    )
     assert [(c.text, c.finish_reason) for c in found[0]] == [("1+2=3\n", "stop"), ("7", "eos")]
     assert stub.bodies[0]["top_k"] == -1 and "logprobs" not in stub.bodies[0]
     stub.policy().extend([("1?", ())], 1, "end", KEY)
@@ -446,7 +490,10 @@ def test_a_server_that_does_not_say_what_stopped_it_is_refused_steps(stub):
     stub.models = [{"id": "m", "owned_by": "someone"}]
     stub.script = [(200, answer("1+2=3\n\nmore", tokens=9)), (200, answer("1+2", "length"))]
     found = stub.policy(concurrency=1).extend([("1?", ())], 2, "step", KEY)[0]
-    assert [(c.text, c.finish_reason, len(c.ids_L)) for c in found] == [("1+2=3\n", "stop", 9), ("1+2", "length", 3)]
+    assert [(c.text, c.finish_reason, len(c.ids_L)) for c in found] == [
+        ("1+2=3\n", "stop", 9),
+        ("1+2", "length", 3),
+    ]
     stub.script = [(200, answer("1+2=3"))]
     with pytest.raises(InputError, match="does not say whether the step or the text ended"):
         stub.policy().extend([("1?", ())], 1, "step", KEY)
@@ -483,10 +530,15 @@ def test_where_there_is_no_server_or_no_client_one_line_says_so(monkeypatch, tmp
     problems.write_text('{"problem": "4?"}\n')
     asked = ["checkpoint=http://localhost:9", f"input={problems}", f"hydra.run.dir={tmp_path}/a"]
     said = call(sampling.main, monkeypatch, "sampling", *asked)
-    assert said.startswith("error: http://localhost:9: no server of the completions protocol: Connection error. (")
+    assert said.startswith(
+        "error: http://localhost:9: no server of the completions protocol: Connection error. ("
+    )
     monkeypatch.setitem(sys.modules, "openai", None)
     said = call(sampling.main, monkeypatch, "sampling", *asked)
-    assert said == "error: http://localhost:9: a policy behind a server needs the package openai: pip install openai"
+    assert (
+        said
+        == "error: http://localhost:9: a policy behind a server needs the package openai: pip install openai"
+    )
     assert not (tmp_path / "a" / ".hydra").exists()
 
 
@@ -500,7 +552,9 @@ def test_samples_behind_a_server_are_not_kept_by_name(stub):
 def test_formats_that_need_a_tokenizer_are_refused(stub):
     with pytest.raises(InputError, match="format: got 'auto', expected a convention that is text"):
         stub.policy(fmt=read_format("auto"))
-    with pytest.raises(InputError, match="format: got 'qwen_prm', expected a convention in which nothing but"):
+    with pytest.raises(
+        InputError, match="format: got 'qwen_prm', expected a convention in which nothing but"
+    ):
         stub.policy(fmt=read_format("qwen_prm"))
     with pytest.raises(InputError, match="prefix '': got '', expected a text of at least one token"):
         stub.policy().extend([("", ())], 1, "end", KEY)
@@ -528,7 +582,8 @@ def judge(stub):
 
     def opened(fmt=JUDGE, **more):
         critic = open_verifier(
-            stub.url, OpenOptions(format=dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more)))
+            stub.url,
+            OpenOptions(format=dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more))),
         )
         policy = critic.writer.policy
         policy.concurrency, policy.client = 1, policy.client.with_options(max_retries=1, timeout=5.0)
@@ -538,13 +593,18 @@ def judge(stub):
 
 
 def test_a_judge_behind_a_server_writes_and_its_verdict_is_exact(stub, judge, capsys):
-    stub.script = [(200, answer("It is 7.\nVerdict: Yes", tokens=9)), (200, answer("Hm, 8", "length", tokens=60))]
+    stub.script = [
+        (200, answer("It is 7.\nVerdict: Yes", tokens=9)),
+        (200, answer("Hm, 8", "length", tokens=60)),
+    ]
     stub.script += [(503, {}), (200, echo(" Yes", -0.25)), (200, echo(" No", -2.25))]
     stub.script += [(200, echo(" Yes", -0.25)), (200, echo(" No", -2.25))]
     critic = judge(votes=2)
     assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == pytest.approx([2.0])
     assert critic.name == f"m at {stub.url}, judge, 2 votes" and critic.stats.tokens == 69
-    assert "critic      1 of 2 critiques came to no verdict within 60 tokens: forced" in capsys.readouterr().out
+    assert (
+        "critic      1 of 2 critiques came to no verdict within 60 tokens: forced" in capsys.readouterr().out
+    )
     first, second, _, good, bad, *forced = stub.bodies
     assert [b["prompt"] for b in forced] == [first["prompt"] + f"Hm, 8\nVerdict:{x}" for x in (" Yes", " No")]
     assert (
@@ -558,7 +618,9 @@ def test_a_judge_behind_a_server_writes_and_its_verdict_is_exact(stub, judge, ca
         "temperature": 1.0,
     } and bad["prompt"] == first["prompt"] + "It is 7.\nVerdict: No"  # fmt: skip
     n = len(stub.bodies)
-    assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == pytest.approx([2.0]) and len(stub.bodies) == n  # known
+    assert (
+        critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == pytest.approx([2.0]) and len(stub.bodies) == n
+    )  # known
 
 
 def test_asked_at_once_a_judge_is_asked_for_two_log_probabilities_alone(stub, judge):
@@ -581,7 +643,10 @@ def test_asked_at_once_a_judge_is_asked_for_two_log_probabilities_alone(stub, ju
         ([(200, answer("Verdict: Yes")), (200, echo(" Yes", None))], "its last token is ' Yes' with .*None"),
         ([(200, answer("Verdict: Yes")), (200, echo(" Yes", True))], "its last token is ' Yes' with .*True"),
         ([(200, answer("Verdict: Yes")), (200, echo(" Yes", 0.5))], "its last token is ' Yes' with .*0.5"),
-        ([(200, answer("Verdict: Yes")), (200, echo(" Yes", float("nan")))], "its last token is ' Yes' with .*nan"),
+        (
+            [(200, answer("Verdict: Yes")), (200, echo(" Yes", float("nan")))],
+            "its last token is ' Yes' with .*nan",
+        ),
         (
             [(200, answer("Verdict: Yes")), (400, {"detail": "echo is not supported"})],
             "status 400: .*echo is not supported",
@@ -616,8 +681,18 @@ def test_a_chat_critic_behind_a_server_needs_its_tokenizer(stub):
 def test_evaluations_take_a_judge_by_its_address(stub, monkeypatch, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "3 +4?", "completions": ["3+4=7", "7"], "id": "a"}\n')
-    stub.script = [(200, answer("Verdict: No"))] * 2 + [(200, echo(" Yes", -2.0)), (200, echo(" No", -1.0))] * 2
-    asked = ["task=score", f"checkpoint={stub.url}", "format=judge", "format.chat=false", f"input={rows}", "figures=0"]
+    stub.script = [(200, answer("Verdict: No"))] * 2 + [
+        (200, echo(" Yes", -2.0)),
+        (200, echo(" No", -1.0)),
+    ] * 2
+    asked = [
+        "task=score",
+        f"checkpoint={stub.url}",
+        "format=judge",
+        "format.chat=false",
+        f"input={rows}",
+        "figures=0",
+    ]
     find = RemotePolicy.__post_init__
     one = lambda self: (find(self), setattr(self, "concurrency", 1))[0]
     monkeypatch.setattr(RemotePolicy, "__post_init__", one)

@@ -97,7 +97,10 @@ def test_aggregators_match_hand_worked_numbers(unit, precision):
 def test_options_and_one_aggregator_alone():
     """Two pools of eleven problems: more than are aggregated at a time. Problems are no axis that it needs."""
     rng = np.random.default_rng(2)
-    logit_XPNT, mask_XPNT = (rng.normal(0, 3, (2, 11, 4, 5)).astype(np.float32), rng.random((2, 11, 4, 5)) < 0.7)
+    logit_XPNT, mask_XPNT = (
+        rng.normal(0, 3, (2, 11, 4, 5)).astype(np.float32),
+        rng.random((2, 11, 4, 5)) < 0.7,
+    )
     mask_XPNT[..., 0] = True
     options = {"unit": "logit", "clip": 0.1, "decay": 0.5, "temperature": 0.4}
     p_XPNT = 1 / (1 + np.exp(-logit_XPNT.astype(float)))
@@ -274,7 +277,9 @@ def test_reweight_at_the_ends_of_beta():
     cold, hot = law(score_PN, 0.0), law(score_PN, INF)
     # beta 0: the two maxima in proportion 1 : 3 of ref, KL = log(total ref / theirs), log Z -> -1 / 0
     np.testing.assert_allclose(cold.weight_PN[:5], [0.25, 0, 0.75, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose([cold.kl_P, cold.log_z_P, cold.reward_P], [math.log(10 / 4), -INF, -1], rtol=1e-6)
+    np.testing.assert_allclose(
+        [cold.kl_P, cold.log_z_P, cold.reward_P], [math.log(10 / 4), -INF, -1], rtol=1e-6
+    )
     # beta inf: ref itself, with the candidate of probability 0, which has weight 0 at every finite beta; its mean score
     # is over the others
     np.testing.assert_allclose(hot.weight_PN[:5], [0.1, 0.2, 0.3, 0.2, 0.2], rtol=1e-6)
@@ -292,15 +297,17 @@ def test_reweight_at_the_ends_of_beta():
 
 def test_laws_where_little_can_win():
     """Rows: no candidate, all of probability 0, ref 0 on the only finite score, one candidate, none and one eligible."""
-    score_PN = corner(np.array([[1.0, 2], [-INF, -INF], [3, -INF], [-5000, np.nan], [1, 2], [1, np.nan]], np.float32))[
-        0
-    ]
+    score_PN = corner(
+        np.array([[1.0, 2], [-INF, -INF], [3, -INF], [-5000, np.nan], [1, 2], [1, np.nan]], np.float32)
+    )[0]
     mask_PN = corner(np.array([[False, False], *[[True, True]] * 2, [True, False], *[[True, True]] * 2]))[0]
     ref_PN = corner(np.array([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0], *[[1.0, 1.0]] * 3], np.float32))[0]
     eligible_PN = corner(np.array([*[[True, True]] * 4, [False, False], [True, False]]))[0]
     half = [0.5, 0.5]
     for beta in (0.0, 0.3, INF):
-        law = jax.tree.map(lambda x: np.asarray(x)[:6], reweight(score_PN, beta, ref_PN, eligible_PN, mask_PN))
+        law = jax.tree.map(
+            lambda x: np.asarray(x)[:6], reweight(score_PN, beta, ref_PN, eligible_PN, mask_PN)
+        )
         last = half if beta == INF else [1, 0]
         np.testing.assert_array_equal(law.weight_PN[:, :2], [[0, 0], half, [0, 1], [1, 0], half, last])
         np.testing.assert_array_equal(law.weight_PN[:, 2:], 0)
@@ -483,7 +490,9 @@ def test_rank_weights_against_exact_fractions_at_1860():
     size, sizes = 1860, [1, 2, 10, 50, 500, 1500, 1859, 1860]
     weight_nN = jax.jit(rerank.rank_weights, static_argnums=1)(np.array(sizes), size)
     for row_N, n in zip(np.asarray(weight_nN, np.float64), sizes):
-        exact = [float(Fraction(math.comb(size - 1 - rank, n - 1), math.comb(size, n))) for rank in range(size)]
+        exact = [
+            float(Fraction(math.comb(size - 1 - rank, n - 1), math.comb(size, n))) for rank in range(size)
+        ]
         assert np.abs(row_N - exact).sum() < 3e-7, n
 
 
@@ -644,7 +653,9 @@ def test_real_best_of_32_counts(best_of_32, name, scorer):
     rows = best_of_32[name]
     gold_PN, _ = corner(real_gold(rows), REAL)
     score = rerank.aggregate_all(*stored_logp(rows, scorer), AGGREGATED, unit="logp")
-    best = lambda how, ties: np.asarray(best_of_n(score[how], gold_PN, size_n=np.array([32]), ties=ties)).sum()
+    best = lambda how, ties: np.asarray(
+        best_of_n(score[how], gold_PN, size_n=np.array([32]), ties=ties)
+    ).sum()
     assert [best(how, "first") for how in AGGREGATED] == list(RIGHT[name, scorer])
     for how, count in zip(AGGREGATED, RIGHT[name, scorer]):
         expected = SHARED.get((name, scorer, how), count / len(rows))

@@ -21,9 +21,9 @@ from prm_jax import InputError, tasks
 from prm_jax.checkpoints import export
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config, problem_hash
 from prm_jax.figures import learning
+from prm_jax.formats import read_format
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import open_policy
 from prm_jax.launch.cli import one_line
@@ -109,7 +109,10 @@ def batch_of(policy, rollouts, advantage=None, share=True, kept=slice(None)):
     layout = lay_out([rollouts[i] for i in np.arange(len(rollouts))[kept]], 2, 128, len(rollouts), share)
     width = max(len(r.ids_L) for r in rollouts)
     padded = lambda rows: np.array([np.pad(x, (0, width - len(x))) for x in rows])
-    old_NL, mask_NL = padded([r.logp_L for r in rollouts]), padded([np.ones(len(r.ids_L), bool) for r in rollouts])
+    old_NL, mask_NL = (
+        padded([r.logp_L for r in rollouts]),
+        padded([np.ones(len(r.ids_L), bool) for r in rollouts]),
+    )
     rng = np.random.default_rng(0)
     advantage_NL = (rng.normal(size=mask_NL.shape) if advantage is None else np.array(advantage)) * mask_NL
     weight_NL = token_weights(mask_NL, "token", 80)
@@ -124,7 +127,9 @@ def loss_and_gradient(model, batch, cfg):
 
 
 def assert_alike(policy, batch, other, cfg):
-    (loss, grads), (loss_other, grads_other) = (loss_and_gradient(policy.model, x, cfg) for x in (batch, other))
+    (loss, grads), (loss_other, grads_other) = (
+        loss_and_gradient(policy.model, x, cfg) for x in (batch, other)
+    )
     assert float(loss) == pytest.approx(float(loss_other), abs=1e-6)
     for a, b in zip(*map(jax.tree.leaves, (grads, grads_other)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-5)
@@ -160,7 +165,9 @@ def test_gspo_takes_the_ratio_of_each_response_in_packed_rows(policy, rollouts):
     noise_NL -= ((noise_NL * mask_NL).sum(1) / n_N)[:, None]
     old_NL = logp_NL - change_N[:, None] - noise_NL
     weight_NL, zeros_NL = token_weights(mask_NL, "response", 80), np.zeros(mask_NL.shape)
-    batch = layout.batch | loss_inputs(layout, weight_NL, mask_NL * advantage_N[:, None], old_NL, zeros_NL, mask_NL)
+    batch = layout.batch | loss_inputs(
+        layout, weight_NL, mask_NL * advantage_N[:, None], old_NL, zeros_NL, mask_NL
+    )
     ratio_N = np.exp(change_N)
     expected = -np.minimum(ratio_N * advantage_N, np.clip(ratio_N, 0.99, 1.01) * advantage_N).mean()
     loss = sum(
@@ -191,8 +198,13 @@ def test_dropped_groups_are_drawn_again(monkeypatch, rollouts):
         drawn.clear()
         found = rl.Trainer.roll_out(trainer, 1)
         keep_N = rl.keep_mixed(cfg, rewards.right(found), found)
-        assert len(drawn) == batches and [r.group for r in found] == np.repeat(np.arange(2 * batches), 2).tolist()
-        assert [r.problem for r, keep in zip(found, keep_N, strict=True) if keep] == np.repeat(kept, 2).tolist()
+        assert (
+            len(drawn) == batches
+            and [r.group for r in found] == np.repeat(np.arange(2 * batches), 2).tolist()
+        )
+        assert [r.problem for r, keep in zip(found, keep_N, strict=True) if keep] == np.repeat(
+            kept, 2
+        ).tolist()
 
 
 def test_responses_without_an_advantage_can_be_left_out(policy, rollouts):
@@ -219,7 +231,11 @@ def test_no_advantage_no_update(policy, rollouts):
     copy = lambda: jax.tree.map(jnp.copy, policy.model)
     tx = optax.adam(1e-2)
     step = lambda advantage: update(
-        model := copy(), nnx.Optimizer(model, tx, wrt=nnx.Param), batch_of(policy, rollouts, advantage), 1, UPDATE
+        model := copy(),
+        nnx.Optimizer(model, tx, wrt=nnx.Param),
+        batch_of(policy, rollouts, advantage),
+        1,
+        UPDATE,
     )
     still, _, metrics = step(0.0)
     moved, *_ = step(1.0)
@@ -251,7 +267,9 @@ def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):
         assert a_T == pytest.approx(b_T, abs=1e-4)
     short = dataclasses.replace(rollouts[0], ids_L=rollouts[0].ids_L[:-2], step_L=rollouts[0].step_L[:-2])
     ids_L = as_scored(policy, short).ids_L
-    assert policy.stop_masks["step"][ids_L[-1]] and ids_L[-1] not in policy.eos_ids  # a cut step gets its mark
+    assert (
+        policy.stop_masks["step"][ids_L[-1]] and ids_L[-1] not in policy.eos_ids
+    )  # a cut step gets its mark
 
 
 def make_rewards(policy, **changes):
@@ -280,8 +298,14 @@ def test_sources_give_what_they_say(policy, rollouts, tmp_path):
     )
     here = rollouts[0]  # 3 +2 *4 mod7? is 6
     lines = ("3+2=5", "5*4=6"), ("3+2=4", "4*4=6")  # the second is right by luck
-    given = [with_steps(here, *lines[0]), with_steps(here, *lines[1]), with_steps(here, *lines[0], finished=False)]
-    reward = lambda name, **more: make_rewards(policy, own_function=f"{tmp_path}/mine.py:{name}", **more)(given)
+    given = [
+        with_steps(here, *lines[0]),
+        with_steps(here, *lines[1]),
+        with_steps(here, *lines[0], finished=False),
+    ]
+    reward = lambda name, **more: make_rewards(policy, own_function=f"{tmp_path}/mine.py:{name}", **more)(
+        given
+    )
     step_reward_NT, outcome_N, known, means = reward("brevity", own=1.0, steps=2.0, process_accuracy=4.0)
     assert known.right_N.tolist() == [1, 1, 0]
     assert step_reward_NT.tolist() == [[1.5, 1.5], [-2.5, -2.5], [1.5, 1.5]]  # both lines of luck are wrong
@@ -295,10 +319,14 @@ def test_rewards_of_steps_only_where_the_answer_is_right(policy, rollouts):
     given = [with_steps(rollouts[0], *own) for own in lines]  # right, right by luck, wrong, right
     scorer = SimpleNamespace(label_kind="correctness")
     scorer.score = lambda rows: [np.array([2.0, 2, -0.5][: len(steps)]) for _, steps in rows]
-    reward = lambda **more: dataclasses.replace(make_rewards(policy, prm_checkpoint="x", **more), prm=scorer)(given)
+    reward = lambda **more: dataclasses.replace(make_rewards(policy, prm_checkpoint="x", **more), prm=scorer)(
+        given
+    )
     step_reward_NT, outcome_N, *_ = reward(prm=1.0, prm_form="log_odds", prm_where="right", prm_norm="return")
     assert outcome_N.tolist() == [1, 1, 0, 1]
-    assert step_reward_NT == pytest.approx(np.array([[2, 2, 0], [2, 2, 0], [0, 0, 0], [2, 2, -0.5]]) / 4, rel=1e-6)
+    assert step_reward_NT == pytest.approx(
+        np.array([[2, 2, 0], [2, 2, 0], [0, 0, 0], [2, 2, -0.5]]) / 4, rel=1e-6
+    )
     assert reward(answer=0.0, psgrpo=2.0)[1].tolist() == [2, 2, 0, 1]
 
 
@@ -314,7 +342,10 @@ def test_rewards_of_steps_only_where_the_answer_is_right(policy, rollouts):
         (["sampling.temperature=0.7"], "sampling: .*expected temperature 1 and all tokens"),
         (["n=1"], "n: got 1, expected at least 2"),
         (["select=prof"], "reward.prm_checkpoint: got None, expected a verifier, which select=prof asks"),
-        (["online.every=1"], "reward.prm_checkpoint: got None, expected a verifier, which online.every trains"),
+        (
+            ["online.every=1"],
+            "reward.prm_checkpoint: got None, expected a verifier, which online.every trains",
+        ),
         (
             ["reward.prm_checkpoint=checker", "online.every=1"],
             "online.every: got 1, expected 0: reward.prm_checkpoint has nothing that trains",
@@ -354,14 +385,17 @@ def test_rewards_of_steps_need_a_separator_that_a_token_holds(monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize(
-    "outcome", ["[0.5] * 6", "jnp.full(6, 0.5)", "np.full(6, 0.5)", "[jnp.float32(0.5)] * 6", "(0.5 for r in rollouts)"]
+    "outcome",
+    ["[0.5] * 6", "jnp.full(6, 0.5)", "np.full(6, 0.5)", "[jnp.float32(0.5)] * 6", "(0.5 for r in rollouts)"],
 )
 def test_a_reward_of_ones_own_is_a_number_a_roll_out(outcome, policy, rollouts, tmp_path):
     """A list of floats and a jax array were tracebacks, though README says a number each."""
     assert own_reward(outcome, policy, rollouts, tmp_path)[1].tolist() == [0.5] * 6
 
 
-@pytest.mark.parametrize("row", ["[1] * len(r.steps)", "jnp.ones(len(r.steps))", "np.ones(len(r.steps), bool)"])
+@pytest.mark.parametrize(
+    "row", ["[1] * len(r.steps)", "jnp.ones(len(r.steps))", "np.ones(len(r.steps), bool)"]
+)
 def test_a_reward_of_ones_own_is_a_row_of_steps_a_roll_out(row, policy, rollouts, tmp_path):
     step_reward_NT, outcome_N, *_ = own_reward(f"[{row} for r in rollouts]", policy, rollouts, tmp_path)
     assert step_reward_NT.sum(1).tolist() == [len(r.steps) for r in rollouts] and not outcome_N.any()
@@ -385,7 +419,8 @@ WRONG += ["[{}] * 6", "{'a': 1}", "[None] * 6", "[float('nan')] * 6"]
 @pytest.mark.parametrize("outcome", WRONG)
 def test_a_reward_of_ones_own_that_is_none_is_refused_by_its_key(outcome, policy, rollouts, tmp_path):
     with pytest.raises(
-        InputError, match=r"^reward.own_function: .*mine.py:f: got '.*', expected (6 numbers, or as many rows|numbers)"
+        InputError,
+        match=r"^reward.own_function: .*mine.py:f: got '.*', expected (6 numbers, or as many rows|numbers)",
     ) as caught:
         own_reward(outcome, policy, rollouts, tmp_path)
     assert "\n" not in str(caught.value)
@@ -488,7 +523,9 @@ def test_two_devices_learn_as_one(whole, tmp_path):
     one, two = lines(whole)[1:], lines(tmp_path / "two")[1:]
     assert [row["policy_tokens"] for row in one] == [row["policy_tokens"] for row in two]
     for mine, theirs in zip(one, two, strict=True):
-        np.testing.assert_allclose(*([row[name] for name in mine] for row in (mine, theirs)), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            *([row[name] for name in mine] for row in (mine, theirs)), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypatch, tmp_path):
@@ -527,7 +564,9 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
     for row in rows:
         assert len(row["steps"]) == len(row["step_rewards"]) == len(row["p_good"]) == len(row["verdicts"])
         assert row["outcome_reward"] == row["right"] <= row["finished"]
-        np.testing.assert_allclose(row["step_rewards"], [p - 0.5 for p in row["p_good"]], atol=1e-4)  # .5 (2 p - 1)
+        np.testing.assert_allclose(
+            row["step_rewards"], [p - 0.5 for p in row["p_good"]], atol=1e-4
+        )  # .5 (2 p - 1)
     assert all((folder / "figures" / "learning.png").stat().st_size > 5_000 for folder in (cut_run, whole))
     watched = {
         "prm_step_auroc",
@@ -548,7 +587,10 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
 
 
 def test_samples_after_a_checkpoint_and_half_a_line_are_left_out(tmp_path):
-    path, rows = tmp_path / "samples.jsonl", ['{"step": 0}\n', '{"step": 2}\n', '{"step": 4}\n', '{"step": 4, "pr']
+    path, rows = (
+        tmp_path / "samples.jsonl",
+        ['{"step": 0}\n', '{"step": 2}\n', '{"step": 4}\n', '{"step": 4, "pr'],
+    )
     path.write_text("".join(rows))
     cut_samples(path, 4)
     assert path.read_text() == "".join(rows[:3])
@@ -559,12 +601,20 @@ def test_samples_after_a_checkpoint_and_half_a_line_are_left_out(tmp_path):
 
 
 def test_samples_without_step_rewards_show_none(tmp_path, capsys):
-    row = {"problem": "1 +1 mod7?", "steps": ["1+1=2"], "step_rewards": [0.0], "right": True, "finished": True}
+    row = {
+        "problem": "1 +1 mod7?",
+        "steps": ["1+1=2"],
+        "step_rewards": [0.0],
+        "right": True,
+        "finished": True,
+    }
     write_samples(tmp_path / "a.jsonl", 0, [row], 1)
     write_samples(tmp_path / "a.jsonl", 0, [row | {"p_good": [0.7]}], 1)
     write_samples(tmp_path / "a.jsonl", 0, [row | {"p_good": [0.7], "step_rewards": [-0.3]}], 1)
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split("mod7? ")[1] for line in shown] == [f"1+1=2{x}  right" for x in ("", " (0.70)", " (-0.30)")]
+    assert [line.split("mod7? ")[1] for line in shown] == [
+        f"1+1=2{x}  right" for x in ("", " (0.70)", " (-0.30)")
+    ]
 
 
 def test_learning_curves_of_a_run_without_a_verifier_have_no_empty_panel(tmp_path, monkeypatch):
@@ -594,7 +644,12 @@ def test_an_estimator_that_sums_step_rewards_says_so_once(monkeypatch, tmp_path)
 
 
 def test_an_implicit_verifier_begins_as_the_policy_and_learns_from_outcomes(monkeypatch, tmp_path):
-    prime = ["reward.prm_checkpoint=embedded", "reward.prm_form=log_odds", "online.labels=outcome", "online.every=1"]
+    prime = [
+        "reward.prm_checkpoint=embedded",
+        "reward.prm_form=log_odds",
+        "online.labels=outcome",
+        "online.every=1",
+    ]
     keys = [*SMALL, *prime, "reward.prm=1", "advantage=rloo_sources", "steps=2", "eval.every=9"]
     printed(rl.main, monkeypatch, *keys, f"hydra.run.dir={tmp_path}", cwd=tmp_path)
     _, first, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
@@ -615,7 +670,9 @@ def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tm
 
     monkeypatch.setattr(rl, "update", broken_later)
     run = tmp_path / "run"
-    told = call(rl.main, monkeypatch, "rl", *SMALL, *files, "steps=9", "checkpoint_every=1", f"hydra.run.dir={run}")
+    told = call(
+        rl.main, monkeypatch, "rl", *SMALL, *files, "steps=9", "checkpoint_every=1", f"hydra.run.dir={run}"
+    )
     stopped = re.search(r"step (\d): parameter_norm is nan; stopped, with no checkpoint of it", told)
     assert stopped and "\n" not in told, told
     found = open_checkpoint(run, "latest", None, "float32")
@@ -623,19 +680,28 @@ def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tm
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in lines] == list(range(int(stopped[1])))
     printed(export.main, monkeypatch, f"checkpoint={run}", "which=latest", f"to={tmp_path}/hf", cwd=tmp_path)
-    again = open_policy(tmp_path / "hf", "best", read_format("plain"), "float32", Sampling(1.0, None, 1.0, 80), 32)
+    again = open_policy(
+        tmp_path / "hf", "best", read_format("plain"), "float32", Sampling(1.0, None, 1.0, 80), 32
+    )
     for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in (found, again)), strict=True):
         assert (np.asarray(a) == np.asarray(b)).all() and np.isfinite(a).all()
 
 
 def test_problems_are_kept_apart_from_those_of_the_verifier(tmp_path, capsys):
     data = data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml"))
-    known = {s: tasks.make_problems(tasks.chain, data.task, n, s, 0) for s, n in (("train", 1000), ("validation", 63))}
+    known = {
+        s: tasks.make_problems(tasks.chain, data.task, n, s, 0)
+        for s, n in (("train", 1000), ("validation", 63))
+    }
     hashes = {name: [problem_hash(p) for p in problems] for name, problems in known.items()}
-    (tmp_path / "data.json").write_text(json.dumps({"problems": hashes["train"], "validation": hashes["validation"]}))
+    (tmp_path / "data.json").write_text(
+        json.dumps({"problems": hashes["train"], "validation": hashes["validation"]})
+    )
     questions = QuestionsConfig(None, None, None, apart="verifier")
     runs = questions.apart_from([f"min:[{tmp_path},checker-0-2]", "embedded_orm", None])
-    assert runs == [str(tmp_path)] and capsys.readouterr().out.startswith("note        embedded_orm does not say")
+    assert runs == [str(tmp_path)] and capsys.readouterr().out.startswith(
+        "note        embedded_orm does not say"
+    )
     assert QuestionsConfig(None, None, None, apart="run").apart_from(["embedded_orm"]) == ["run"]
     shared, apart = of_task(data, 200, 0), of_task(data, 200, 0, runs)
     assert shared.train[:1000] == known["train"] and shared.held_out[:63] == known["validation"]
@@ -649,7 +715,12 @@ def test_problems_are_kept_apart_from_those_of_the_verifier(tmp_path, capsys):
 def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
     train, held_out = write_problems(tmp_path)
     found = of_files(QuestionsConfig(str(train), str(held_out), None), open_grader("number"), 5)
-    assert found.train[:2] == PROBLEMS and len(found.train) == 8 and len(found.held_out) == 4 and found.task is None
+    assert (
+        found.train[:2] == PROBLEMS
+        and len(found.train) == 8
+        and len(found.held_out) == 4
+        and found.task is None
+    )
     said = lambda text: found.is_right(with_steps(rollouts[0], "3+2=5", text))
     assert said("The answer is 6.0") and not said("The answer is 5") and not said("5*4=6")
     with pytest.raises(InputError, match="expected one not learned from"):

@@ -15,10 +15,10 @@ from test_hf import torch_model
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.data.formats import Format, encode, read_format, train_tokenizer
 from prm_jax.data.grading import as_number
 from prm_jax.data.pools import Candidate, iter_pool
 from prm_jax.data.questions import as_candidate, read_questions
+from prm_jax.formats import Format, encode, read_format, train_tokenizer
 from prm_jax.generate import sampling
 from prm_jax.generate.sampling import Policy, Sampling
 from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded
@@ -48,11 +48,15 @@ def random_model():
 
 @pytest.fixture(scope="module")
 def policy(tokenizer):
-    return Policy(random_model(), tokenizer, PLAIN, "tiny", ANY, batch_rows=64, eos_ids=(tokenizer.eos_token_id,))
+    return Policy(
+        random_model(), tokenizer, PLAIN, "tiny", ANY, batch_rows=64, eos_ids=(tokenizer.eos_token_id,)
+    )
 
 
 def sampled(policy, batch_rows=64, n=5, stop="end", problems=PROBLEMS, **law):
-    asked = dataclasses.replace(policy, sampling=dataclasses.replace(policy.sampling, **law), batch_rows=batch_rows)
+    asked = dataclasses.replace(
+        policy, sampling=dataclasses.replace(policy.sampling, **law), batch_rows=batch_rows
+    )
     asked.stats = sampling.SamplingStats()
     return asked.extend([(problem, ()) for problem in problems], n, stop, jax.random.key(3)), asked
 
@@ -77,7 +81,9 @@ def test_greedy_decoding_is_pytorchs_token_for_token(tmp_path, rng, tokenizer, f
     greedy = Sampling(0.0, None, 1.0, 40)
     free = Policy(model, tokenizer, PLAIN, family, greedy, batch_rows=4, eos_ids=(279,))
     end = int(free.extend([(problems[1], ())], 1, "end", jax.random.key(0))[0][0].ids_L[20])
-    ours = dataclasses.replace(free, eos_ids=(end,)).extend([(p, ()) for p in problems], 1, "end", jax.random.key(0))
+    ours = dataclasses.replace(free, eos_ids=(end,)).extend(
+        [(p, ()) for p in problems], 1, "end", jax.random.key(0)
+    )
     for problem, (found,) in zip(problems, ours, strict=True):
         ids = torch.tensor([tokenizer.encode(problem)])
         with torch.no_grad():
@@ -109,7 +115,9 @@ def test_100_000_draws_have_the_law_by_chi_square(rng, temperature, top_k, top_p
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(1), i))(jnp.arange(n))
     uniform_B = sampling.uniforms(keys, 5, 2)[1]
     assert uniform_B[7] == jax.random.uniform(jax.random.fold_in(keys[7], 6))
-    drawn_B = jax.jit(lambda uniform_B: sampling.draw_ids(jnp.tile(logit_V, (n, 1)), uniform_B, law))(uniform_B)
+    drawn_B = jax.jit(lambda uniform_B: sampling.draw_ids(jnp.tile(logit_V, (n, 1)), uniform_B, law))(
+        uniform_B
+    )
     p_V, count_V = expected_law(logit_V, temperature, top_k, top_p), np.bincount(drawn_B, minlength=V)
     assert count_V[p_V == 0].sum() == 0
     often_V = p_V * n >= 10
@@ -158,7 +166,9 @@ def test_samples_depend_on_neither_batch_nor_neighbours(policy):
         assert texts(found) == texts(whole) and asked.stats.prompts == 4
     alone = policy.extend([(PROBLEMS[2], ())], 4, "end", jax.random.key(3), first=2)
     assert texts(alone)[0] == texts(whole)[2][:4]
-    assert len({tuple(ids) for own in texts(whole) for ids, _ in own}) > 30  # and they differ among themselves
+    assert (
+        len({tuple(ids) for own in texts(whole) for ids, _ in own}) > 30
+    )  # and they differ among themselves
     twice = policy.extend([(PROBLEMS[0], ())] * 2, 9, "end", jax.random.key(3))
     assert texts(twice)[0] == texts(whole)[0] != texts(twice)[1]  # the same prompt, other keys
 
@@ -168,7 +178,9 @@ def test_two_devices_draw_the_same(policy):
     found, _ = sampled(policy, 6, 2, problems=PROBLEMS[:3], temperature=0.8, top_p=0.9)
     environment = with_devices(2) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     program = "import test_sampling; test_sampling.print_samples_on_two_devices()"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines()[-3:]:
         assert [[ids for ids, _ in own] for own in json.loads(line)] == [
@@ -192,17 +204,25 @@ def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
     comma = dataclasses.replace(
         policy, format=Format("plain", separator="5"), sampling=dataclasses.replace(ANY, max_tokens=60)
     )
-    found = [c for own in comma.extend([(p, ()) for p in PROBLEMS], 20, "step", jax.random.key(0)) for c in own]
+    found = [
+        c for own in comma.extend([(p, ()) for p in PROBLEMS], 20, "step", jax.random.key(0)) for c in own
+    ]
     assert {c.finish_reason for c in found} == {"eos", "stop", "length"}
     for c in found:
         n = c.text.count("5")
         assert (c.finish_reason == "stop") == (n == 1) == c.text.endswith("5") and len(c.ids_L) <= 60
-        assert (c.finish_reason == "length") == (len(c.ids_L) == 60 and n == 0 and c.ids_L[-1] not in policy.eos_ids)
-        assert (c.finish_reason == "eos") == (c.ids_L[-1] in policy.eos_ids) and tokenizer.eos_token not in c.text
+        assert (c.finish_reason == "length") == (
+            len(c.ids_L) == 60 and n == 0 and c.ids_L[-1] not in policy.eos_ids
+        )
+        assert (c.finish_reason == "eos") == (
+            c.ids_L[-1] in policy.eos_ids
+        ) and tokenizer.eos_token not in c.text
     with pytest.raises(
         InputError, match="format.separator: got '\\\\n=\\\\n', expected a text within one token of tiny"
     ):
-        dataclasses.replace(policy, format=Format("odd", "\n=\n")).extend([("4?", ())], 1, "step", jax.random.key(0))
+        dataclasses.replace(policy, format=Format("odd", "\n=\n")).extend(
+            [("4?", ())], 1, "step", jax.random.key(0)
+        )
 
 
 def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokenizer):
@@ -210,8 +230,13 @@ def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokeni
     prefixes = [("4 + 3?", ()), ("4 + 3?", ("4+3=7",)), ("4 + 3?", ("4+3=7", "done"))]
     none, one, two = policy.prefix_ids(prefixes)
     assert none.tolist() == whole.ids_L[: whole.start].tolist() == tokenizer.encode("4 + 3?")
-    assert one.tolist() == whole.ids_L[: whole.step_end_T[0] + 1].tolist() and two.tolist() == whole.ids_L.tolist()
-    with pytest.raises(InputError, match="format: got 'qwen_prm', expected a convention in which nothing but"):
+    assert (
+        one.tolist() == whole.ids_L[: whole.step_end_T[0] + 1].tolist()
+        and two.tolist() == whole.ids_L.tolist()
+    )
+    with pytest.raises(
+        InputError, match="format: got 'qwen_prm', expected a convention in which nothing but"
+    ):
         dataclasses.replace(policy, format=read_format("qwen_prm"))
     with pytest.raises(InputError, match="prefix '': got '', expected a text of at least one token"):
         policy.extend([("", ())], 1, "end", jax.random.key(0))
@@ -234,7 +259,9 @@ def test_weights_that_are_no_numbers_are_refused(tokenizer):
     broken = random_model()
     broken.embed[...] *= np.nan
     policy = Policy(broken, tokenizer, PLAIN, "tiny", ANY, batch_rows=4, eos_ids=(tokenizer.eos_token_id,))
-    with pytest.raises(InputError, match="tiny: gives nan as the log-probability of a token, expected numbers"):
+    with pytest.raises(
+        InputError, match="tiny: gives nan as the log-probability of a token, expected numbers"
+    ):
         policy.extend([("4?", ())], 2, "end", jax.random.key(0))
 
 
@@ -282,7 +309,12 @@ def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, fo
     assert counts["finished"] + counts["cut"] + counts["empty"] == 36
     cut = [c for p in pool for c in p.candidates if not c.finished]
     assert len(cut) == counts["cut"] + counts["empty"] > 0 < counts["finished"]
-    assert about["n"] == 3 and about["seed"] == 1 and about["sampling"]["max_tokens"] == 150 and about["finished"]
+    assert (
+        about["n"] == 3
+        and about["seed"] == 1
+        and about["sampling"]["max_tokens"] == 150
+        and about["finished"]
+    )
     assert len(about["weights"]) == 64 and about["policy"] == str(folder) and "jax" in about["versions"]
     assert "3 ungraded" in out and "36 continuations of 12 distinct prompts" in out
 
@@ -296,9 +328,18 @@ def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, fo
 def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp_path):
     file = tmp_path / "chains.jsonl"
     file.write_text(
-        "".join(json.dumps({"problem": p}) + "\n" for p in ("4 +5 *3 max2 -2 mod7?", "1 max2 min3 max4 +1 mod7?"))
+        "".join(
+            json.dumps({"problem": p}) + "\n" for p in ("4 +5 *3 max2 -2 mod7?", "1 max2 min3 max4 +1 mod7?")
+        )
     )
-    asked = (f"input={file}", "n=8", "checker=chain", "sampling.max_tokens=60", "batch_rows=16", "hydra.run.dir=a")
+    asked = (
+        f"input={file}",
+        "n=8",
+        "checker=chain",
+        "sampling.max_tokens=60",
+        "batch_rows=16",
+        "hydra.run.dir=a",
+    )
     out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
     pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
     assert [p.answer for p in pool] == ["4", "5"] and "of 16 right by the task's checker" in out
@@ -348,12 +389,18 @@ def test_a_solution_without_a_step_is_one_empty_step_unfinished():
     [
         (None, "error: {}: no such file"),
         ("", "error: {}: is empty, expected at least one row"),
-        ('{"problem": "1?"}\n{"problem"', "error: {} line 2: broken JSON (Expecting ':' delimiter at column 11)"),
+        (
+            '{"problem": "1?"}\n{"problem"',
+            "error: {} line 2: broken JSON (Expecting ':' delimiter at column 11)",
+        ),
         (
             '{"text": "1?"}\n',
             "error: {} line 1: problem: found 'text', expected a text under problem, prompt or question",
         ),
-        ('{"problem": ""}\n', "error: {} line 1: problem: found '', expected a text under problem, prompt or question"),
+        (
+            '{"problem": ""}\n',
+            "error: {} line 1: problem: found '', expected a text under problem, prompt or question",
+        ),
         (
             '{"problem": "1", "answer": [1]}\n',
             "error: {} line 1: answer: found [1], expected a text, a finite number or null",
@@ -368,20 +415,23 @@ def test_bad_problems_give_one_line(monkeypatch, tmp_path, folder, text, message
     path = tmp_path / "problems.jsonl"
     if text is not None:
         path.write_text(text)
-    assert call(sampling.main, monkeypatch, "sampling", *arguments(folder, path, tmp_path / "a")) == message.format(
-        path
-    )
+    assert call(
+        sampling.main, monkeypatch, "sampling", *arguments(folder, path, tmp_path / "a")
+    ) == message.format(path)
 
 
 def test_bad_settings_give_one_line(monkeypatch, tmp_path, folder, policy, questions):
-    said = lambda *more: call(sampling.main, monkeypatch, "s", *arguments(folder, questions, tmp_path / "a", *more))
+    said = lambda *more: call(
+        sampling.main, monkeypatch, "s", *arguments(folder, questions, tmp_path / "a", *more)
+    )
     assert said("n=0") == "error: n: got 0, expected at least 1"
     assert said("sampling.top_p=1.5") == "error: sampling.top_p: got 1.5, expected a number in [0, 1]"
     verifier = tmp_path / "verifier"
     hf.save(verifier, PRM(dataclasses.replace(TINY, vocab=280), rngs=nnx.Rngs(0)), policy.tokenizer,
             format=dataclasses.asdict(PLAIN), objective="prm", label_kind="value")  # fmt: skip
     assert (
-        said(f"checkpoint={verifier}") == f"error: {verifier}: is a verifier (objective=prm), expected a language model"
+        said(f"checkpoint={verifier}")
+        == f"error: {verifier}: is a verifier (objective=prm), expected a language model"
     )
     assert said("checkpoint=/nowhere") == "error: /nowhere: no such folder"
 
@@ -396,10 +446,13 @@ def test_a_pool_of_other_settings_or_problems_is_refused(policy, questions, tmp_
     with pytest.raises(InputError, match="pool.jsonl: weights: got '[0-9a-f]{64}', expected"):
         draw(all_of_it(), policy=other)
     with pytest.raises(
-        InputError, match=r"pool.jsonl line 1: id: got 'a', expected '9': it was made from other input; delete the file"
+        InputError,
+        match=r"pool.jsonl line 1: id: got 'a', expected '9': it was made from other input; delete the file",
     ):
         draw(list(all_of_it())[1:])
-    with pytest.raises(InputError, match="pool.jsonl line 12: got .*, expected its end: it was made from other input"):
+    with pytest.raises(
+        InputError, match="pool.jsonl line 12: got .*, expected its end: it was made from other input"
+    ):
         draw(list(all_of_it())[:-1])
 
 

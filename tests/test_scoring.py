@@ -13,8 +13,8 @@ from flax import nnx
 from prm_jax import InputError, scoring
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data.formats import Encoded, Format, train_tokenizer
 from prm_jax.data.units import probability
+from prm_jax.formats import Encoded, Format, train_tokenizer
 from prm_jax.model import PRM
 from prm_jax.scorers import CheckerScorer, RandomScorer
 from prm_jax.scoring import ModelScorer, score_into, step_ratios, stored_scores
@@ -68,7 +68,9 @@ def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, 
     monkeypatch.setattr(scoring, "CHUNK", 7)
     verifier = dataclasses.replace(verifier, batch_rows=4, row_tokens=256)
     score_into(tmp_path / "s.jsonl", verifier, ((str(i), *row) for i, row in enumerate(rows)), len(rows))
-    assert capsys.readouterr().out.rstrip().endswith("; by tiny")  # of several verifiers each line has its name
+    assert (
+        capsys.readouterr().out.rstrip().endswith("; by tiny")
+    )  # of several verifiers each line has its name
     stream = stored_scores(tmp_path / "s.jsonl")
     for row, mine, chunked in zip(rows, together, stream, strict=True):
         (alone,) = score(verifier, [row], 1, 256)
@@ -94,7 +96,9 @@ def test_the_step_head_sees_marks_alone_and_a_shared_one_once(verifier, rng, mon
     newline = verifier.tokenizer.encode("\n")[-1]
     assert sorted(step_end_BT[0]) == np.flatnonzero(ids_BL[0] == newline).tolist()
     assert jax.eval_shape(
-        compute, verifier.model, {"ids": ids_BL, "pos": ids_BL, "visible_until": ids_BL, "step_end": step_end_BT}
+        compute,
+        verifier.model,
+        {"ids": ids_BL, "pos": ids_BL, "visible_until": ids_BL, "step_end": step_end_BT},
     ).shape == (1, 8)
     assert len({tuple(score_T[:2]) for score_T in found}) == 1 and len({score_T[2] for score_T in found}) == 3
 
@@ -118,7 +122,11 @@ def test_a_solution_longer_than_the_model_was_made_for_is_noted_once(verifier, c
     model = nnx.clone(verifier.model)
     model.cfg = dataclasses.replace(model.cfg, max_positions=50)
     short = dataclasses.replace(verifier, model=model)
-    for n, said in ((9, ""), (60, "note        a solution has .* tokens; tiny was made for at most 50\n"), (60, "")):
+    for n, said in (
+        (9, ""),
+        (60, "note        a solution has .* tokens; tiny was made for at most 50\n"),
+        (60, ""),
+    ):
         short.score([("1", ("2 " * n,))])
         assert re.fullmatch(said, capsys.readouterr().out)
 
@@ -139,7 +147,9 @@ def test_an_export_carries_its_format_and_the_meaning_of_its_labels(verifier, tm
 
 
 def test_a_language_model_cannot_score(verifier, tmp_path):
-    hf.save(tmp_path, PRM(dataclasses.replace(TINY, vocab=320, head="none"), rngs=nnx.Rngs(0)), verifier.tokenizer)
+    hf.save(
+        tmp_path, PRM(dataclasses.replace(TINY, vocab=320, head="none"), rngs=nnx.Rngs(0)), verifier.tokenizer
+    )
     with pytest.raises(InputError, match="has no step head"):
         open_checkpoint(tmp_path, "best", PLAIN, "float32")
     policy = open_checkpoint(tmp_path, "best", None, "float32")
@@ -155,7 +165,9 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(verifier, tmp_path):
     larger = train_tokenizer(["7 + 5 = 2"], 280)
     larger.add_tokens([f"<{n}>" for n in range(200)])
     hf.save(tmp_path, verifier.model, larger)
-    with pytest.raises(InputError, match=f"its tokenizer has id {len(larger) - 1}, but its model embeds 320 tokens"):
+    with pytest.raises(
+        InputError, match=f"its tokenizer has id {len(larger) - 1}, but its model embeds 320 tokens"
+    ):
         open_checkpoint(tmp_path, "best", PLAIN, "float32")
 
 
@@ -166,7 +178,9 @@ def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkey
     whole = (tmp_path / "whole.jsonl").read_bytes()
     lines = [json.loads(line) for line in whole.splitlines()]
     expected = verifier.score([row[1:] for row in rows])
-    for line, row, score_T, stored in zip(lines, rows, expected, stored_scores(tmp_path / "whole.jsonl"), strict=True):
+    for line, row, score_T, stored in zip(
+        lines, rows, expected, stored_scores(tmp_path / "whole.jsonl"), strict=True
+    ):
         assert line["id"] == row[0] and line["unit"] == "logit"
         np.testing.assert_array_equal(stored, score_T)
 
@@ -185,15 +199,21 @@ def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkey
 
 def test_probabilities_of_old_files_are_read_and_not_continued_in_another_unit(verifier, tmp_path):
     path = tmp_path / "old.jsonl"
-    path.write_text('{"id": "a", "scores": [0.5, 0.75]}\n{"id": "b", "unit": "difference", "scores": [0.5]}\n')
+    path.write_text(
+        '{"id": "a", "scores": [0.5, 0.75]}\n{"id": "b", "unit": "difference", "scores": [0.5]}\n'
+    )
     a, b = stored_scores(path)
     assert a.dtype == np.float32
     np.testing.assert_allclose(a, [0, np.log(3)], rtol=1e-6)
     np.testing.assert_allclose(b, [np.log(3)], rtol=1e-6)
-    with pytest.raises(InputError, match="old.jsonl line 1: unit: got None, expected 'logit': .*delete the file"):
+    with pytest.raises(
+        InputError, match="old.jsonl line 1: unit: got None, expected 'logit': .*delete the file"
+    ):
         score_into(path, verifier, [("a", "1", ("2", "3")), ("b", "1", ("2",))], 2)
     path.write_text('{"id": "a", "unit": "percent", "scores": [50]}\n')
-    with pytest.raises(InputError, match="old.jsonl line 1: unit: got 'percent', expected logit, probability"):
+    with pytest.raises(
+        InputError, match="old.jsonl line 1: unit: got 'percent', expected logit, probability"
+    ):
         next(stored_scores(path))
 
 
@@ -227,7 +247,11 @@ def test_a_checker_and_a_random_scorer_score_like_a_model():
     a, b, c = scorer.score(rows)
     assert [x.dtype for x in (a, b, c)] == [np.float32] * 3 and [len(a), len(b), len(c)] == [2, 3, 1]
     assert a[0] == b[0] != c[0] and a[1] != b[1]  # a step's score depends on what came before it alone
-    assert RandomScorer(0).score(rows[1:2])[0].tolist() == b.tolist() != RandomScorer(1).score(rows[1:2])[0].tolist()
+    assert (
+        RandomScorer(0).score(rows[1:2])[0].tolist()
+        == b.tolist()
+        != RandomScorer(1).score(rows[1:2])[0].tolist()
+    )
     many = np.concatenate(scorer.score([(str(i), ("x",)) for i in range(4000)]))
     assert abs(many.mean()) < 0.05 and abs(many.std() - 1) < 0.05
     for one in (checker, scorer):

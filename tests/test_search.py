@@ -18,11 +18,11 @@ from omegaconf import OmegaConf
 
 import evaluate
 from prm_jax import stats, tasks
-from prm_jax.data.formats import Format
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.evals import search as evals_search
 from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.evals.search import search_all, solved_by
+from prm_jax.formats import Format
 from prm_jax.generate import search
 from prm_jax.generate.mcts import mcts, mctx_step
 from prm_jax.generate.sampling import Sampling
@@ -65,7 +65,9 @@ class Solver:
         new = chain.solve(CFG, f"{value}{asked} mod7?", rng) if left else ()
         new = new[:1] if stop == "step" else new
         text, reason = "".join(f"{step}\n" for step in new), "stop" if stop == "step" and left else "eos"
-        return Continuation(np.zeros(len(text) + (reason == "eos"), np.int32), np.zeros(len(text)), text, reason)
+        return Continuation(
+            np.zeros(len(text) + (reason == "eos"), np.int32), np.zeros(len(text)), text, reason
+        )
 
 
 @dataclasses.dataclass
@@ -103,7 +105,8 @@ class Table:
     def score(self, rows):
         self.asked.append(list(rows))
         return [
-            np.array([self.logits["".join(steps[: t + 1])] for t in range(len(steps))], np.float32) for _, steps in rows
+            np.array([self.logits["".join(steps[: t + 1])] for t in range(len(steps))], np.float32)
+            for _, steps in rows
         ]
 
 
@@ -257,7 +260,9 @@ def random_tree(rng, depth=4):
     script, holds = {}, {}
 
     def grow(path):
-        script[path] = "".join(x.upper() if len(path) == depth - 1 or rng.random() < 0.2 else x for x in "abc")
+        script[path] = "".join(
+            x.upper() if len(path) == depth - 1 or rng.random() < 0.2 else x for x in "abc"
+        )
         for child in (path + x for x in script[path]):
             holds[child] = bool(rng.random() < 0.02) if child[-1].isupper() else grow(child)
         return any(holds[path + x] for x in script[path])
@@ -315,7 +320,12 @@ def test_lookahead_chooses_by_what_follows_and_pays_for_it():
 def test_blocks_are_rounded_up_to_steps():
     state = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
     beam(state, [0], width=2, branch=2, block=2)
-    assert texts(state.nodes[0]) == ["ac", "be", "acG", "acH"]  # a second step is sampled once: the first of its texts
+    assert texts(state.nodes[0]) == [
+        "ac",
+        "be",
+        "acG",
+        "acH",
+    ]  # a second step is sampled once: the first of its texts
 
 
 def test_a_tree_search_finds_what_is_hidden_behind_a_poor_step():
@@ -335,7 +345,10 @@ def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
     """A random game of depth 4: values and priors of every state from a table that mctx can read under jit."""
     P, K, simulations, states = 5, 3, 12, 1 + 3 + 9 + 27 + 81
     rng = np.random.default_rng(0)
-    prior, value = rng.normal(size=(P, states, K)).astype(np.float32), rng.random((P, states)).astype(np.float32)
+    prior, value = (
+        rng.normal(size=(P, states, K)).astype(np.float32),
+        rng.random((P, states)).astype(np.float32),
+    )
     at_end = np.arange(states) >= 40
     reward = np.where(at_end, rng.random((P, states)), 0).astype(np.float32)
     root = mctx.RootFnOutput(prior_logits=prior[:, 0], value=value[:, 0], embedding=np.zeros(P, np.int32))
@@ -362,7 +375,9 @@ def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
     policy, more = {"puct": (mctx.muzero_policy, {"dirichlet_fraction": 0.0}), "gumbel": (mctx.gumbel_muzero_policy, {"max_num_considered_actions": K})}[rule]  # fmt: skip
 
     def loop(low, high, body, start):  # the same random numbers: of each simulation its own
-        return jax.lax.fori_loop(low, high, lambda at, x: body(at, (jax.random.fold_in(KEY, at), x[1])), start)
+        return jax.lax.fori_loop(
+            low, high, lambda at, x: body(at, (jax.random.fold_in(KEY, at), x[1])), start
+        )
 
     whole = jax.jit(lambda: policy((), KEY, root, recurrent, simulations, loop_fn=loop, **more).search_tree)()
     tree, state_PN = None, np.zeros((P, simulations + 1), int)
@@ -371,7 +386,10 @@ def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
         if tree is None:
             tree = mctx_step(root, None, at, nothing, KEY, rule=rule, simulations=simulations)
         seen = mctx_step(root, tree, at, nothing, KEY, rule=rule, simulations=simulations)
-        parent_P, action_P = np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1])
+        parent_P, action_P = (
+            np.asarray(seen.parents[:, at + 1]),
+            np.asarray(seen.action_from_parent[:, at + 1]),
+        )
         state_PN[:, at + 1] = 3 * state_PN[np.arange(P), parent_P] + 1 + action_P
         tree = mctx_step(
             root, tree, at, output(jnp.asarray(state_PN[:, at + 1])), KEY, rule=rule, simulations=simulations
@@ -385,7 +403,11 @@ def test_a_budget_becomes_widths_and_simulations():
     of = lambda method, budget: plan(method, budget, 30.0, OPTIONS)
     assert of("best_of_n", 240) == {"width": 8} and of("best_of_n", 10) == {"width": 1}
     flat = {"apart": False, "ahead": 0, "block": 1}
-    assert of("beam", 240) == {"width": 8, "branch": 4, **flat} and of("beam", 60) == {"width": 2, "branch": 2, **flat}
+    assert of("beam", 240) == {"width": 8, "branch": 4, **flat} and of("beam", 60) == {
+        "width": 2,
+        "branch": 2,
+        **flat,
+    }
     assert of("beam", 210) == {"width": 4, "branch": 4, **flat} and of("beam", 390) == {
         "width": 12,
         "branch": 4,
@@ -394,7 +416,9 @@ def test_a_budget_becomes_widths_and_simulations():
     assert of("dvts", 270) == {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 1}
     assert of("lookahead", 240) == {"width": 4, "branch": 4, **flat, "ahead": 1}
     assert of("vgs", 240) == {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 12}
-    assert of("mcts", 240) == {"simulations": 32, "branch": 4, "rule": "puct"} and of("mcts", 60)["branch"] == 2
+    assert (
+        of("mcts", 240) == {"simulations": 32, "branch": 4, "rule": "puct"} and of("mcts", 60)["branch"] == 2
+    )
 
 
 def test_what_a_search_leaves_is_spent_by_another_and_by_whole_solutions():
@@ -405,7 +429,9 @@ def test_what_a_search_leaves_is_spent_by_another_and_by_whole_solutions():
     )
     search.search(state, "beam", 13.0, 2.5, options)
     assert 12.5 <= state.tokens_P.mean() <= 13.5 and len(set(state.tokens_P.tolist())) > 1
-    state = explore(Table({k: v - 9 * (k > "b") for k, v in LOGITS.items()}), ["?", "?"], Scripted(SCRIPT), "last")
+    state = explore(
+        Table({k: v - 9 * (k > "b") for k, v in LOGITS.items()}), ["?", "?"], Scripted(SCRIPT), "last"
+    )
     search.search(state, "beam", 13.0, 2.5, dataclasses.replace(options, stop_at=0.9))
     assert state.tokens_P.tolist() == [12, 12]  # neither is solved surely, and four searches are paid for
 
@@ -424,7 +450,9 @@ def test_what_is_cut_never_wins_and_what_is_open_is_completed():
     state.max_steps = 1
     beam(state, [0], width=2, branch=2)
     assert texts(state.nodes[0]) == ["a", "b"] and not state.finished(0)
-    state.finish_unsolved([0, 1])  # b, which scores higher, is cut; the second problem was not searched at all
+    state.finish_unsolved(
+        [0, 1]
+    )  # b, which scores higher, is cut; the second problem was not searched at all
     assert texts(state.finished(0)) == ["acG"] == texts(state.finished(1))
     broken = explore(Table(LOGITS), ["?"], Cut({"": "bb", **{k: v for k, v in SCRIPT.items() if k}}), "last")
     beam(broken, [0], width=1, branch=1)
@@ -448,7 +476,9 @@ def test_the_noisy_checker_has_the_faults_that_it_is_given():
     assert blind.score(rows[::-1])[0] == blind.score(rows)[-1]
     # One that it takes for right is no error to it, and one that it sees makes what follows wrong.
     judge = lambda problem, steps: [float(step != "wrong") for step in steps]
-    of = lambda missed: NoisyChecker(judge, missed, 8.0, 0, "x").score([("p", ("right", "wrong", "right"))])[0] > 0
+    of = lambda missed: (
+        NoisyChecker(judge, missed, 8.0, 0, "x").score([("p", ("right", "wrong", "right"))])[0] > 0
+    )
     assert of(0.0).tolist() == [True, False, False] and of(1.0).tolist() == [True, True, True]
     value = NoisyChecker(judge, 0.0, 8.0, 0, "x", label_kind="value")
     assert (value.score([("p", ("right", "wrong", "right"))])[0] > 0).tolist() == [True, False, True]
@@ -475,7 +505,12 @@ def test_a_vote_of_a_budget_that_pays_for_no_answer_is_lost():
 
 def test_every_final_choice_on_one_small_tree():
     """The score likes 5 best, two paths to 6 together weigh more, and under the policy's log p a 7 has the highest sum."""
-    paths = {("1", "5"): (2.0, -9.0), ("2", "6"): (1.5, -8.0), ("3", "6"): (1.5, -8.0), ("4", "7"): (1.0, -1.0)}
+    paths = {
+        ("1", "5"): (2.0, -9.0),
+        ("2", "6"): (1.5, -8.0),
+        ("3", "6"): (1.5, -8.0),
+        ("4", "7"): (1.0, -1.0),
+    }
     gold = lambda answer: Problem(
         "x", "?", answer,
         tuple(Candidate(steps, steps[-1], steps[-1] == answer, True, {"search": (9.0, logit)}, (0.0, logp))
@@ -503,7 +538,10 @@ def test_the_policy_alone_is_measured_as_any_pool(capsys):
     """A problem may have fewer samples, and what was cut is not right, whatever it says last."""
     sample = lambda right, ended: Candidate(("4+5=2",), "2", right, ended)
     of = lambda name, *own: Problem(name, "4 +5 mod7?", "2", tuple(sample(*x) for x in own))
-    samples = [of("a", (True, True), (True, False), (False, True), (False, True)), of("b", (True, True), (False, True))]
+    samples = [
+        of("a", (True, True), (True, False), (False, True), (False, True)),
+        of("b", (True, True), (False, True)),
+    ]
     questions = [SimpleNamespace(problem="4 +5 mod7?")] * 2
     inputs = evals_search.SearchInputs(questions, Solver(), SimpleNamespace(checker=None), samples)
     right_P, baseline = evals_search.policy_baseline(inputs, 0)
@@ -511,8 +549,13 @@ def test_the_policy_alone_is_measured_as_any_pool(capsys):
     assert baseline["policy_source"] == "votes"  # which stand in for log p where the final choice asks for it
     row = {"method": "beam", "budget": 60, "policy_tokens": 60, "policy": {"share": 0.5}}
     about = {"verifier": "v", "label_kind": "value", "aggregator": "last", "policy": "p", "problems": 2}
-    evals_search.show({"choice": "policy", "samples": 4, "verifiers": [about | baseline | {"searches": [row]}]})
-    assert "note        the policy gives no log p of its texts: the shares of equal answers" in capsys.readouterr().out
+    evals_search.show(
+        {"choice": "policy", "samples": 4, "verifiers": [about | baseline | {"searches": [row]}]}
+    )
+    assert (
+        "note        the policy gives no log p of its texts: the shares of equal answers"
+        in capsys.readouterr().out
+    )
     samples[:] = [of("a", (True, False)), of("b", (True, True))]
     assert evals_search.policy_baseline(inputs, 0)[1]["pass_at_n"] == 0.5
 
@@ -529,7 +572,9 @@ def test_the_plan_that_is_reported_is_the_one_that_runs(monkeypatch, tmp_path):
     scorer, setup = CheckerScorer(None), SimpleNamespace(cfg=SimpleNamespace(seed=0), folder=tmp_path)
     options = {"methods": ["best_of_n"], "budgets": [120], "difficulties": 1, "aggregator": None}
     for stop_at, width in ((None, 12), (0.0, 6), (0.9, 6)):
-        cfg = SimpleNamespace(**options, **vars(OPTIONS) | {"stop_at": stop_at}, choice="best", policy_weight=0.5)
+        cfg = SimpleNamespace(
+            **options, **vars(OPTIONS) | {"stop_at": stop_at}, choice="best", policy_weight=0.5
+        )
         (row,) = search_all(setup, cfg, inputs, scorer, 0)["searches"]
         assert row["plan"] == {"width": width}
 
@@ -538,7 +583,12 @@ def test_the_plan_that_is_reported_is_the_one_that_runs(monkeypatch, tmp_path):
 def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     out = printed(
-        evaluate.main, monkeypatch, *SMALL, "checkpoint=[checker,values]", f"hydra.run.dir={folder}", cwd=tmp_path
+        evaluate.main,
+        monkeypatch,
+        *SMALL,
+        "checkpoint=[checker,values]",
+        f"hydra.run.dir={folder}",
+        cwd=tmp_path,
     )
     results = json.loads((folder / "results.json").read_text())
     assert [v["verifier"] for v in results["verifiers"]] == ["checker", "values"]
@@ -556,9 +606,13 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     for s in first:
         pool = read_pool(folder / "searches" / f"0_{s['method']}_{s['budget']}.jsonl.gz")
         assert np.mean([len(p.candidates) for p in pool]) == pytest.approx(s["finished"], abs=0.2)
-        best = lambda p: [c.correct for c in p.candidates if product(c) > max(map(product, p.candidates)) - 1e-3]
+        best = lambda p: [
+            c.correct for c in p.candidates if product(c) > max(map(product, p.candidates)) - 1e-3
+        ]
         assert s["best"]["share"] == pytest.approx(np.mean([np.mean(best(p)) for p in pool]), abs=1e-6)
-        assert len(s["best"]["by_difficulty"]) == 3 and 0.9 < s["policy_tokens"] / s["budget"] < 1.1  # 8 problems
+        assert (
+            len(s["best"]["by_difficulty"]) == 3 and 0.9 < s["policy_tokens"] / s["budget"] < 1.1
+        )  # 8 problems
     assert first[3]["best"]["share"] > results["verifiers"][0]["pass_at_1"]
     shown = re.findall(
         r"^  beam, spent [.\d]+ to [.\d]+ of it +([.\d]+) +([.\d]+)$", out, re.MULTILINE

@@ -25,8 +25,8 @@ from starlette.requests import Request
 from prm_jax import InputError, tasks
 from prm_jax.bench import __main__ as bench_command
 from prm_jax.bench import serve as bench
-from prm_jax.data.formats import Encoded
 from prm_jax.data.units import probability
+from prm_jax.formats import Encoded
 from prm_jax.launch.config import CONF, parse
 from prm_jax.launch.mesh import modest_mesh
 from prm_jax.rerank import solution_scores
@@ -83,7 +83,9 @@ def address(scorer):
 
 def ask(url, method, path, body=None, headers=JSON, source="127.0.0.1"):
     """(status, JSON or text, headers) of one request."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20, source_address=(source, 0))
+    connection = http.client.HTTPConnection(
+        url.removeprefix("http://"), timeout=20, source_address=(source, 0)
+    )
     body = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
     connection.request(method, path, body, headers)
     answer = connection.getresponse()
@@ -116,9 +118,12 @@ def to_the_end(client):
 
 def test_one_solution_and_candidates_of_many_problems(address, scorer):
     logit = {
-        row: x for row, x in zip((RIGHT, WRONG, SHORT), scorer.score([(PROBLEM, s) for s in (RIGHT, WRONG, SHORT)]))
+        row: x
+        for row, x in zip((RIGHT, WRONG, SHORT), scorer.score([(PROBLEM, s) for s in (RIGHT, WRONG, SHORT)]))
     }
-    status, one, _ = ask(address, "POST", "/score", {"problem": PROBLEM, "steps": WRONG, "aggregator": "prod"})
+    status, one, _ = ask(
+        address, "POST", "/score", {"problem": PROBLEM, "steps": WRONG, "aggregator": "prod"}
+    )
     (scored,) = one["problems"][0]["candidates"]
     assert status == 200 and scored["weakest_step"] == int(logit[WRONG].argmin()) + 1
     np.testing.assert_allclose(scored["log_odds"], logit[WRONG], atol=1e-5)
@@ -128,7 +133,9 @@ def test_one_solution_and_candidates_of_many_problems(address, scorer):
     assert {key: one[key] for key in about} == about and one["problems"][0]["ranking"] == [0]
 
     candidates = [WRONG, RIGHT, SHORT, RIGHT]
-    body = {"problems": [{"problem": PROBLEM, "candidates": candidates}, {"problem": PROBLEM, "steps": SHORT}]}
+    body = {
+        "problems": [{"problem": PROBLEM, "candidates": candidates}, {"problem": PROBLEM, "steps": SHORT}]
+    }
     _, many, _ = ask(address, "POST", "/score", body)
     best, alone = many["problems"]
     lowest = [logit[row].min() for row in candidates]
@@ -158,7 +165,10 @@ def test_an_outcome_model_ranks_by_its_last_score_where_nothing_is_said(scorer):
     with served(scorer, how=config().aggregator) as (url, _):
         answers = [ask(url, "POST", "/score", body | more)[1] for more in ({}, {"aggregator": "min"})]
         assert ask(url, "GET", "/health")[1]["aggregator"] == "last"
-    assert [(x["aggregator"], x["problems"][0]["ranking"]) for x in answers] == [("last", [0, 1]), ("min", [1, 0])]
+    assert [(x["aggregator"], x["problems"][0]["ranking"]) for x in answers] == [
+        ("last", [0, 1]),
+        ("min", [1, 0]),
+    ]
 
 
 def test_aggregates_of_ragged_solutions():
@@ -179,14 +189,18 @@ def test_pooling_has_vllms_shape_and_the_scores_of_score(address, scorer):
         assert got["object"] == "list" and {row["object"] for row in got["data"]} == {"pooling"}
         np.testing.assert_allclose(got["data"][0]["data"], expected, atol=1e-6)
     assert got["usage"]["prompt_tokens"] == 2 * len(ids) + len(first) and got["model"] == "embedded_orm"
-    _, got, _ = ask(address, "POST", "/pooling", {"input": ids, "use_activation": False, "model": "embedded_orm"})
+    _, got, _ = ask(
+        address, "POST", "/pooling", {"input": ids, "use_activation": False, "model": "embedded_orm"}
+    )
     np.testing.assert_allclose(probability(got["data"][0]["data"]), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("head", "outcome"), [("binary", False), ("mlp", False), ("scalar", True)])
 def test_pooling_of_other_heads(head, outcome):
     fmt = types.SimpleNamespace(outcome=outcome)
-    fake = types.SimpleNamespace(format=fmt, model=types.SimpleNamespace(cfg=types.SimpleNamespace(head=head)))
+    fake = types.SimpleNamespace(
+        format=fmt, model=types.SimpleNamespace(cfg=types.SimpleNamespace(head=head))
+    )
     logit_T = np.array([0.0] if outcome else [0.0, np.log(3)], np.float32)
     job = Job(scores=[logit_T])
     shown = lambda activated: bodies.pooling_answer(job, activated, fake, "m")["data"][0]["data"]
@@ -261,7 +275,8 @@ class Gate:
         if any("InputError" in problem for problem, _ in rows):
             raise InputError("problem: holds the separator")
         return [
-            np.full(len(steps), np.nan if "nan" in problem else len(problem), np.float32) for problem, steps in rows
+            np.full(len(steps), np.nan if "nan" in problem else len(problem), np.float32)
+            for problem, steps in rows
         ]
 
 
@@ -429,7 +444,12 @@ def test_stopping_ends_in_time_and_says_what_was_not_answered(tmp_path):
         "command.open_served = lambda cfg: (Slow(), 'slow')\ncommand.main()\n"
     )
     process = start(
-        script, "port=0", "stop_seconds=1", f"hydra.run.dir={tmp_path}/run", cwd=tmp_path, PYTHONPATH=str(ROOT)
+        script,
+        "port=0",
+        "stop_seconds=1",
+        f"hydra.run.dir={tmp_path}/run",
+        cwd=tmp_path,
+        PYTHONPATH=str(ROOT),
     )
     try:
         assert process.stdout.readline() == "verifier    slow\n"
@@ -446,7 +466,10 @@ def test_stopping_ends_in_time_and_says_what_was_not_answered(tmp_path):
     finally:
         process.kill()
     assert process.returncode == 1 and time.monotonic() - begun < 4
-    assert out.endswith("0 steps scored; 3 left unanswered after stop_seconds=1\n") and "Traceback" not in out + err
+    assert (
+        out.endswith("0 steps scored; 3 left unanswered after stop_seconds=1\n")
+        and "Traceback" not in out + err
+    )
     assert all(answer.startswith(b"HTTP/1.1 503") and b"the server stopped" in answer for answer in answers)
     assert json.loads((tmp_path / "run" / "results.json").read_text())["requests"]["other 503"] == 3
 
@@ -477,7 +500,9 @@ def test_too_many_at_once_are_told_to_come_again():
         threads, found = in_threads(url, ["a", "b"])
         until(lambda: len(app.metrics.waiting) == 2)
         status, answer, headers = ask(url, "POST", "/score", {"problem": "c", "steps": ["s"]})
-        assert status == 429 and headers["retry-after"] == "1" and "2 requests are being answered" in str(answer)
+        assert (
+            status == 429 and headers["retry-after"] == "1" and "2 requests are being answered" in str(answer)
+        )
         assert ask(url, "GET", "/health")[0] == 200
         gate.open.set()
         for thread in threads:
@@ -495,7 +520,10 @@ def test_one_address_has_a_share_of_the_places_and_another_has_its_own():
         for _ in range(3):  # one that is refused takes no place
             status, answer, headers = ask(url, "POST", "/score", body)
             assert status == 429 and headers["retry-after"] == "1"
-            assert answer["error"]["message"] == "2 requests of 127.0.0.1 are being answered, its share; try later"
+            assert (
+                answer["error"]["message"]
+                == "2 requests of 127.0.0.1 are being answered, its share; try later"
+            )
         assert ask(url, "GET", "/health")[0] == 200
         gate.open.set()
         assert ask(url, "POST", "/score", body, source="127.0.0.2")[0] == 200
@@ -520,7 +548,9 @@ def test_one_address_opens_so_many_connections_and_no_more():
 
 def test_addresses_of_one_ipv6_peer_share_a_share():
     """A peer chooses the last 64 bits itself, so that counted one by one they were no limit."""
-    networks = [peer((host, 1)) for host in ("2001:db8::1", "2001:db8::ffff:1:2:3", "2001:db8:0:1::1", "fe80::1%eth0")]
+    networks = [
+        peer((host, 1)) for host in ("2001:db8::1", "2001:db8::ffff:1:2:3", "2001:db8:0:1::1", "fe80::1%eth0")
+    ]
     assert networks == ["2001:db8::/64", "2001:db8::/64", "2001:db8:0:1::/64", "fe80::/64"]
     assert [peer((host, 1)) for host in ("127.0.0.1", "::ffff:127.0.0.2")] == ["127.0.0.1", "127.0.0.2"]
     assert peer(None) is None
@@ -668,7 +698,11 @@ def test_long_headers_are_refused_in_one_piece_too(scorer):
 
 @pytest.mark.parametrize(
     ("host", "more"),
-    [("127.0.0.1", []), ("prm.example", ["PRM.example:8000"]), ("0.0.0.0", ["192.168.1.5:8000", "[fe80::1]"])],
+    [
+        ("127.0.0.1", []),
+        ("prm.example", ["PRM.example:8000"]),
+        ("0.0.0.0", ["192.168.1.5:8000", "[fe80::1]"]),
+    ],
 )
 def test_without_a_token_a_page_of_another_site_cannot_ask(scorer, host, more):
     """A page can give its own name this machine's address."""
@@ -679,7 +713,9 @@ def test_without_a_token_a_page_of_another_site_cannot_ask(scorer, host, more):
             for asked in (("GET", "/health"), ("GET", "/"), ("POST", "/score", STEPS), ("GET", "/none")):
                 status, answer, _ = ask(url, *asked, headers=JSON | {"Host": name})
                 assert (status == 421) == (name in strange), (name, asked)
-                assert status != 421 or f"Host: got {name!r}, expected localhost" in answer["error"]["message"]
+                assert (
+                    status != 421 or f"Host: got {name!r}, expected localhost" in answer["error"]["message"]
+                )
     with served(scorer, host=host, token="secret") as (url, _):
         headers = JSON | {"Authorization": "Bearer secret", "Host": "evil.example"}
         assert ask(url, "POST", "/score", STEPS, headers)[0] == 200
@@ -716,7 +752,10 @@ def test_a_token_is_asked_for_where_there_is_one(scorer):
         ):
             headers = JSON | {"Authorization": given.encode()}
             assert ask(url, "POST", "/score", STEPS, headers)[0] == status
-        assert ask(url, "GET", "/metrics")[0] == 401 and ask(url, "GET", "/health")[0] == ask(url, "GET", "/")[0] == 200
+        assert (
+            ask(url, "GET", "/metrics")[0] == 401
+            and ask(url, "GET", "/health")[0] == ask(url, "GET", "/")[0] == 200
+        )
 
 
 # The command
@@ -807,15 +846,22 @@ def test_comparison_with_a_server_of_poolings_shape(address, solutions, monkeypa
     assert (got["largest_difference"], got["mean_difference"]) == pytest.approx((0.125, 0.05), abs=1e-6)
     assert got["at"]["id"] == "rows.jsonl:2"
 
-    said = lambda *more: call(compare.main, monkeypatch, "compare", *asked, *more, f"hydra.run.dir={tmp_path}/c")
-    assert said("served_as=other").startswith(f"error: {address}: status 404: ") and "model: got 'other'" in said(
-        "served_as=other"
+    said = lambda *more: call(
+        compare.main, monkeypatch, "compare", *asked, *more, f"hydra.run.dir={tmp_path}/c"
     )
+    assert said("served_as=other").startswith(
+        f"error: {address}: status 404: "
+    ) and "model: got 'other'" in said("served_as=other")
     assert said("url=http://127.0.0.1:9").startswith("error: http://127.0.0.1:9: no answer of /pooling (")
 
 
 def test_solutions_of_a_pool_are_compared_too(tmp_path):
-    pool = {"id": "7", "problem": PROBLEM, "answer": "6", "candidates": [{"steps": list(s)} for s in (RIGHT, SHORT)]}
+    pool = {
+        "id": "7",
+        "problem": PROBLEM,
+        "answer": "6",
+        "candidates": [{"steps": list(s)} for s in (RIGHT, SHORT)],
+    }
     (tmp_path / "pool.jsonl").write_text(json.dumps(pool) + "\n")
     found = compare.read_solutions(str(tmp_path / "pool.jsonl"), 9)
     assert found == [("7/0", PROBLEM, RIGHT), ("7/1", PROBLEM, SHORT)]
@@ -831,7 +877,8 @@ def test_a_servers_scores_are_found_at_the_steps():
     assert compare.at_steps(np.array([[0.9, 0, 0.1], [0.25, 0.5, 0.25]]), encoded, 7, "it") == 0.75
     assert compare.at_steps(np.array([0.625]), encoded, None, "it") == 0.625  # an outcome model's
     with pytest.raises(
-        InputError, match=r"it: the server gave an array of shape \(3, 1\), expected 2 or 5 rows of 1 to 3 classes"
+        InputError,
+        match=r"it: the server gave an array of shape \(3, 1\), expected 2 or 5 rows of 1 to 3 classes",
     ):
         compare.at_steps(of_all[:3], encoded, 7, "it")
     with pytest.raises(InputError, match="expected probabilities: use_activation is off there"):
@@ -888,15 +935,22 @@ def test_the_page_shows_steps_and_marks_the_weakest(chromium, address, scorer):
         and not find("result").is_displayed()
     )
     chromium.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 320, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 320, "height": 800, "deviceScaleFactor": 1, "mobile": True},
     )
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= 320
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    named = [x.accessible_name for x in chromium.find_elements("css selector", "button, select, input, textarea")]
+    named = [
+        x.accessible_name for x in chromium.find_elements("css selector", "button, select, input, textarea")
+    ]
     solutions = [f"Solution {n}" for n in (1, 2, 3, 4)]
     buttons = ["Score and rank", "Another solution"]
     assert named == ["Problem", *solutions, "A step is", "Aggregate", "Token, if asked for", *buttons]
     assert [row for row in chromium.get_log("browser") if "413" not in row["message"]] == []
     messages = [json.loads(row["message"])["message"] for row in chromium.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
-    assert {url for url in urls if url.startswith("http")} == {f"{address}/", f"{address}/health", f"{address}/score"}
+    assert {url for url in urls if url.startswith("http")} == {
+        f"{address}/",
+        f"{address}/health",
+        f"{address}/score",
+    }

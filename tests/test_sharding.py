@@ -28,7 +28,7 @@ import train
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data.formats import read_format
+from prm_jax.formats import read_format
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import (
@@ -56,7 +56,9 @@ def eight(tmp_path_factory):
     save_file({k: x.astype(jnp.bfloat16) for k, x in tensors.items()}, folder / "bf16" / "model.safetensors")
     environment = with_devices(8) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, str(ROOT / "tests" / "devices.py"), str(folder)]
-    process = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=300)
+    process = subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout)
 
@@ -65,11 +67,15 @@ def eight(tmp_path_factory):
 @pytest.mark.parametrize("mesh", MESHES)
 def test_eight_devices_train_as_one(eight, mesh):
     one, many = eight["one"], eight[mesh]
-    np.testing.assert_allclose(many["losses"][0], one["losses"][0], rtol=2e-6)  # before Adam enlarges rounding
+    np.testing.assert_allclose(
+        many["losses"][0], one["losses"][0], rtol=2e-6
+    )  # before Adam enlarges rounding
     np.testing.assert_allclose(many["losses"], one["losses"], rtol=1e-4)
     assert many["sums"].keys() == one["sums"].keys()
     np.testing.assert_allclose(list(many["sums"].values()), list(one["sums"].values()), rtol=1e-4)
-    assert many["compiled"] == one["compiled"] == 1  # outputs lie as inputs do, so the second step compiles nothing
+    assert (
+        many["compiled"] == one["compiled"] == 1
+    )  # outputs lie as inputs do, so the second step compiles nothing
 
 
 @pytest.mark.slow
@@ -101,7 +107,9 @@ def test_model_and_optimiser_lie_by_the_rule(eight, mesh):
 def test_weights_are_read_in_parts_and_are_the_whole_ones(eight, mesh):
     saved = PRM(CFG, rngs=nnx.Rngs(5))
     assert eight[mesh]["f32"] == eight["one"]["f32"] == leaves(saved)
-    assert eight[mesh]["bf16"] == leaves(jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype("float32"), saved))
+    assert eight[mesh]["bf16"] == leaves(
+        jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype("float32"), saved)
+    )
 
 
 @pytest.mark.slow
@@ -161,7 +169,9 @@ def test_the_layout_rule():
 def test_a_parameter_and_its_moments_lie_as_the_parameter_declares():
     """A matrix over fsdp and tensor, the next over tensor and fsdp, a low-rank factor as its matrix but for the rank; the
     rest, which is small, whole."""
-    cfg = dataclasses.replace(TINY, head="mlp", lm_head=True, tied=False, o_bias=True, mlp_bias=True, qk_norm=True)
+    cfg = dataclasses.replace(
+        TINY, head="mlp", lm_head=True, tied=False, o_bias=True, mlp_bias=True, qk_norm=True
+    )
     model = attach(PRM(cfg, rngs=nnx.Rngs(0)), LoraConfig(2, 4.0, ["w_q", "w_o"]), 0)
     opt = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
     sizes = {"data": 2, "fsdp": 2, "tensor": 2}
@@ -173,9 +183,21 @@ def test_a_parameter_and_its_moments_lie_as_the_parameter_declares():
         split[tree is model] = {name: axes for name, axes in names.items() if axes != P()}
     out, into = P(None, "fsdp", "tensor"), P(None, "tensor", "fsdp")
     expected = {f"blocks.{name}": out for name in ("w_k", "w_v", "w_gate", "w_up")} | {"blocks.w_down": into}
-    expected |= {"blocks.w_q.base": out, "blocks.w_q.a": P(None, "fsdp"), "blocks.w_q.b": P(None, None, "tensor")}
-    expected |= {"blocks.w_o.base": into, "blocks.w_o.a": P(None, "tensor"), "blocks.w_o.b": P(None, None, "fsdp")}
-    assert split[True] == split[False] == expected | {"embed": P("tensor", "fsdp"), "unembed": P("fsdp", "tensor")}
+    expected |= {
+        "blocks.w_q.base": out,
+        "blocks.w_q.a": P(None, "fsdp"),
+        "blocks.w_q.b": P(None, None, "tensor"),
+    }
+    expected |= {
+        "blocks.w_o.base": into,
+        "blocks.w_o.a": P(None, "tensor"),
+        "blocks.w_o.b": P(None, None, "fsdp"),
+    }
+    assert (
+        split[True]
+        == split[False]
+        == expected | {"embed": P("tensor", "fsdp"), "unembed": P("fsdp", "tensor")}
+    )
 
 
 def test_meshes_that_do_not_fit_are_refused():
@@ -204,7 +226,13 @@ def launch(n, devices, script, *args, cwd, slurm=False):
         env = {}
         if slurm:
             how = "distributed=auto"
-            job = {"JOB_ID": port - 61_440, "STEP_NODELIST": "localhost", "NTASKS": n, "PROCID": i, "LOCALID": 0}
+            job = {
+                "JOB_ID": port - 61_440,
+                "STEP_NODELIST": "localhost",
+                "NTASKS": n,
+                "PROCID": i,
+                "LOCALID": 0,
+            }
             env = {f"SLURM_{name}": str(value) for name, value in job.items()}
         processes.append(start(script, *args, how, cwd=cwd, devices=devices, **env))
     return processes
@@ -270,7 +298,9 @@ def test_processes_train_stop_resume_and_score_as_one(monkeypatch, tmp_path):
         assert mine.keys() == theirs.keys() and mine["n_tokens"] == theirs["n_tokens"]  # the same rows
         np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-3)
     scored = [
-        open_checkpoint(x, "latest", read_format("auto"), "float32").scorer(8).score([("4 +5 mod7?", ("4+5=2",))])
+        open_checkpoint(x, "latest", read_format("auto"), "float32")
+        .scorer(8)
+        .score([("4 +5 mod7?", ("4+5=2",))])
         for x in (folder, tmp_path / "one")
     ]
     np.testing.assert_allclose(*scored, atol=1e-3)

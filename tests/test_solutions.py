@@ -15,8 +15,6 @@ from omegaconf import OmegaConf
 from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.rows import read_rows, write_rows
-from prm_jax.data.solutions import Solution, first_error, packed_solutions
-from prm_jax.data.solutions import native_row as row_of
 from prm_jax.data.sources import READERS, load, prm800k, prmbench
 from prm_jax.data.splits import (
     assign_fold,
@@ -29,6 +27,8 @@ from prm_jax.data.splits import (
 )
 from prm_jax.launch import cli
 from prm_jax.launch.config import CONF
+from prm_jax.solutions import Solution, first_error, packed_solutions
+from prm_jax.solutions import native_row as row_of
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
 TOO_DEEP = "maximum recursion depth exceeded" if sys.version_info < (3, 14) else "Stack overflow"
@@ -63,7 +63,11 @@ def native_row(**changes):
 
 
 def flat_row(*ratings, **changes):
-    return {"problem": "p", "steps": [f"s{i}" for i in range(len(ratings))], "ratings": list(ratings)} | changes
+    return {
+        "problem": "p",
+        "steps": [f"s{i}" for i in range(len(ratings))],
+        "ratings": list(ratings),
+    } | changes
 
 
 def completion(text, rating):
@@ -119,7 +123,9 @@ def test_first_error_skips_masked_and_takes_the_first_below_half():
 def test_importing_the_module_is_light():
     code = "import sys, prm_jax.data.sources\nprint({'jax', 'datasets', 'pyarrow'} & set(sys.modules))"
     root = Path(__file__).parents[1]
-    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "set()"
 
 
@@ -144,7 +150,10 @@ def test_native_ids_default_to_file_and_line_and_labels_are_optional(tmp_path):
     text = json.dumps({"prompt": "p", "completions": ["a"]})
     path.write_bytes(b"\xef\xbb\xbf" + f"{text}\r\n\n   \n{text}\n".encode())
     solutions, counts = read(path, "native")
-    assert [(s.id, s.labels, s.outcome) for s in solutions] == [("x.jsonl:1", None, None), ("x.jsonl:4", None, None)]
+    assert [(s.id, s.labels, s.outcome) for s in solutions] == [
+        ("x.jsonl:1", None, None),
+        ("x.jsonl:4", None, None),
+    ]
     assert (counts["rows"], counts["labels"]) == (2, 0)
     with pytest.raises(
         InputError, match=r"x\.jsonl line 1: labels: missing, expected a list; found prompt, completions"
@@ -185,7 +194,9 @@ def test_missing_field_is_named_beside_those_found(tmp_path):
     path = jsonl(tmp_path, {"prompt": "p", "completion": ["a"]})
     with pytest.raises(InputError) as error:
         read(path, "native")
-    assert str(error.value) == f"{path} line 1: completions: missing, expected a list; found prompt, completion"
+    assert (
+        str(error.value) == f"{path} line 1: completions: missing, expected a list; found prompt, completion"
+    )
     path = jsonl(tmp_path, {"problem": "p", "steps": ["a"], "label": 1})
     with pytest.raises(InputError) as error:
         read(path, "native", labels_required=True)
@@ -199,7 +210,12 @@ def test_missing_field_is_named_beside_those_found(tmp_path):
 @pytest.mark.parametrize(
     ("option", "labels", "ratings", "count"),
     [
-        ("mask", (1.0, 0.4, None, None, None), (1, -1, None, None, None), {"labels_after_first_error_mask": 2}),
+        (
+            "mask",
+            (1.0, 0.4, None, None, None),
+            (1, -1, None, None, None),
+            {"labels_after_first_error_mask": 2},
+        ),
         ("bad", (1.0, 0.4, 0.0, 0.0, 0.0), (1, -1, -1, -1, -1), {"labels_after_first_error_bad": 2}),
         ("keep", (1.0, 0.4, 0.9, None, 0.0), (1, -1, 1, None, -1), {}),
     ],
@@ -281,7 +297,9 @@ def test_flat_rows_without_any_label_are_dropped_and_counted(tmp_path):
     solutions, counts = read(path, "prm800k", neutral="mask")
     assert [s.id for s in solutions] == ["rows.jsonl:3"]
     assert (counts["solutions_without_label_dropped"], counts["neutral_masked"]) == (2, 2)
-    with pytest.raises(InputError, match=r"no solution left, expected at least one; counts: .*'neutral_masked': 1"):
+    with pytest.raises(
+        InputError, match=r"no solution left, expected at least one; counts: .*'neutral_masked': 1"
+    ):
         read(jsonl(tmp_path, flat_row(0)), "prm800k", neutral="mask")
 
 
@@ -437,7 +455,9 @@ def test_real_prm800k_raw():
     _, counts = read(data_file("openr_samples/samples_prm800k.jsonl"), "prm800k", alternatives="chosen")
     assert (counts["rows"], counts["solutions"], counts["steps"], counts["labels"]) == (6, 4, 25, 24)
     assert (counts["give_up_rows_dropped"], counts["screening_rows_dropped"]) == (1, 1)
-    misc = [data_file(f"prm800k_misc/prm800k-{name}-example.json") for name in ("phase1-train", "phase2-test")]
+    misc = [
+        data_file(f"prm800k_misc/prm800k-{name}-example.json") for name in ("phase1-train", "phase2-test")
+    ]
     solutions, counts = read(misc[0], "prm800k", alternatives="chosen", quality_control="keep")
     assert (counts["rows"], counts["human_steps_without_rating"]) == (3, 13)
     assert [len(s.steps) for s in solutions] == [6, 30, 6]
@@ -450,7 +470,9 @@ def test_real_prm800k_raw():
 
 def shepherd(tmp_path, text, label):
     return read(
-        jsonl(tmp_path, {"input": text, "label": label, "task": "GSM8K"}), "math_shepherd", after_first_error="keep"
+        jsonl(tmp_path, {"input": text, "label": label, "task": "GSM8K"}),
+        "math_shepherd",
+        after_first_error="keep",
     )
 
 
@@ -485,7 +507,11 @@ def test_math_shepherd_dirt_is_counted(tmp_path, text, problem, steps, labels, c
     [
         ("Q? Step 1: a", "Q? Step 1: a", "input: found no ки, expected one after each step"),
         ("Q? Step 1: a ки", "Q? Step 1: a ки", "label[13]: found 'к', expected the + or - of a ки of input"),
-        ("Q? Step 1: a ки b ки", "Q? Step 1: a +", "label[17]: found '', expected the + or - of a ки of input"),
+        (
+            "Q? Step 1: a ки b ки",
+            "Q? Step 1: a +",
+            "label[17]: found '', expected the + or - of a ки of input",
+        ),
         ("Find x ки", "Find x +", "steps: found none, expected at least one"),
         (3, "", "input: found 3, expected text"),
     ],
@@ -501,7 +527,13 @@ def test_real_math_shepherd():
     solutions, counts = read(path, "math_shepherd", after_first_error="keep")
     assert counts["rows"] == counts["solutions"] == 7
     assert [len(s.steps) for s in solutions] == [5, 3, 2, 5, 5, 2, 3]
-    assert solutions[0].labels == (1.0, 1.0, 1.0, 1.0, 0.0) and solutions[4].labels == (1.0, 0.0, 0.0, 0.0, 0.0)
+    assert solutions[0].labels == (1.0, 1.0, 1.0, 1.0, 0.0) and solutions[4].labels == (
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    )
     assert [s.answer for s in solutions] == ["13520", "16000", "40", "900", "52", "2.2", "210"]
     assert all(s.steps[0].startswith("Step 1: ") and s.problem.endswith("?") for s in solutions)
     assert counts["rows_without_step_1"] == counts["texts_after_last_mark_dropped"] == 0
@@ -509,7 +541,9 @@ def test_real_math_shepherd():
 
 def test_processbench_rows_literally(tmp_path):
     row = {"id": "g-0", "problem": "p", "steps": ["a", "b", "c"], "final_answer_correct": True, "label": 1}
-    path = jsonl(tmp_path, row, row | {"id": "g-1", "label": -1}, row | {"label": 0, "final_answer_correct": False})
+    path = jsonl(
+        tmp_path, row, row | {"id": "g-1", "label": -1}, row | {"label": 0, "final_answer_correct": False}
+    )
     solutions, _ = read(path, "processbench")
     assert [(s.id, s.labels, s.outcome) for s in solutions] == [
         ("g-0", (1.0, 0.0, None), 1.0),
@@ -616,13 +650,25 @@ def test_every_file_type_gives_the_same_rows(tmp_path):
         ),
         ("n.jsonl", b'{"a": 1}\n' + b"[" * 100_000, f" line 2: broken JSON ({TOO_DEEP}"),
         ("n.json", b"[" * 100_000 + b"]" * 100_000, f": broken JSON ({TOO_DEEP}"),
-        ("s.jsonl", b'{"a": "\\uD800"}', " line 1: broken JSON ('utf-8' codec can't encode character '\\ud800'"),
+        (
+            "s.jsonl",
+            b'{"a": "\\uD800"}',
+            " line 1: broken JSON ('utf-8' codec can't encode character '\\ud800'",
+        ),
         ("s.json", b'[{"\\udc00x": 1}]', ": broken JSON ('utf-8' codec can't encode character '\\udc00'"),
         ("r.jsonl", b'{"a": 1}\n\n[1, 2]\n', " line 3: found [1, 2], expected an object with named fields"),
         ("r.json", b'[{"a": 1}, null]', " row 2: found null, expected an object with named fields"),
-        ("u.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', " line 2: broken JSON ('utf-8' codec can't decode byte 0xff"),
+        (
+            "u.jsonl",
+            b'{"a": 1}\n{"a": "\xff"}\n',
+            " line 2: broken JSON ('utf-8' codec can't decode byte 0xff",
+        ),
         ("z.jsonl.gz", b"plain", ": cannot be read (Not a gzipped file (b'pl'))"),
-        ("z.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-12], ": cannot be read (Compressed file ended"),
+        (
+            "z.jsonl.gz",
+            gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-12],
+            ": cannot be read (Compressed file ended",
+        ),
         ("x.csv", b"a,b", ": unknown type of file, expected .jsonl, .json (or .gz of these) or .parquet"),
     ],
 )
@@ -636,7 +682,10 @@ def test_broken_files(tmp_path, name, content, message):
 
 
 def test_missing_file_folder_and_broken_parquet(tmp_path):
-    for path, why in ((tmp_path / "none.jsonl", "no such file"), (tmp_path, "is a folder, expected a file; ")):
+    for path, why in (
+        (tmp_path / "none.jsonl", "no such file"),
+        (tmp_path, "is a folder, expected a file; "),
+    ):
         with pytest.raises(InputError) as error:
             read(path, "native")
         assert str(error.value).startswith(f"{path}: {why}")
@@ -691,7 +740,9 @@ def test_written_file_is_literal_and_a_failed_write_leaves_the_old_one(tmp_path)
     write_rows(path, [row_of(rows[0]), row_of(rows[1]), row_of(rows[0], [0.5])])
     text = '{"id": "i", "prompt": "p", "completions": ["a"], "outcome": null, "answer": null, "labels": [0.1], "ratings": [1]}\n'
     text += '{"id": null, "prompt": "q", "completions": ["b"], "outcome": 0.0, "answer": null, "labels": null, "ratings": null}\n'
-    text += '{"id": "i", "prompt": "p", "completions": ["a"], "outcome": null, "answer": null, "labels": [0.5]}\n'
+    text += (
+        '{"id": "i", "prompt": "p", "completions": ["a"], "outcome": null, "answer": null, "labels": [0.5]}\n'
+    )
     assert path.read_text() == text
     with pytest.raises(ZeroDivisionError):
         write_rows(path, (row_of(Solution("p", ("a",), (1 / n,))) for n in (1, 0)))
@@ -700,7 +751,18 @@ def test_written_file_is_literal_and_a_failed_write_leaves_the_old_one(tmp_path)
         write_rows(tmp_path / "x.txt", [])
 
 
-FOLDS = [3, 1, 3, 2, 4, 3, 1, 0, 0, 0]  # of "problem 0" to "problem 9" among 5; a change moves every published split
+FOLDS = [
+    3,
+    1,
+    3,
+    2,
+    4,
+    3,
+    1,
+    0,
+    0,
+    0,
+]  # of "problem 0" to "problem 9" among 5; a change moves every published split
 
 
 def test_folds_are_stable_and_ignore_white_space():
@@ -779,9 +841,15 @@ def test_a_test_file_beside_a_training_file(tmp_path):
 
     held_out = str(jsonl(tmp_path, *labelled_rows("held out", "problem 1"), name="validation.jsonl"))
     data = load_splits(file_config(path=train, test_path=[test], validation_path=held_out), 0)
-    assert [s.problem for s in data.splits["train"]] == PROBLEMS  # nothing is held back from the training file
+    assert [
+        s.problem for s in data.splits["train"]
+    ] == PROBLEMS  # nothing is held back from the training file
     assert [s.problem for s in data.splits["validation"]] == ["held out", "problem 1"]
-    assert data.counts["validation_problems_in_training"] == 1 and list(data.fingerprints) == [train, test, held_out]
+    assert data.counts["validation_problems_in_training"] == 1 and list(data.fingerprints) == [
+        train,
+        test,
+        held_out,
+    ]
     data = load_splits(file_config(path=train, validation_path=held_out, folds=2), 0)
     assert len(data.splits["train"]) + len(data.splits["test"]) == 10 and len(data.splits["validation"]) == 2
 
@@ -790,10 +858,15 @@ def test_a_test_file_beside_a_training_file(tmp_path):
     ("changes", "message"),
     [
         ({}, "^data.jsonl line 1: labels: missing"),
-        ({"path": None}, "^data.sources.a.path: expected a file .data.sources.a.path=FILE., or a hub data set"),
+        (
+            {"path": None},
+            "^data.sources.a.path: expected a file .data.sources.a.path=FILE., or a hub data set",
+        ),
     ],
 )
-def test_an_error_in_a_source_of_a_mixture_names_its_key_and_its_file(tmp_path, monkeypatch, changes, message):
+def test_an_error_in_a_source_of_a_mixture_names_its_key_and_its_file(
+    tmp_path, monkeypatch, changes, message
+):
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path, {"prompt": "p", "completions": ["a"]}, name="data.jsonl")
     part = dataclasses.asdict(file_config(path="data.jsonl"))
@@ -810,7 +883,13 @@ def test_an_error_in_a_source_of_a_mixture_names_its_key_and_its_file(tmp_path, 
 def test_the_best_model_may_be_chosen_on_a_benchmark(tmp_path):
     """ProcessBench rows beside native ones to train on: label 1 is the second step, the first wrong one."""
     train = str(jsonl(tmp_path, *labelled_rows(*PROBLEMS), name="train.jsonl"))
-    row = {"id": "x", "problem": "held out", "steps": ["a", "b", "c"], "label": 1, "final_answer_correct": False}
+    row = {
+        "id": "x",
+        "problem": "held out",
+        "steps": ["a", "b", "c"],
+        "label": 1,
+        "final_answer_correct": False,
+    }
     bench = str(jsonl(tmp_path, row, name="bench.jsonl"))
     config = file_config(path=train, validation_path=bench, validation_name="processbench", folds=2)
     (found,) = load_splits(config, 0).splits["validation"]
@@ -831,7 +910,8 @@ def test_a_file_that_states_another_meaning_of_its_labels_is_refused(tmp_path):
     ):  # two files put together
         path = str(jsonl(tmp_path, *rows))
         with pytest.raises(
-            InputError, match="data.label_kind: got 'correctness', expected value, as .*rows.jsonl line \\d+ states"
+            InputError,
+            match="data.label_kind: got 'correctness', expected value, as .*rows.jsonl line \\d+ states",
         ):
             load_splits(file_config(path=path), 0)
 
@@ -880,7 +960,10 @@ def test_a_reader_is_one_entry(tmp_path, monkeypatch):
         ({"path": []}, "data.path: got [], expected a file or a list of files"),
         ({"path": "x", "test_path": [5]}, "data.test_path: got [5], expected a file or a list of files"),
         ({"path": "x", "neutral": "maybe"}, "data.neutral: got 'maybe', expected good, bad or mask"),
-        ({"path": "x", "label_kind": "soft"}, "data.label_kind: got 'soft', expected correctness, value or advantage"),
+        (
+            {"path": "x", "label_kind": "soft"},
+            "data.label_kind: got 'soft', expected correctness, value or advantage",
+        ),
     ],
 )
 def test_bad_data_configs(changes, message):
@@ -890,7 +973,9 @@ def test_bad_data_configs(changes, message):
 
 
 def test_runs_from_before_there_were_test_files_still_read():
-    node = OmegaConf.merge(OmegaConf.load(CONF / "data" / "files.yaml"), {"name": "native", "path": "x", "fold": 0})
+    node = OmegaConf.merge(
+        OmegaConf.load(CONF / "data" / "files.yaml"), {"name": "native", "path": "x", "fold": 0}
+    )
     del node["test_path"], node["validation_path"], node["defaults"]
     assert data_config(node).test_path is None
 

@@ -12,8 +12,8 @@ from conftest import call, printed
 
 import evaluate
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.formats import Format, encode
 from prm_jax.evals.split import unsure_words
+from prm_jax.formats import Format, encode
 
 PROBLEM = "4 +5 *3 max2 -2 mod7?"
 TEXTS = ["4+5=2\n2*3=6\n6max2=6\n6-2=4", "4+5=3\n3*3=1\n1max2=2\n2-2=0", "4+5=2  2*3=5"]
@@ -31,23 +31,43 @@ def test_a_trace_and_its_answer_become_two_rows_that_score_reads(monkeypatch, tm
     monkeypatch.chdir(tmp_path)
     write(
         "raw.jsonl",
-        {"id": "a", "question": PROBLEM, "response": "<think>4+5=2\n2*3=6</think>\n6max2=6\n6-2=4", "answer": "4"},
+        {
+            "id": "a",
+            "question": PROBLEM,
+            "response": "<think>4+5=2\n2*3=6</think>\n6max2=6\n6-2=4",
+            "answer": "4",
+        },
         {"problem": PROBLEM, "response": "4+5=3\n3*3=2"},
         {"problem": PROBLEM, "response": "<think>4+5=2"},
         {"problem": PROBLEM, "response": " \n"},
     )
     asked = "task=split", "input=raw.jsonl", "split_by=line", "two_pass=true", "hydra.run.dir=run"
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
-    assert "counts      1 rows_without_steps_dropped\n" in out and "4 solutions, 7 steps, at most 2; 1 have one" in out
+    assert (
+        "counts      1 rows_without_steps_dropped\n" in out
+        and "4 solutions, 7 steps, at most 2; 1 have one" in out
+    )
     rows = rows_of("run")
     assert rows[0] == {
         "id": "a/think", "answer": "4", "problem": PROBLEM, "steps": ["<think>4+5=2", "2*3=6</think>"],
     }  # fmt: skip
-    assert [(row["id"], len(row["steps"])) for row in rows[1:]] == [("a/answer", 2), ("2/answer", 2), ("3/think", 1)]
-    asked = "task=score", "input=run/solutions.jsonl", "checkpoint=equations", "figures=0", "hydra.run.dir=scored"
+    assert [(row["id"], len(row["steps"])) for row in rows[1:]] == [
+        ("a/answer", 2),
+        ("2/answer", 2),
+        ("3/think", 1),
+    ]
+    asked = (
+        "task=score",
+        "input=run/solutions.jsonl",
+        "checkpoint=equations",
+        "figures=0",
+        "hydra.run.dir=scored",
+    )
     printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
     scored = [json.loads(line) for line in Path("scored/scores.jsonl").read_text().splitlines()]
-    assert [(row["id"], len(row["scores"])) for row in scored] == [(row["id"], len(row["steps"])) for row in rows]
+    assert [(row["id"], len(row["scores"])) for row in scored] == [
+        (row["id"], len(row["steps"])) for row in rows
+    ]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
@@ -56,7 +76,9 @@ def test_words_are_cut_where_one_forward_pass_finds_the_least_probable_tokens(sh
     letters, logp = [], []
     for text in TEXTS:
         (e,) = encode(policy.format, policy.tokenizer, [(PROBLEM, (text,))])
-        spans = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        spans = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
+            "offset_mapping"
+        ]
         ids_BL = jnp.array([e.ids_L])
         x_BLD = policy.model(ids_BL, jnp.arange(len(e.ids_L))[None], jnp.full(ids_BL.shape, len(e.ids_L)))
         logp_L = np.asarray(policy.model.next_logprobs(x_BLD, ids_BL))[0]  # of tokens 1, 2, ...
@@ -69,7 +91,9 @@ def test_words_are_cut_where_one_forward_pass_finds_the_least_probable_tokens(sh
         ends = np.cumsum([len(part) for part in parts])
         unsure = [end - 1 for end, x in zip(ends, x_L, strict=True) if x <= limit]
         # White space belongs to the word behind it.
-        expected.append([m.start(1) for m in re.finditer(r"\s*(\S+)", text) if {*range(*m.span())} & {*unsure}])
+        expected.append(
+            [m.start(1) for m in re.finditer(r"\s*(\S+)", text) if {*range(*m.span())} & {*unsure}]
+        )
     assert unsure_words(policy, [PROBLEM] * 3, TEXTS, share) == expected
     assert share < 1 or [len(places) for places in expected] == [4, 4, 2]
     assert share > 0 or sum(map(len, expected)) == 1
@@ -95,7 +119,11 @@ def test_a_format_that_rewrites_responses_is_refused():
     ("row", "options", "message"),
     [
         ({}, ["split_by=line"], r"raw.jsonl line 1: problem: missing, expected text"),
-        ({"problem": "p", "response": 3}, ["split_by=line"], r"raw.jsonl line 1: response: found 3, expected text"),
+        (
+            {"problem": "p", "response": 3},
+            ["split_by=line"],
+            r"raw.jsonl line 1: response: found 3, expected text",
+        ),
         (
             {"problem": "p", "response": " "},
             ["split_by=line"],
@@ -117,7 +145,11 @@ def test_a_format_that_rewrites_responses_is_refused():
             ["split_by=confidence", "checkpoint=equations"],
             r"checkpoint: got '.*', expected a language model",
         ),
-        ({"problem": "p", "response": "a"}, ["split_by=line", "share=2"], r"share: got 2.0, expected a number"),
+        (
+            {"problem": "p", "response": "a"},
+            ["split_by=line", "share=2"],
+            r"share: got 2.0, expected a number",
+        ),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, tmp_path, row, options, message):

@@ -64,10 +64,9 @@ def test_bootstrap_is_seeded_and_states_when_it_knows_nothing():
     assert intervals[0] == intervals[1] != intervals[2]
     for few in ([], ["a", "a"]):
         assert np.isnan(stats.bootstrap_interval(lambda r: 1.0, few)).all()
-    assert np.isnan(stats.mean_interval(np.ones((1, 2)))).all() and np.shape(stats.mean_interval(np.ones((1, 2)))) == (
-        2,
-        2,
-    )
+    assert np.isnan(stats.mean_interval(np.ones((1, 2)))).all() and np.shape(
+        stats.mean_interval(np.ones((1, 2)))
+    ) == (2, 2)
     assert np.isnan(stats.bootstrap_interval(lambda r: NAN, ids, draws=5)).all()
     # A statistic undefined on some resamples keeps the others.
     assert stats.bootstrap_interval(lambda r: 3.0 if 0 in r else NAN, ids) == (3.0, 3.0)
@@ -84,7 +83,11 @@ def test_bootstrap_is_seeded_and_states_when_it_knows_nothing():
         ([0, 1e-7, 0], 1.0, "exact: no problem differs"),
         ([], 1.0, "exact: no problem differs"),
         ([1, -1, 1, -1], 1.0, "exact: binomial"),
-        ([3, 1, 1, 1, -1], 10 / 32, "exact: all sign patterns"),  # 5 in four ways, 7 in one, and as many below 0
+        (
+            [3, 1, 1, 1, -1],
+            10 / 32,
+            "exact: all sign patterns",
+        ),  # 5 in four ways, 7 in one, and as many below 0
         ([1, 2, 4, 8], 2 / 16, "exact: all sign patterns"),
         ([1] * 60 + [-1] * 40, 0.0568879, "exact: binomial"),
     ],
@@ -119,7 +122,12 @@ def test_paired_differences_say_how_many_problems_differ():
     a_PX[:, 2] = np.arange(300) % 2
     five, none, many = stats.paired_differences(a_PX, b_PX)
     assert five.pop("interval")[0] > 0  # which is why p must not come from it
-    assert five == {"difference": pytest.approx(1 / 60), "p": 0.0625, "p_method": "exact: binomial", "n_differ": 5}
+    assert five == {
+        "difference": pytest.approx(1 / 60),
+        "p": 0.0625,
+        "p_method": "exact: binomial",
+        "n_differ": 5,
+    }
     expected = {"difference": 0.0, "interval": [0.0, 0.0], "p": 1.0, "p_method": "exact: no problem differs"}
     assert none == expected | {"n_differ": 0}
     assert many["n_differ"] == 150 and many["p"] < 1e-40
@@ -130,7 +138,9 @@ def test_paired_differences_say_how_many_problems_differ():
 def test_ratio_interval_is_the_bootstrap_of_the_mean_of_rows(rng):
     problem, x = np.repeat(np.arange(6), [1, 4, 2, 3, 1, 5]), rng.normal(size=16)
     total_P, n_P = np.bincount(problem, x), np.bincount(problem)
-    low, high = stats.ratio_interval(np.stack([total_P, total_P * 0 + 2], 1), np.stack([n_P, n_P * 0 + 1], 1), seed=3)
+    low, high = stats.ratio_interval(
+        np.stack([total_P, total_P * 0 + 2], 1), np.stack([n_P, n_P * 0 + 1], 1), seed=3
+    )
     one = stats.bootstrap_interval(lambda rows: x[rows].mean(), problem, seed=3)
     assert (low[0], high[0]) == pytest.approx(one) and low[1] == high[1] == 2
     few = stats.ratio_interval([[1.0, 1.0], [0.0, 2.0], [0.0, 0.0]], [[1, 1], [0, 1], [0, 0]])

@@ -57,19 +57,26 @@ def same_up_to_space(text, steps):
 PIECES = ["a", "B c", "1", ".", "3.5", ". ", "\n", " ", "\n\n", "$", "$$", r"\[", r"\]", "```", "`", "1. ", "Step 2:", r"\begin{a}", r"\end{a}", "é", "\x1c", "!", "**", "Wait", "But ", "<think>", "</think>", "a " * 60]  # fmt: skip
 
 
-@given(text=st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map("".join), how=st.sampled_from(list(SPLITS)))
+@given(
+    text=st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map("".join),
+    how=st.sampled_from(list(SPLITS)),
+)
 def test_nothing_is_lost(text, how):
     steps = split_steps(text, how)
     assert same_up_to_space(text, steps)
     assert all(step == step.strip() and step for step in steps)
-    if how != "sentence":  # which reads formulas across sentences, so that the pieces of a broken one may be cut again
+    if (
+        how != "sentence"
+    ):  # which reads formulas across sentences, so that the pieces of a broken one may be cut again
         assert all(split_steps(step, how) == [step] for step in steps)
 
 
 def test_nothing_is_lost_of_real_texts(best_of_32):
     texts = [c["response"] for rows in best_of_32.values() for row in rows for c in row["candidates"][:2]]
     texts += [json.loads(line)["answer"] for line in real_data("gsm8k/test.jsonl").read_text().splitlines()]
-    texts += [json.loads(line)["solution"] for line in real_data("math/math500.jsonl").read_text().splitlines()]
+    texts += [
+        json.loads(line)["solution"] for line in real_data("math/math500.jsonl").read_text().splitlines()
+    ]
     n_of = {}
     for how in SPLITS:
         found = [split_steps(text, how) for text in texts]
@@ -91,5 +98,7 @@ def test_linear_time(how):
 
 
 def test_unknown_way():
-    with pytest.raises(InputError, match="split_by: found 'word', expected line, blank, sentence, numbered, code"):
+    with pytest.raises(
+        InputError, match="split_by: found 'word', expected line, blank, sentence, numbered, code"
+    ):
         split_steps("a", "word")

@@ -103,7 +103,9 @@ def test_a_list_is_a_setting_as_any_other(tmp_path):
     for i, targets in enumerate((["w_q"], ["w_q", "w_v"])):
         put_run(tmp_path / str(i), 0.1, "mlp", 0, i)
         cfg = OmegaConf.load(tmp_path / str(i) / ".hydra/config.yaml")
-        OmegaConf.save(OmegaConf.merge(cfg, {"lora": {"targets": targets}}), tmp_path / str(i) / ".hydra/config.yaml")
+        OmegaConf.save(
+            OmegaConf.merge(cfg, {"lora": {"targets": targets}}), tmp_path / str(i) / ".hydra/config.yaml"
+        )
     table = make_table(Config(str(tmp_path)))
     assert {row["setting"]["lora.targets"] for row in table["rows"]} == {"['w_q']", "['w_q', 'w_v']"}
 
@@ -116,9 +118,16 @@ def test_a_text_of_several_lines_is_one_cell(tmp_path, capsys):
         OmegaConf.save(OmegaConf.merge(cfg, {"format": {"separator": separator}}), path)
     table = make_table(Config(str(tmp_path)))
     sweeps.show(table)
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]] == ["'\\n'", "'\\n\\n'", "~^\\"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]] == [
+        "'\\n'",
+        "'\\n\\n'",
+        "~^\\",
+    ]
     cells = [line.split(" & ")[0] for line in sweeps.latex(table).splitlines()[5:8]]
-    assert cells[0] == r"'\textbackslash{}n'" and cells[2] == r"\textasciitilde{}\textasciicircum{}\textbackslash{} "
+    assert (
+        cells[0] == r"'\textbackslash{}n'"
+        and cells[2] == r"\textasciitilde{}\textasciicircum{}\textbackslash{} "
+    )
 
 
 def test_the_best_setting_is_marked(sweep):
@@ -126,7 +135,9 @@ def test_the_best_setting_is_marked(sweep):
     assert [(row["setting"]["optimizer.lr"], row["mean"]) for row in table["rows"] if row["best"]] == [
         (0.001, pytest.approx(0.501))
     ]
-    assert not any("best" in row for row in make_table(Config(str(sweep), y="seed"))["rows"])  # neither way is better
+    assert not any(
+        "best" in row for row in make_table(Config(str(sweep), y="seed"))["rows"]
+    )  # neither way is better
     _, body = sweeps.cells(table)
     assert [line[-1].endswith(" *") for line in body] == [False, False, True, False]
     assert sweeps.means(table).endswith("; *: the best")
@@ -156,7 +167,9 @@ def test_intervals():
         np.testing.assert_allclose(high_X, [high, np.nan, np.nan], atol=1e-6)
     np.testing.assert_equal([x[1] for x in style.over_seeds(y_SX)], [2.5, 1, 4])
     # From eight on they have the t interval: mean 4.5, sd 2.449490, t(.975, 7) = 2.364624, half width 2.047825.
-    np.testing.assert_allclose(style.over_seeds(np.arange(1, 9)[:, None]), [[4.5], [2.452175], [6.547825]], atol=1e-6)
+    np.testing.assert_allclose(
+        style.over_seeds(np.arange(1, 9)[:, None]), [[4.5], [2.452175], [6.547825]], atol=1e-6
+    )
     for values in ([5.0], [np.nan, np.nan], [1.0, 2.0, 3.0], [1.0, 4.0]):
         x = spread(values, "range")
         np.testing.assert_equal([x["mean"], x["low"], x["high"]], style.over_seeds(values))
@@ -180,14 +193,29 @@ def test_a_repeat_counts_once_and_an_undefined_number_is_named(sweep):
 
 def test_evaluations_of_a_sweep_are_drawn_against_what_its_runs_were_told(tmp_path):
     runs = [
-        {"verifier": f"r{i}", "step_auroc": 0.5 + i, "by_position": {"2": {"auroc": 0.1 * i}}, "train_seed": i % 2}
-        | {"settings": {"optimizer.lr": [1e-3, 1e-1][i // 2], "batch.rows": 32}, "overrides": [f"seed={i % 2}"]}
+        {
+            "verifier": f"r{i}",
+            "step_auroc": 0.5 + i,
+            "by_position": {"2": {"auroc": 0.1 * i}},
+            "train_seed": i % 2,
+        }
+        | {
+            "settings": {"optimizer.lr": [1e-3, 1e-1][i // 2], "batch.rows": 32},
+            "overrides": [f"seed={i % 2}"],
+        }
         for i in range(4)
     ]
-    results = {"runs": runs, "overrides": ["task=steps", "batch.rows=4"], "seed": 0, "versions": {"commit": "c"}}
+    results = {
+        "runs": runs,
+        "overrides": ["task=steps", "batch.rows=4"],
+        "seed": 0,
+        "versions": {"commit": "c"},
+    }
     (tmp_path / "results.json").write_text(json.dumps(results))
     (tmp_path / ".hydra").mkdir()
-    OmegaConf.save({"task": "steps", "batch": {"rows": 4}, "checkpoint": ["a"]}, tmp_path / ".hydra/config.yaml")
+    OmegaConf.save(
+        {"task": "steps", "batch": {"rows": 4}, "checkpoint": ["a"]}, tmp_path / ".hydra/config.yaml"
+    )
     table = make_table(Config(str(tmp_path), x="optimizer.lr", y=["step_auroc", "by_position.2.auroc"]))
     assert [round(r["mean"], 3) for r in table["rows"]] == [1.0, 3.0, 0.05, 0.25] and table["lines"] == []
     (record, *_), _ = read_records([str(tmp_path / "results.json")])
@@ -207,7 +235,10 @@ def test_numbers_that_travel_alone_are_known_by_their_overrides(sweep, tmp_path_
         copies[-1].parent.mkdir()
         copies[-1].write_text((sweep / str(i) / "summary.json").read_text())
     table = make_table(Config([str(path) for path in copies[2:4] + copies[6:]]))
-    assert [(r["setting"], r["n"]) for r in table["rows"]] == [({"optimizer.lr": 0.001}, 2), ({"optimizer.lr": 0.1}, 2)]
+    assert [(r["setting"], r["n"]) for r in table["rows"]] == [
+        ({"optimizer.lr": 0.001}, 2),
+        ({"optimizer.lr": 0.1}, 2),
+    ]
     assert as_settings(["+a.b=1e-3", "c=[1,2]", "~d"]) == {"a.b": 1e-3, "c": [1, 2]}
 
 
@@ -236,7 +267,11 @@ def test_files_and_a_log_axis(sweep, monkeypatch):
     assert "8, 3 left out; means over seed 0, 1; brackets: lowest to highest" in out
     with (sweep / "out/sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert rows[0]["model.head"] == "mlp" and rows[0]["values"] == "10.001;11.001" and rows[0]["interval"] == "range"
+    assert (
+        rows[0]["model.head"] == "mlp"
+        and rows[0]["values"] == "10.001;11.001"
+        and rows[0]["interval"] == "range"
+    )
     assert r"mlp & 0.001 & 2 & 10.5010 [10.0010, 11.0010] \\" in (sweep / "out/sweep.tex").read_text()
     assert r"\begin{tabular}{lllr}" in (sweep / "out/sweep.tex").read_text()
     assert [row["best"] for row in rows] == ["False", "False", "True", "False"]
@@ -271,7 +306,10 @@ def test_a_sweep_ends_with_its_table_and_what_comes_next(monkeypatch, tmp_path, 
         re.search(r"  0\.001 +1 +\d\.\d{4}( \*)? +\d\.\d{4}( \*)?\n  0\.01 +1 ", out)
         and (tmp_path / "sw/sweep.png").stat().st_size > 5_000
     )
-    assert "next        python evaluate.py task=steps checkpoint=sw hydra.run.dir=sw/steps && python -m prm_jax" in out
+    assert (
+        "next        python evaluate.py task=steps checkpoint=sw hydra.run.dir=sw/steps && python -m prm_jax"
+        in out
+    )
     assert out.splitlines()[-1].startswith("go on       python train.py -m ")
     assert [p.name for p in run_folder.runs_of(tmp_path / "sw")] == ["2", "3"]
     summary = json.loads((tmp_path / "sw/2/summary.json").read_text())
@@ -342,7 +380,9 @@ def test_a_cluster_s_launcher_runs_the_jobs(tmp_path):
     """submitit_local pickles what submitit_slurm does. Its jobs are processes, which find the code where the sweep was started."""
     args = ("-m", "hydra/launcher=submitit_local", *SMALL, *THIN, "steps=0,2", f"hydra.sweep.dir={tmp_path}")
     out, _ = run("train.py", *args, cwd=ROOT, code=1)
-    assert "runs        1, 1 left out" in out and "/0: failed: error: steps: got 0, expected at least 1" in out
+    assert (
+        "runs        1, 1 left out" in out and "/0: failed: error: steps: got 0, expected at least 1" in out
+    )
     assert json.loads((tmp_path / "1/summary.json").read_text())["steps"] == 2
 
 
@@ -372,7 +412,9 @@ def test_python_3_14_s_check_of_help_stops_no_command(monkeypatch, tmp_path):
 
     monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check_help, raising=False)
     monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_and_check)
-    assert "error: steps: got 0" in call(train.main, monkeypatch, "train.py", "steps=0", f"hydra.run.dir={tmp_path}")
+    assert "error: steps: got 0" in call(
+        train.main, monkeypatch, "train.py", "steps=0", f"hydra.run.dir={tmp_path}"
+    )
 
 
 def test_hydra_1_4_is_told_the_one_class_that_a_configuration_names(monkeypatch):
@@ -385,7 +427,9 @@ def test_hydra_1_4_is_told_the_one_class_that_a_configuration_names(monkeypatch)
     monkeypatch.setattr("hydra.main", main)
     monkeypatch.setattr("sys.argv", ["train.py"])
     train.main()
-    assert told == {"execution_whitelist": OmegaConf.load(ROOT / "conf/runs.yaml").hydra.callbacks.sweep._target_}
+    assert told == {
+        "execution_whitelist": OmegaConf.load(ROOT / "conf/runs.yaml").hydra.callbacks.sweep._target_
+    }
 
 
 def test_a_caption_has_no_absolute_path():

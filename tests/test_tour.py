@@ -36,7 +36,10 @@ def with_outputs(page: str) -> str:
     before, last = cells(page)
     shown = [f"\n```text\n{out}```\n" if out else "" for out in run(page)[0]]
     return (
-        "".join(f"{text}```python\n{code}```\n{out}" for (text, code, _), out in zip(before, shown, strict=True)) + last
+        "".join(
+            f"{text}```python\n{code}```\n{out}" for (text, code, _), out in zip(before, shown, strict=True)
+        )
+        + last
     )
 
 
@@ -66,13 +69,17 @@ def test_the_tour_runs_and_prints_what_it_shows():
     printed, names = run(page)
     for (_, code, shown), out in zip(cells(page)[0], printed, strict=True):
         assert len([line for line in code.splitlines() if line]) <= 10
-        words, numbers = ([part(text or "") for text in (shown, out)] for part in (NUMBER.split, NUMBER.findall))
+        words, numbers = (
+            [part(text or "") for text in (shown, out)] for part in (NUMBER.split, NUMBER.findall)
+        )
         assert " ".join(" ".join(words[0]).split()) == " ".join(" ".join(words[1]).split())
         assert np.array(numbers[1], float) == pytest.approx(np.array(numbers[0], float), abs=0.1, rel=0.05)
     assert float(names["metrics"]["loss"]) < 0.693  # below that of a coin
     solved = {line.split()[0]: float(line.split()[-1]) for line in printed[-2].splitlines()}
     assert solved["PRM"] > solved["log"] + 0.1  # by the best of 8
-    scores = [names["verifier"].score(names["problem"], edited) for edited in (names["steps"], names["wrong"])]
+    scores = [
+        names["verifier"].score(names["problem"], edited) for edited in (names["steps"], names["wrong"])
+    ]
     assert scores[0][0] > 0.9 and scores[1][0] < 0.5 and np.allclose(scores[0][1:], scores[1][1:], atol=0.1)
 
 

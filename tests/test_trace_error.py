@@ -21,7 +21,9 @@ POOL = [  # products .81 .95 .3 .2 and .6 .5 .4 .99, of which the last was cut a
                               candidate("h", (0.4,), "4", False), candidate("i", (0.99,), "5", True, False))),
 ]  # fmt: skip
 BAD = {"c", "d", "e", "g", "h"}  # c: a right answer by luck
-LABELS = {(p.problem, c.steps): [float(step not in BAD) for step in c.steps] for p in POOL for c in p.candidates}
+LABELS = {
+    (p.problem, c.steps): [float(step not in BAD) for step in c.steps] for p in POOL for c in p.candidates
+}
 RULES = pool_metrics.Rules("probability", "prod", "share", 4)
 
 
@@ -34,10 +36,14 @@ def test_errors_of_the_chosen_by_hand():
     chosen = results["chosen"]
     found = {rule: (row["final_error"], row["trace_error"]) for rule, row in chosen["rules"].items()}
     assert found == {
-        "mean": pytest.approx((5 / 8, 1 / 3)),  # a, c of one and f of two: i was cut, so it is no right answer
+        "mean": pytest.approx(
+            (5 / 8, 1 / 3)
+        ),  # a, c of one and f of two: i was cut, so it is no right answer
         "majority": pytest.approx((0.75, 0.5)),  # one: a tie; two: 4 outvotes the only 5 that is finished
         "prm.best_of_n": pytest.approx((0, 0.5)),  # c, which is lucky, and f
-        "prm.weighted_vote": pytest.approx((0.5, 1.0)),  # of the answer 1 its best candidate, c; 4 by .9 against .6
+        "prm.weighted_vote": pytest.approx(
+            (0.5, 1.0)
+        ),  # of the answer 1 its best candidate, c; 4 by .9 against .6
     }
     assert [(d["b"], d["difference"]) for d in chosen["differences"]] == [
         ("mean", pytest.approx(1 / 6)),
@@ -58,7 +64,9 @@ def test_a_vote_that_counts_its_first_member_is_shown_by_the_best_scored_one():
     assert two.tolist() == [[0.25, 0.25, 0.5]]
     first = pool_metrics.Rules("probability", "prod", "first", 4)
     results = pool_metrics.pool_results(pool_arrays(POOL, step_labels=LABELS), ["prm"], first, 0)
-    assert results["chosen"]["rules"]["prm.weighted_vote"]["final_error"] == pytest.approx(0.5)  # 1 in one, 4 in two
+    assert results["chosen"]["rules"]["prm.weighted_vote"]["final_error"] == pytest.approx(
+        0.5
+    )  # 1 in one, 4 in two
 
 
 def test_abstaining_keeps_the_problems_with_the_highest_scores():
@@ -75,7 +83,10 @@ def test_abstaining_keeps_the_problems_with_the_highest_scores():
 
 def test_agreement_counts_steps_up_to_the_first_wrong_one():
     table = measured()["chosen"]["agreement"]
-    assert table == {"labels": 7 / 8, "prm": {"correctness": 6 / 8, "outcome": 7 / 8}}  # i, cut, has no outcome
+    assert table == {
+        "labels": 7 / 8,
+        "prm": {"correctness": 6 / 8, "outcome": 7 / 8},
+    }  # i, cut, has no outcome
 
 
 @pytest.mark.filterwarnings("error")
@@ -84,4 +95,6 @@ def test_a_pool_whose_candidates_were_all_cut_has_no_agreement():
         dataclasses.replace(p, candidates=tuple(dataclasses.replace(c, finished=False) for c in p.candidates))
         for p in POOL
     ]
-    assert np.isnan(trace_error.agreement(pool_arrays(cut, step_labels=LABELS), ["prm"], "probability")["labels"])
+    assert np.isnan(
+        trace_error.agreement(pool_arrays(cut, step_labels=LABELS), ["prm"], "probability")["labels"]
+    )

@@ -20,20 +20,19 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError, tasks
+from prm_jax import InputError, packing, tasks
 from prm_jax.checkpoints import export
 from prm_jax.checkpoints.hf import load_tokenizer, locate
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data import packing
-from prm_jax.data.examples import Example, make_examples
-from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
-from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.data.units import probability
+from prm_jax.examples import Example, make_examples
+from prm_jax.formats import read_format
 from prm_jax.launch import cli, config, run_folder
 from prm_jax.launch.run_log import MetricsLog
+from prm_jax.solutions import Solution, native_row
 from prm_jax.training import OptimizerConfig, make_schedule
 
 SMALL = [
@@ -60,7 +59,10 @@ THIN = [
 def records(folder):
     """metrics.jsonl without its timings."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "cpu_seconds", "tokens_per_second")} for row in rows]
+    return [
+        {k: v for k, v in row.items() if k not in ("seconds", "cpu_seconds", "tokens_per_second")}
+        for row in rows
+    ]
 
 
 def parameters(folder, step):
@@ -90,12 +92,16 @@ def test_train_with_every_step_loss(name, tmp_path, monkeypatch):
     small = ["init=random", "model.dim=32", "model.layers=1", "model.ffn=32", *SMALL, "steps=2"]
     out = printed(train.main, monkeypatch, *small, f"loss.step={name}", "hydra.run.dir=run", cwd=tmp_path)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert "finished" in out and 0 < summary["eval_loss"] < 10  # pairwise: pairs were found in held-out rows too
+    assert (
+        "finished" in out and 0 < summary["eval_loss"] < 10
+    )  # pairwise: pairs were found in held-out rows too
 
 
 def test_labels_all_alike_and_solutions_longer_than_the_model_was_made_for_are_said():
     def example(n_tokens, *labels):
-        return Example(np.zeros(n_tokens, int), np.arange(len(labels)), 0, {"label": np.array(labels, np.float32)})
+        return Example(
+            np.zeros(n_tokens, int), np.arange(len(labels)), 0, {"label": np.array(labels, np.float32)}
+        )
 
     nan = np.nan
     assert list(train.oddities([example(5, 1, nan), example(9, 1, 1)], 9)) == [
@@ -126,12 +132,18 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
         return
     assert loss == pytest.approx(np.log(2), abs=1e-4)
     run = open_checkpoint(tmp_path / "runs/a", "best", read_format("auto"), "float32")
-    assert (run.format.beta, run.objective, run.label_kind) == (0.05, "prm", "value") and run.reference is not None
+    assert (run.format.beta, run.objective, run.label_kind) == (
+        0.05,
+        "prm",
+        "value",
+    ) and run.reference is not None
     scorer, rows = run.scorer(2), [("4 +5 *3 mod7?", ("4+5=2", "2*3=6"))]
     assert np.abs(scorer.score(rows)[0]).min() > 0
     untrained = dataclasses.replace(run, model=run.reference).scorer(2)
     np.testing.assert_allclose(untrained.score(rows)[0], 0, atol=1e-6)
-    out = printed(evaluate.main, monkeypatch, "task=steps", "baselines=false", "max_solutions=20", cwd=tmp_path)
+    out = printed(
+        evaluate.main, monkeypatch, "task=steps", "baselines=false", "max_solutions=20", cwd=tmp_path
+    )
     assert "learned value labels and is measured on correctness labels" in out
     refused = call(train.main, monkeypatch, "train.py", "objective=implicit", "init=random")
     assert "init: got 'random', expected a language model with objective=implicit" in refused
@@ -174,7 +186,14 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["finished"] and summary["label_kind"] == "correctness" and summary["seed"] == 0
     assert summary["counts"]["train_too_long_dropped"] == 0 and "commit" in summary["versions"]
-    assert summary["machine"].keys() == {"processor", "instructions", "cpus", "device", "devices", "xla_flags"}
+    assert summary["machine"].keys() == {
+        "processor",
+        "instructions",
+        "cpus",
+        "device",
+        "devices",
+        "xla_flags",
+    }
     assert [row["step"] for row in records(folder)] == [3, 5, 6, 9, 10, 12]  # logged or evaluated, each once
     assert {"eval_loss", "eval_accuracy", "eval_errors"} <= records(folder)[1].keys()
 
@@ -183,23 +202,37 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     out = printed(evaluate.main, monkeypatch, "hydra.run.dir=runs/evaluate/a", *fresh, cwd=cwd)
     results = json.loads((cwd / "runs/evaluate/a/results.json").read_text())
     assert list(results["runs"][0]["errors"]["learning"]) == ["5", "10", "12"]
-    assert results["machine"] == summary["machine"] and results["versions"]["jaxlib"] == summary["versions"]["jaxlib"]
+    assert (
+        results["machine"] == summary["machine"]
+        and results["versions"]["jaxlib"] == summary["versions"]["jaxlib"]
+    )
     for key in (
         "step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1",
         "within_problem_auroc", "n_steps", "n_solutions",
     ):  # fmt: skip
         assert isinstance(results[key], int | float), key
-    assert results["n_solutions"] == 60 and set(results["baselines"]) == {"position", "length", "bag_of_tokens"}
+    assert results["n_solutions"] == 60 and set(results["baselines"]) == {
+        "position",
+        "length",
+        "bag_of_tokens",
+    }
     figures, names = re.search(r"^figures     (\S+): (.*)$", out, re.MULTILINE).groups()
-    assert "best_of_n.png" in names and all((cwd / figures / x).stat().st_size > 5_000 for x in names.split(", "))
+    assert "best_of_n.png" in names and all(
+        (cwd / figures / x).stat().st_size > 5_000 for x in names.split(", ")
+    )
     scores = [json.loads(line) for line in (cwd / "runs/evaluate/a/scores_0.jsonl").read_text().splitlines()]
     assert len(scores) == 60 and {row["unit"] for row in scores} == {"logit"}
 
     assert (results["n_problems"], results["n_candidates"], list(results["scorers"])) == (6, 8, ["prm"])
-    assert results["calibration"]["prm"]["step_label"] == "exact" and "8" in results["scorers"]["prm"]["min"]["trace"]
+    assert (
+        results["calibration"]["prm"]["step_label"] == "exact"
+        and "8" in results["scorers"]["prm"]["min"]["trace"]
+    )
     pool = read_pool(cwd / "runs/evaluate/a/pool.jsonl.gz")
     right = [c.answer == p.answer for p in pool for c in p.candidates]
-    assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(results["mean"])
+    assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(
+        results["mean"]
+    )
 
 
 def test_a_machine_without_git_knows_no_commit(monkeypatch):
@@ -215,14 +248,22 @@ def test_a_run_is_made_longer_on_purpose(monkeypatch, tmp_path):
     assert re.search(r"^error: steps: got 11, expected more than the 12 that the run has", error)
     out = printed(train.main, monkeypatch, "resume=r", "steps=20", cwd=tmp_path)
     after, summary = records(tmp_path / "r"), json.loads((tmp_path / "r/summary.json").read_text())
-    assert after[:12] == before and [row["step"] for row in after] == list(range(1, 21)) and summary["steps"] == 20
+    assert (
+        after[:12] == before
+        and [row["step"] for row in after] == list(range(1, 21))
+        and summary["steps"] == 20
+    )
     schedule = make_schedule(OptimizerConfig(1e-3, 0.35, 0.02, 0.01, 0.9, 0.98, 1.0, "all", "float32"), 20)
     assert [row["lr"] for row in after[12:]] == [float(schedule(step)) for step in range(12, 20)]
-    assert "longer      12 -> 20 steps" in out and f"step 13 has {after[12]['lr']:.3g} in place of 2e-05" in out
+    assert (
+        "longer      12 -> 20 steps" in out and f"step 13 has {after[12]['lr']:.3g} in place of 2e-05" in out
+    )
     # Another setting than 20 steps from the start, and what it was told is what it did.
     now = run_folder.settings(tmp_path / "r")
     assert now == told | {"steps": 20, "lengthened": [12]} and summary["overrides"][-1] == "steps=20"
-    assert "longer  " not in printed(train.main, monkeypatch, "resume=r", cwd=tmp_path)  # nothing is left to do
+    assert "longer  " not in printed(
+        train.main, monkeypatch, "resume=r", cwd=tmp_path
+    )  # nothing is left to do
 
 
 def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_path):
@@ -237,9 +278,19 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
     # The numbers are those of the evaluation, on the same solutions.
     args = ("task=steps", "checkpoint=a", "which=latest", "baselines=false", "hydra.run.dir=e")
     OmegaConf.save(OmegaConf.load(tmp_path / "a/.hydra/config.yaml"), tmp_path / "config.yaml")
-    solutions = load_splits(data_config(OmegaConf.load(tmp_path / "config.yaml").data), 0).splits["validation"]
+    solutions = load_splits(data_config(OmegaConf.load(tmp_path / "config.yaml").data), 0).splits[
+        "validation"
+    ]
     write_rows(tmp_path / "v.jsonl", map(native_row, solutions))
-    printed(evaluate.main, monkeypatch, *args, "data=jsonl", "data.path=v.jsonl", "data.duplicates=keep", cwd=tmp_path)
+    printed(
+        evaluate.main,
+        monkeypatch,
+        *args,
+        "data=jsonl",
+        "data.path=v.jsonl",
+        "data.duplicates=keep",
+        cwd=tmp_path,
+    )
     results, last = json.loads((tmp_path / "e/results.json").read_text()), records(tmp_path / "a")[-1]
     for name in ("step_auroc", "first_error_f1"):
         assert results[name] == pytest.approx(last[f"eval_{name}"], abs=2e-3), name
@@ -271,7 +322,10 @@ def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch, tiny_mod
     data = OmegaConf.merge(
         OmegaConf.load(config.CONF / "data/chain.yaml"), {"samples": "solver", "test_solutions": 200}
     )
-    solutions, tokenizer = load_splits(data_config(data), 0).splits["validation"], load_tokenizer(locate("embedded"))
+    solutions, tokenizer = (
+        load_splits(data_config(data), 0).splits["validation"],
+        load_tokenizer(locate("embedded")),
+    )
     examples, _ = make_examples(solutions, read_format("plain"), tokenizer, "prm")
     passes = lambda ids, place: (ids[place] + place) % 3 > 0
 
@@ -290,7 +344,9 @@ def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch, tiny_mod
     expected = {}
     for s, e in zip(solutions, examples, strict=True):
         wrong = [
-            (t, x) for t, x in enumerate(tasks.chain.verdicts(s.problem, s.steps)) if x not in ("right", "neutral")
+            (t, x)
+            for t, x in enumerate(tasks.chain.verdicts(s.problem, s.steps))
+            if x not in ("right", "neutral")
         ]
         for t, kind in wrong[:1]:
             expected.setdefault(kind, []).append(passes(e.ids_L, e.step_end_T[t]))
@@ -304,7 +360,9 @@ MIXED = ["data=mixture", "+data@data.sources.a=jsonl", "+data@data.sources.b=jso
 def test_a_mixture_of_files_says_what_was_drawn_from_each(monkeypatch, tmp_path):
     small = [x for x in (*SMALL, *THIN) if not x.startswith("data.")]
     data = data_config(
-        OmegaConf.merge(OmegaConf.load(config.CONF / "data/chain.yaml"), {"samples": "solver", "solutions": 400})
+        OmegaConf.merge(
+            OmegaConf.load(config.CONF / "data/chain.yaml"), {"samples": "solver", "solutions": 400}
+        )
     )
     rows = load_splits(data, 0).splits["train"]
     for name, of in (("a", rows[::4]), ("b", [row for i, row in enumerate(rows) if i % 4])):
@@ -312,13 +370,23 @@ def test_a_mixture_of_files_says_what_was_drawn_from_each(monkeypatch, tmp_path)
     paths = [f"data.sources.{name}.path={name}.jsonl" for name in "ab"]
     weights = "data.weights={a: 3, b: 1}"
     printed(train.main, monkeypatch, *small, *MIXED, *paths, weights, "hydra.run.dir=r", cwd=tmp_path)
-    assert not any("eval_errors" in row for row in records(tmp_path / "r"))  # rows of files have no kinds of errors
+    assert not any(
+        "eval_errors" in row for row in records(tmp_path / "r")
+    )  # rows of files have no kinds of errors
     summary = json.loads((tmp_path / "r/summary.json").read_text())
-    assert set(summary["drawn"]) == {"a", "b"} and summary["drawn"]["a"]["share"] == pytest.approx(0.75, abs=0.05)
+    assert set(summary["drawn"]) == {"a", "b"} and summary["drawn"]["a"]["share"] == pytest.approx(
+        0.75, abs=0.05
+    )
     assert summary["counts"]["a_rows"] == 100 and summary["counts"]["b_rows"] == 300
     assert set(json.loads((tmp_path / "r/data.json").read_text())["files"]) == {"a.jsonl", "b.jsonl"}
     printed(
-        evaluate.main, monkeypatch, "task=steps", "baselines=false", "checkpoint=r", "hydra.run.dir=e", cwd=tmp_path
+        evaluate.main,
+        monkeypatch,
+        "task=steps",
+        "baselines=false",
+        "checkpoint=r",
+        "hydra.run.dir=e",
+        cwd=tmp_path,
     )
     results = json.loads((tmp_path / "e/results.json").read_text())
     ids = [json.loads(line)["id"] for line in (tmp_path / "e/scores_0.jsonl").read_text().splitlines()]
@@ -329,7 +397,10 @@ def test_an_interrupted_evaluation_is_gone_on_with(finished, monkeypatch):
     cwd, _ = finished
     folder = cwd / "runs/evaluate/b"
     printed(evaluate.main, monkeypatch, "task=steps", f"hydra.run.dir={folder}", cwd=cwd)
-    whole, results = ((folder / "scores_0.jsonl").read_bytes(), json.loads((folder / "results.json").read_text()))
+    whole, results = (
+        (folder / "scores_0.jsonl").read_bytes(),
+        json.loads((folder / "results.json").read_text()),
+    )
     (folder / "scores_0.jsonl").write_bytes(whole[: len(whole) // 2])
     (folder / "results.json").unlink()
     out = printed(evaluate.main, monkeypatch, f"resume={folder}", cwd=cwd)
@@ -348,7 +419,9 @@ def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     ranking = json.loads((cwd / "runs/s/results.json").read_text())["ranking"]
     assert {r["id"] for r in ranking} == {"a", "b/c"} and ranking[0]["score"] >= ranking[1]["score"]
     assert list((cwd / "runs/s/figures").glob("solution_b_c_*.png")) and "weakest step" in out
-    scores = {r["id"]: r["scores"] for r in map(json.loads, (cwd / "runs/s/scores.jsonl").read_text().splitlines())}
+    scores = {
+        r["id"]: r["scores"] for r in map(json.loads, (cwd / "runs/s/scores.jsonl").read_text().splitlines())
+    }
     assert len(scores["a"]) == 2 and len(scores["b/c"]) == 1
 
     candidates = [{"steps": ["4+5=2", "2max3=3"], "correct": True}, {"steps": ["4+5=6"], "correct": False}]
@@ -491,9 +564,13 @@ def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
     assert "# peak learning rate" in top and "chain of arithmetic" not in top
     section = shown("optimizer")
     assert section.startswith("optimizer:") and "mu_dtype" in section and "lora:" not in section
-    assert shown("data=jsonl").startswith("# ----- data=jsonl -----\n# Native rows") and "prm800k" in shown("data")
+    assert shown("data=jsonl").startswith("# ----- data=jsonl -----\n# Native rows") and "prm800k" in shown(
+        "data"
+    )
     assert "# ----- data=files -----\n# Keys of all" in shown("data=jsonl")
-    assert shown("loss.gamma") == shown("gamma") == shown("loss") and shown("rank").startswith("lora: {rank: 16")
+    assert shown("loss.gamma") == shown("gamma") == shown("loss") and shown("rank").startswith(
+        "lora: {rank: 16"
+    )
     assert "# ----- data=files -----\nfolds: 10" in shown("data.folds") and "optimizer" not in shown("steps")
     assert re.search(r"^experiment .*: base_lm", top, re.MULTILINE) and "dapo" not in top
     for nothing in ("nix", "loss.lr", "data=nix"):

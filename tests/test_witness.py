@@ -32,7 +32,9 @@ def test_policies_and_winners_of_the_seed():
         np.testing.assert_allclose(got["policies"][verifier], policy_N, atol=1e-5)
     assert got["winners"] == WINNERS
     # expected score and KL, papers.md 10
-    np.testing.assert_allclose([got["reward"][v] for v in witness.VERIFIERS], [2.205, 4.880, 7.271], atol=1e-3)
+    np.testing.assert_allclose(
+        [got["reward"][v] for v in witness.VERIFIERS], [2.205, 4.880, 7.271], atol=1e-3
+    )
     np.testing.assert_allclose([got["kl"][v] for v in witness.VERIFIERS], [0.729, 1.169, 1.337], atol=1e-3)
     assert json.loads(json.dumps(got)) == got
 
@@ -42,7 +44,9 @@ def test_scores_of_the_seed():
     np.testing.assert_allclose(witness.score("process"), [4.900, -2.811, 1.321, -2.005], atol=1e-3)
     np.testing.assert_allclose(witness.score("hacked"), [4.900, 7.368, 1.321, -2.005], atol=1e-3)
     np.testing.assert_allclose(witness.score("process", "prod"), [-0.167, -3.260, -1.587, -2.659], atol=1e-3)
-    for how in [name for name, x in rerank.AGGREGATORS.items() if x.is_log_probability]:  # of one step: all alike
+    for how in [
+        name for name, x in rerank.AGGREGATORS.items() if x.is_log_probability
+    ]:  # of one step: all alike
         np.testing.assert_allclose(witness.score("outcome", how), np.log(witness.OUTCOME_P_N), rtol=1e-5)
 
 
@@ -54,7 +58,9 @@ def test_with_the_product_the_hacked_trace_wins_only_at_small_beta():
     assert law["winners"]["hacked"] == "clean"
     turn = math.log(0.98 * 0.97 / (0.93 * 0.91)) / math.log(0.30 / 0.22)
     assert turn == pytest.approx(0.37, abs=0.005)
-    winner_b = witness.plane(np.array([0.99 * turn, 1.01 * turn]), np.array([1.0]), ("prod",)).winner_hbe[0, :, 0]
+    winner_b = witness.plane(np.array([0.99 * turn, 1.01 * turn]), np.array([1.0]), ("prod",)).winner_hbe[
+        0, :, 0
+    ]
     assert [witness.TRACES[i] for i in winner_b] == ["lucky_final", "clean"]
 
 
@@ -75,7 +81,9 @@ def test_plane_is_the_single_calls():
     got = witness.results()["policies"]
     np.testing.assert_allclose(plane.weight_hbeN[h, 2, 0], got["process"], atol=2e-6)
     np.testing.assert_allclose(plane.weight_hbeN[h, 2, 2], got["hacked"], atol=2e-6)
-    np.testing.assert_allclose(plane.weight_hbeN[:, 3], np.broadcast_to(witness.REF_N, (sizes[0], 3, 4)), rtol=1e-5)
+    np.testing.assert_allclose(
+        plane.weight_hbeN[:, 3], np.broadcast_to(witness.REF_N, (sizes[0], 3, 4)), rtol=1e-5
+    )
     np.testing.assert_allclose(plane.right_hbe, plane.weight_hbeN[..., :2].sum(-1), rtol=1e-5)
     np.testing.assert_allclose(plane.valid_hbe, plane.weight_hbeN[..., 0], rtol=1e-5)
     np.testing.assert_array_equal(plane.winner_hbe, plane.weight_hbeN.argmax(-1))
@@ -134,7 +142,9 @@ def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(m
     assert list(plane["by_aggregator"]) == list(rerank.AGGREGATORS)
     panel = plane["by_aggregator"]["sum_logit"]
     np.testing.assert_allclose(np.array(panel["valid"])[:, 4], np.array(by_beta["hacked"])[:, 0])
-    np.testing.assert_allclose(np.array(panel["right"])[:, 0], np.array(by_beta["process"])[:, :2].sum(-1), atol=2e-6)
+    np.testing.assert_allclose(
+        np.array(panel["right"])[:, 0], np.array(by_beta["process"])[:, :2].sum(-1), atol=2e-6
+    )
     for how in rerank.AGGREGATORS:
         winner_be, lead_be = (
             np.array(plane["by_aggregator"][how]["winner"]),
@@ -219,7 +229,9 @@ def text(page, name):
 
 def pressed(page):
     names = ("outcome", "process", "hacked")
-    return [n for n in names if page.find_element("id", f"preset-{n}").get_attribute("aria-pressed") == "true"]
+    return [
+        n for n in names if page.find_element("id", f"preset-{n}").get_attribute("aria-pressed") == "true"
+    ]
 
 
 def test_page_is_one_file_without_addresses(page_path):
@@ -278,7 +290,9 @@ def test_page_shows_its_equation_and_the_steps_texts(page):
             assert eval(left) == float(result)
         assert (found[-1] == 5) == witness.FINAL_RIGHT_N[i] and answer.startswith(f"answer x = {found[-1]} ")
         page.find_element("id", f"trace-{i}").click()
-        assert all(step[2:] in text(page, "steps") for step in steps) and f"x = {found[-1]}" in text(page, "steps")
+        assert all(step[2:] in text(page, "steps") for step in steps) and f"x = {found[-1]}" in text(
+            page, "steps"
+        )
 
 
 def test_page_shows_the_policies_of_python(page):
@@ -291,7 +305,9 @@ def test_page_shows_the_policies_of_python(page):
         np.testing.assert_allclose(
             shown(page, "kl", "reward"), [found["kl"][preset], found["reward"][preset]], atol=1e-6
         )
-        np.testing.assert_allclose(shown(page, "right", "valid"), [policy_N[0] + policy_N[1], policy_N[0]], atol=1e-6)
+        np.testing.assert_allclose(
+            shown(page, "right", "valid"), [policy_N[0] + policy_N[1], policy_N[0]], atol=1e-6
+        )
         assert text(page, "says").startswith(f"{found['winners'][preset]} wins")
         widths = [page.find_element("css selector", f"#trace-{i} .mass").size["width"] for i in range(4)]
         track = page.find_element("css selector", ".bar").size["width"]
@@ -313,7 +329,9 @@ def test_every_aggregator_of_the_page_is_that_of_rerank(page):
         for beta in (0, 0.05, 0.7, 20, math.inf)
         for verifier, error_N in [("outcome", errors[1]), *(("process", error_N) for error_N in errors)]
     ]
-    sent = json.dumps([state | {"beta": str(state["beta"])} for state in states])  # "inf": JSON has no infinity
+    sent = json.dumps(
+        [state | {"beta": str(state["beta"])} for state in states]
+    )  # "inf": JSON has no infinity
     got = page.execute_script(
         "return JSON.parse(arguments[0]).map(s => solve({...s, beta: s.beta === 'inf' ? Infinity : Number(s.beta)}))",
         sent,
@@ -323,9 +341,16 @@ def test_every_aggregator_of_the_page_is_that_of_rerank(page):
         for state, answer in zip(states, got, strict=True):
             score_N = witness.score(state["verifier"], state["how"], np.array(state["errors"]))
             law = rerank.reweight(score_N[None], state["beta"], refs[state["reference"]])
-            expected = {"scores": score_N, "law": law.weight_PN[0], "kl": law.kl_P[0], "reward": law.reward_P[0]}
+            expected = {
+                "scores": score_N,
+                "law": law.weight_PN[0],
+                "kl": law.kl_P[0],
+                "reward": law.reward_P[0],
+            }
             for name, x in expected.items():
-                np.testing.assert_allclose(answer[name], x, rtol=1e-7, atol=1e-9, err_msg=f"{name} of {state}")
+                np.testing.assert_allclose(
+                    answer[name], x, rtol=1e-7, atol=1e-9, err_msg=f"{name} of {state}"
+                )
     assert page.execute_script("return Object.keys(aggregators)") == FORMULAS
 
 
@@ -376,7 +401,9 @@ def test_page_by_mouse_and_keyboard(page):
     page.find_element("css selector", "input[name=reference][value=uniform]").click()
     law = rerank.reweight(witness.score("outcome", "prod")[None], 1.0)  # of the uniform reference
     np.testing.assert_allclose(masses(page), law.weight_PN[0], atol=1e-6)
-    assert shown(page, "kl") == pytest.approx([float(law.kl_P[0])], abs=1e-6) and "ref. 25.0" in text(page, "share-0")
+    assert shown(page, "kl") == pytest.approx([float(law.kl_P[0])], abs=1e-6) and "ref. 25.0" in text(
+        page, "share-0"
+    )
     page.find_element("id", "preset-process").send_keys(Keys.ENTER)  # resets everything
     assert pressed(page) == ["process"] and text(page, "beta-out") == "0.7"
     np.testing.assert_allclose(masses(page), PUBLISHED["process"], atol=1e-5)

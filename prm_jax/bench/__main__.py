@@ -28,9 +28,13 @@ def main(cfg):
     folder = run_folder.output_dir()
     mesh = None
     if cfg.what in (*PEERS, "accelerator", "search", "serve"):
-        default = 1 if cfg.what == "sampling" else None  # conf/sampling.yaml's; else that of training and scoring
+        default = (
+            1 if cfg.what == "sampling" else None
+        )  # conf/sampling.yaml's; else that of training and scoring
         set_cpu_devices(math.prod(vars(cfg.mesh).values()) if cfg.mesh.data else default)
-        mesh = modest_mesh(getattr(getattr(cfg, cfg.what), "rows", 4), cfg.mesh)  # 4 rows in evaluation and the server
+        mesh = modest_mesh(
+            getattr(getattr(cfg, cfg.what), "rows", 4), cfg.mesh
+        )  # 4 rows in evaluation and the server
     print(f"measuring   {cfg.what}: the table follows, after some minutes with the default sizes", flush=True)
     with run_folder.locked_run_folder(folder, raw_cfg), jax.set_mesh(mesh):
         rows = JOBS[cfg.what](cfg)
@@ -42,7 +46,9 @@ def main(cfg):
         (folder / "results.md").write_text(text)
     print(text if cfg.what == "accelerator" else f"{text}\n{table(rows)}")
     path = folder / "results.json"
-    results = {row.name: row.value for row in rows} | {"notes": {row.name: row.note for row in rows if row.note}}
+    results = {row.name: row.value for row in rows} | {
+        "notes": {row.name: row.note for row in rows if row.note}
+    }
     run_folder.write_json(path, results | measured_on)
     print(f"results     {path}")
 

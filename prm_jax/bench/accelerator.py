@@ -34,7 +34,14 @@ KERNELS = {
 }
 # Words of a device's name -> published TFLOP/s of its dense products in bfloat16. The first that fits counts.
 PEAKS = {"A100": 312, "H100 PCIe": 756, "H100": 989, "H200": 989, "B200": 2250, "L4": 121, "TPU v4": 275}
-PEAKS |= {"TPU v5 lite": 197, "TPU v5e": 197, "TPU v5": 459, "TPU v5p": 459, "TPU v6 lite": 918, "TPU v6e": 918}
+PEAKS |= {
+    "TPU v5 lite": 197,
+    "TPU v5e": 197,
+    "TPU v5": 459,
+    "TPU v5p": 459,
+    "TPU v6 lite": 918,
+    "TPU v6e": 918,
+}
 # In order of the memory that they take, since a device tells only its highest use so far.
 JOBS = {"score": bench_score, "sampling": bench_sampling, "train": bench_train}
 Measured = Iterator[tuple[str, float]]  # (column, value)
@@ -74,7 +81,9 @@ def measure_kernel(cfg: BenchConfig, attend) -> Measured:
             exact = [x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in arrays]
             exact = output_and_gradients(dense)(*exact)
         measured = output_and_gradients(attend)(*arrays)
-        o, *gradients = [float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(measured, exact, strict=True)]
+        o, *gradients = [
+            float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(measured, exact, strict=True)
+        ]
         yield from (("output_error", o), ("gradient_error", float(np.max(gradients))))
         both = (output_and_gradients(f) for f in (attend, dense))
         ours, slow = (common.median_seconds(lambda f=f: f(*arrays), cfg.warmup, cfg.repeats) for f in both)
@@ -86,7 +95,11 @@ def predicted_bytes(cfg: BenchConfig) -> float:
     if cfg.what == "sampling":
         return math.nan
     shape, rows = common.model_config(cfg, "bfloat16"), getattr(cfg, cfg.what).rows
-    L, T = packed_steps(cfg, shape.vocab)[1:] if cfg.what == "train" else (cfg.score.tokens, cfg.score.tokens // 16)
+    L, T = (
+        packed_steps(cfg, shape.vocab)[1:]
+        if cfg.what == "train"
+        else (cfg.score.tokens, cfg.score.tokens // 16)
+    )
     return sum(compiled_bytes(shape, cfg.what, jax.sharding.get_mesh(), rows, L, T).values())
 
 
@@ -108,15 +121,27 @@ def measure_job(cfg: BenchConfig) -> Measured:
 
 def bench_accelerator(cfg: BenchConfig) -> list[Row]:
     a, measures = cfg.accelerator, {}
-    expect(a.score.tokens is not None, "accelerator.score.tokens", None, "a number, which decides the batch's shape")
+    expect(
+        a.score.tokens is not None,
+        "accelerator.score.tokens",
+        None,
+        "a number, which decides the batch's shape",
+    )
     cfg = dataclasses.replace(cfg, dtypes=["bfloat16"], train=a.train, score=a.score, sampling=a.sampling)
     kernels = {"dense": dense} | KERNELS[platform()]
     for name, changes in a.models.items():
         model = parse(vars(cfg.model) | changes, ModelChoice, f"accelerator.models.{name}")
         cfgs = {job: dataclasses.replace(cfg, what=job, model=model) for job in JOBS}
-        measures |= {f"{name}/{k}": functools.partial(measure_kernel, cfgs["train"], f) for k, f in kernels.items()}
-        measures |= {f"{name}/{job}": functools.partial(measure_job, job_cfg) for job, job_cfg in cfgs.items()}
-    peak = common.matmul_peak("bfloat16", cfg.warmup, cfg.repeats), published_peak(jax.devices()[0].device_kind)
+        measures |= {
+            f"{name}/{k}": functools.partial(measure_kernel, cfgs["train"], f) for k, f in kernels.items()
+        }
+        measures |= {
+            f"{name}/{job}": functools.partial(measure_job, job_cfg) for job, job_cfg in cfgs.items()
+        }
+    peak = (
+        common.matmul_peak("bfloat16", cfg.warmup, cfg.repeats),
+        published_peak(jax.devices()[0].device_kind),
+    )
     rows = [Row(f"peak/{kind}/tflops", x / 1e12) for kind, x in zip(("measured", "published"), peak)]
     for name, measure in measures.items():
         print(f"measuring   {name}", flush=True)
@@ -127,7 +152,9 @@ def bench_accelerator(cfg: BenchConfig) -> list[Row]:
             raise
         except (RuntimeError, ValueError) as error:  # of XLA, or of a kernel
             traceback.print_exc()
-            rows.append(Row(f"{name}/failed", math.nan, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+            rows.append(
+                Row(f"{name}/failed", math.nan, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            )
         gc.collect()  # frees the arrays of a model that failed
     return rows
 

@@ -27,24 +27,34 @@ from prm_jax.model import PRM, ModelConfig, cast_backbone
 # Benchmarks that run a model -> {peer: what `pip install` needs for its interpreter}.
 PEERS = {"train": {"torch": "torch transformers", "trl": "torch trl==1.13.0"}}
 PEERS |= {what: {"torch": "torch transformers"} for what in ("score", "sampling")}
-DTYPES = Rule(lambda x: sorted(x) in (["float32"], ["bfloat16"], ["bfloat16", "float32"]), "float32, bfloat16 or both")
+DTYPES = Rule(
+    lambda x: sorted(x) in (["float32"], ["bfloat16"], ["bfloat16", "float32"]), "float32, bfloat16 or both"
+)
 
 
 def keys(name: str, *counts: str, **others) -> type:
     """A frozen dataclass whose fields `counts` are Counts; `others` are {field: type}."""
-    return dataclasses.make_dataclass(name, [*((count, Count) for count in counts), *others.items()], frozen=True)
+    return dataclasses.make_dataclass(
+        name, [*((count, Count) for count in counts), *others.items()], frozen=True
+    )
 
 
 Train = keys("Train", "solutions", "rows", "longest", "tokens_a_step", mean_tokens=Positive)
-Score = keys("Score", "problems", "candidates", "longest", "rows", "repeats", mean_tokens=Positive, tokens=Count | None)
+Score = keys(
+    "Score", "problems", "candidates", "longest", "rows", "repeats", mean_tokens=Positive, tokens=Count | None
+)
 Samples = keys("Samples", "prompts", "prompt_tokens", "n", "new_tokens", "rows", "repeats")
 Search = keys("Search", "problems", "width", "singles")
 Serve = keys("Serve", "requests", "candidates", "clients", "repeats")
 Rerank = keys("Rerank", "problems", "candidates", "steps", "betas", "python_trials")
 Case = keys("Case", "data", "fsdp", "tensor", model=str)
 Models = dict[str, dict[str, int]]
-Memory = keys("Memory", "tokens", "step_ends", target=Literal["cpu", "tpu"], models=Models, cases=tuple[Case, ...])
-Accelerator = keys("Accelerator", "tokens", models=dict[str, dict], train=Train, score=Score, sampling=Samples)
+Memory = keys(
+    "Memory", "tokens", "step_ends", target=Literal["cpu", "tpu"], models=Models, cases=tuple[Case, ...]
+)
+Accelerator = keys(
+    "Accelerator", "tokens", models=dict[str, dict], train=Train, score=Score, sampling=Samples
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +78,12 @@ class BenchConfig:  # conf/bench.yaml says what each key means
     seed: Seed
 
     def __post_init__(self):
-        expect(self.model.dtype == "auto", "model.dtype", self.model.dtype, "auto: `dtypes` says what is measured")
+        expect(
+            self.model.dtype == "auto",
+            "model.dtype",
+            self.model.dtype,
+            "auto: `dtypes` says what is measured",
+        )
         peers = (None, *PEERS.get(self.what, ()))
         listed = ", ".join(peer or "null" for peer in peers)
         expect(self.peer in peers, "peer", self.peer, f"{listed} where what={self.what}")
@@ -149,10 +164,14 @@ def run_peer(cfg: BenchConfig, job: dict) -> dict[str, dict]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         hf.save(folder, random_model(cfg, cfg.dtypes[0]), hf.load_tokenizer(hf.EMBEDDED))
-        (folder / "job.json").write_text(json.dumps({"what": cfg.what, "peer": cfg.peer, "dtypes": cfg.dtypes} | job))
+        (folder / "job.json").write_text(
+            json.dumps({"what": cfg.what, "peer": cfg.peer, "dtypes": cfg.dtypes} | job)
+        )
         env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
         try:
-            done = subprocess.run([python, "-P", script, folder], capture_output=True, text=True, env=env, check=False)
+            done = subprocess.run(
+                [python, "-P", script, folder], capture_output=True, text=True, env=env, check=False
+            )
         except OSError as error:
             raise InputError(f"peer_python: cannot be run: {error}") from error
         if done.returncode:
@@ -162,16 +181,22 @@ def run_peer(cfg: BenchConfig, job: dict) -> dict[str, dict]:
         return json.loads((folder / "result.json").read_text())
 
 
-def differences(cfg: BenchConfig, what: str, ours: dict[str, list], theirs: dict[str, dict], note: str) -> list[Row]:
+def differences(
+    cfg: BenchConfig, what: str, ours: dict[str, list], theirs: dict[str, dict], note: str
+) -> list[Row]:
     """Rows with the largest difference between our numbers and the peer's in each dtype."""
     rows = []
     for dtype, result in theirs.items():
-        largest = max(float(np.abs(np.subtract(x, y)).max()) for x, y in zip(ours[dtype], result[what], strict=True))
+        largest = max(
+            float(np.abs(np.subtract(x, y)).max()) for x, y in zip(ours[dtype], result[what], strict=True)
+        )
         rows.append(Row(f"{cfg.peer}_{dtype}_{what}_difference", largest, note))
     return rows
 
 
-def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], theirs: dict[str, float]) -> list[Row]:
+def speed(
+    cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], theirs: dict[str, float]
+) -> list[Row]:
     """Rates, shares of the matmul peak and ratios from seconds by dtype, ours and the peer's, and the peak memory.
     `tokens` and `flops` are useful work: padding and recomputation do not count."""
     rows, best, slowest = [], min(ours, key=ours.get), max(ours, key=ours.get)
@@ -182,7 +207,11 @@ def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], t
         doubt = "; above 1: other processes slowed the products, so trust no number here" if share > 1 else ""
         rows += [
             Row(f"{dtype}_tokens_per_second", tokens / seconds, "ours, useful tokens"),
-            Row(f"{dtype}_matmul_peak_gflops", peak / 1e9, "one device: the fastest of repeated large matrix products"),
+            Row(
+                f"{dtype}_matmul_peak_gflops",
+                peak / 1e9,
+                "one device: the fastest of repeated large matrix products",
+            ),
             Row(f"{dtype}_share_of_matmul_peak", share, f"of {chips} x it, by useful FLOPs alone{doubt}"),
         ]
     lead = f", {ours[slowest] / ours[best]:.2f} times {slowest}" if len(ours) > 1 else ""
@@ -192,7 +221,11 @@ def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], t
         rows.append(Row(f"times_{cfg.peer}_{dtype}", seconds / ours[dtype], f"both in {dtype}"))
     if theirs:
         fastest = min(theirs, key=theirs.get)
-        rows.append(Row(f"times_{cfg.peer}_best", theirs[fastest] / ours[best], f"ours in {best}, theirs in {fastest}"))
+        rows.append(
+            Row(
+                f"times_{cfg.peer}_best", theirs[fastest] / ours[best], f"ours in {best}, theirs in {fastest}"
+            )
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append(Row("process_peak_mib", peak, f"of {' and '.join(ours)}"))
     if device := jax.devices()[0].memory_stats():  # None on CPU

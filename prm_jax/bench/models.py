@@ -16,20 +16,28 @@ from flax import nnx
 from prm_jax.bench import common
 from prm_jax.bench.common import BenchConfig, Row
 from prm_jax.checkpoints import hf
-from prm_jax.data.examples import Example
-from prm_jax.data.formats import Encoded, Format
-from prm_jax.data.packing import layout_row, pack_batch, plan_rows
 from prm_jax.data.units import probability
+from prm_jax.examples import Example
+from prm_jax.formats import Encoded, Format
 from prm_jax.generate.sampling import Policy, Sampling
 from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch
+from prm_jax.packing import layout_row, pack_batch, plan_rows
 from prm_jax.scoring import ModelScorer, ScoringStats
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
 PLAIN = Format("plain", separator="\n")
 PROBLEM, STEP = 80, 40  # tokens of what is scored
 LOSS = LossConfig("prm", "bce", 1.0, 0.0)
-OPTIMIZER = {"lr": 1e-4, "warmup": 0.1, "final_lr": 0.1, "weight_decay": 0.01, "b1": 0.9, "b2": 0.98, "clip": 1.0}
+OPTIMIZER = {
+    "lr": 1e-4,
+    "warmup": 0.1,
+    "final_lr": 0.1,
+    "weight_decay": 0.01,
+    "b1": 0.9,
+    "b2": 0.98,
+    "clip": 1.0,
+}
 OPTIMIZER |= {"trainable": "all", "mu_dtype": "float32"}
 
 
@@ -81,7 +89,9 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
         model, ours[dtype], losses[dtype] = common.random_model(cfg, dtype), [], []
         opt = make_optimizer(model, optimizer, n_steps)
         for batch in batches:
-            batch = shard_batch({name: x[None] for name, x in pack_batch(batch, L, T).items()}, t.rows, axis=1)
+            batch = shard_batch(
+                {name: x[None] for name, x in pack_batch(batch, L, T).items()}, t.rows, axis=1
+            )
             start = time.perf_counter()
             model, opt, metrics = train_step(model, opt, batch, LOSS, jax.random.key(0))
             losses[dtype].append(float(metrics["loss"]))
@@ -112,7 +122,9 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
         problem_L = rng.integers(0, shape.vocab, PROBLEM)
         for n in common.random_lengths(rng, s.candidates, s.mean_tokens, s.longest):
             ids_L = np.concatenate([problem_L, rng.integers(0, shape.vocab, n)]).astype(np.int32)
-            ends_T = np.append(np.arange(PROBLEM + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1).astype(np.int32)
+            ends_T = np.append(np.arange(PROBLEM + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1).astype(
+                np.int32
+            )
             encoded.append(Encoded(ids_L, ends_T, PROBLEM))
     job = {"solutions": [{"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist()} for e in encoded]}
     theirs = common.run_peer(cfg, job)  # first: an error in its environment is raised at once
@@ -127,7 +139,10 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
         ours[dtype] = common.median_seconds(score, 1, s.repeats)
         scores[dtype] = list(map(probability, scores[dtype]))
     work, width = scorer.stats, scorer.row_tokens
-    rows = [[encoded[i].ids_L for i in pack] for pack in plan_rows([e.ids_L for e in encoded], width, share=True)[0]]
+    rows = [
+        [encoded[i].ids_L for i in pack]
+        for pack in plan_rows([e.ids_L for e in encoded], width, share=True)[0]
+    ]
     pairs = sum(int((layout_row(row, share=True)[1] + 1).sum()) for row in rows)
     flops = common.forward_flops(shape, work.computed, pairs)  # a shared token counts once
     return [
@@ -168,7 +183,9 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
     flops = common.forward_flops(shape, tokens + s.prompts * before, pairs)
     flops += 2 * tokens * shape.dim * shape.vocab
     # Where two tokens are equally likely, rounding decides.
-    same = {dtype: float((greedy[dtype] == np.array(r["greedy"])).cumprod().mean()) for dtype, r in theirs.items()}
+    same = {
+        dtype: float((greedy[dtype] == np.array(r["greedy"])).cumprod().mean()) for dtype, r in theirs.items()
+    }
     shape = f"{s.n} samples of each of {s.prompts} prompts of {before} tokens"
     note = "share of the greedy tokens of one prompt before the first that differs"
     return [

@@ -36,7 +36,10 @@ def padded(solutions: list[dict]):
 def make_adamw(model, job):
     """(AdamW that decays matrices only, fused as is TRL's default, scheduler with the job's learning rates)."""
     matrices, others = ([p for p in model.parameters() if (p.ndim > 1) is wanted] for wanted in (True, False))
-    groups = [{"params": matrices, "weight_decay": job["weight_decay"]}, {"params": others, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": job["weight_decay"]},
+        {"params": others, "weight_decay": 0.0},
+    ]
     adamw = torch.optim.AdamW(groups, lr=1.0, betas=(job["b1"], job["b2"]), fused=True)
     rates = [*job["rates"], 0.0]  # the scheduler asks once more after the last step
     return adamw, torch.optim.lr_scheduler.LambdaLR(adamw, rates.__getitem__)
@@ -49,7 +52,9 @@ def train_torch(folder: Path, job, dtype: str):
     for solutions in job["steps"]:
         start = time.perf_counter()
         ids_BL, mask_BL = padded(solutions)
-        row, step_end = zip(*[(b, end) for b, s in enumerate(solutions) for end in s["step_end"]], strict=True)
+        row, step_end = zip(
+            *[(b, end) for b, s in enumerate(solutions) for end in s["step_end"]], strict=True
+        )
         label = torch.tensor([y for s in solutions for y in s["label"]])
         with torch.autocast("cpu", torch.bfloat16) if dtype == "bfloat16" else contextlib.nullcontext():
             logits = model(ids_BL, attention_mask=mask_BL).logits
@@ -78,7 +83,12 @@ def train_trl(folder: Path, job, dtype: str):
     model, ticks, clock = load(folder), [], TrainerCallback()
     clock.on_train_begin = clock.on_step_end = lambda *args, **kwargs: ticks.append(time.perf_counter())
     options = {"num_train_epochs": 1, "train_sampling_strategy": "sequential", "max_grad_norm": job["clip"]}
-    options |= {"bf16": dtype == "bfloat16", "gradient_checkpointing": False, "logging_steps": 1, "use_cpu": True}
+    options |= {
+        "bf16": dtype == "bfloat16",
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "use_cpu": True,
+    }
     options |= {"dataloader_pin_memory": False, "save_strategy": "no", "report_to": "none"}
     trainer = PRMTrainer(
         model=model,

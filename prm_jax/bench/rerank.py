@@ -56,7 +56,10 @@ def bench_rerank(cfg: BenchConfig) -> list[Row]:
     # The shuffles get the product rounded as ours compares it, so that they see the same ties.
     pool = rerank.round_score(score["prod"]), right_PN, answered_PN
     samples = [list(zip(*row, strict=True)) for row in zip(*(x_PN.tolist() for x_PN in pool), strict=True)]
-    sizes, shuffle = [n for n in PUBLISHED_SIZES if n < c.candidates] + [c.candidates], random.Random(cfg.seed).shuffle
+    sizes, shuffle = (
+        [n for n in PUBLISHED_SIZES if n < c.candidates] + [c.candidates],
+        random.Random(cfg.seed).shuffle,
+    )
     start = time.perf_counter()
     rate_Sn = np.array([python_trial(samples, sizes, shuffle) for _ in range(c.python_trials)])
     each = (time.perf_counter() - start) / c.python_trials
@@ -64,13 +67,27 @@ def bench_rerank(cfg: BenchConfig) -> list[Row]:
     shape = f"{c.problems} x {c.candidates:,} candidates of up to {c.steps} steps"
     return [
         Row("aggregate_seconds", seconds(aggregate_all), f"{len(score)} aggregators; {shape}"),
-        Row("curves_seconds", seconds(lambda: curves(score)), f"{len(score)} exact best-of-n curves at every n"),
+        Row(
+            "curves_seconds",
+            seconds(lambda: curves(score)),
+            f"{len(score)} exact best-of-n curves at every n",
+        ),
         Row("aggregate_and_curves_seconds", seconds(lambda: curves(aggregate_all())), "both, in one go"),
-        Row("reweight_seconds", seconds(lambda: reweight(score["prod"])), f"{c.betas} betas: accuracy, KL, score"),
+        Row(
+            "reweight_seconds",
+            seconds(lambda: reweight(score["prod"])),
+            f"{c.betas} betas: accuracy, KL, score",
+        ),
         Row("one_curve_seconds", ours, "the product of the step scores and its exact curve at every n"),
-        Row("python_trial_seconds", each, f"mean of {c.python_trials} of the published protocol at {len(sizes)} n"),
+        Row(
+            "python_trial_seconds",
+            each,
+            f"mean of {c.python_trials} of the published protocol at {len(sizes)} n",
+        ),
         Row("python_shuffles_times_slower", PUBLISHED_TRIALS * each / ours, "all trials than one_curve"),
-        Row("python_shuffles_largest_error", error, "over n: their mean against one_curve, in standard errors"),
+        Row(
+            "python_shuffles_largest_error", error, "over n: their mean against one_curve, in standard errors"
+        ),
     ]
 
 

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from prm_jax import tasks
 from prm_jax.bench.common import BenchConfig, Row
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config
+from prm_jax.formats import read_format
 from prm_jax.generate import search
 from prm_jax.generate.samples import open_lab_policy
 from prm_jax.generate.search_state import SearchState

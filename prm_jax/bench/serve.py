@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 from prm_jax import InputError, tasks
 from prm_jax.bench.common import BenchConfig, Row
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config
 from prm_jax.data.units import probability
+from prm_jax.formats import read_format
 from prm_jax.launch.config import CONF, PACKAGE
 from prm_jax.scoring import score_into
 
@@ -41,7 +41,9 @@ def started():
                 if line.startswith("serving"):
                     break
             else:
-                raise InputError(f"the server did not start: {''.join(lines).strip() or 'its error stands above'}")
+                raise InputError(
+                    f"the server did not start: {''.join(lines).strip() or 'its error stands above'}"
+                )
             yield line.split()[1]
         finally:
             process.terminate()
@@ -69,7 +71,9 @@ def load(url: str, bodies: list[bytes], clients: int) -> tuple[list, float]:
     queue, answers = list(enumerate(bodies))[::-1], [None] * len(bodies)
 
     async def all_clients():
-        await asyncio.gather(*(ask(host, int(port), queue, answers) for _ in range(clients)), return_exceptions=True)
+        await asyncio.gather(
+            *(ask(host, int(port), queue, answers) for _ in range(clients)), return_exceptions=True
+        )
 
     start = time.perf_counter()
     asyncio.run(all_clients())
@@ -87,7 +91,10 @@ def bench_serve(cfg: BenchConfig) -> list[Row]:
     problems = tasks.make_problems(tasks.chain, data.task, s.requests, "test", cfg.seed)
     pool = list(tasks.solver_pool(tasks.chain, data.task, problems, s.candidates, cfg.seed))
     rows = [(f"{p.id} {i}", p.problem, c.steps) for p in pool for i, c in enumerate(p.candidates)]
-    bodies = [json.dumps({"problem": p.problem, "candidates": [c.steps for c in p.candidates]}).encode() for p in pool]
+    bodies = [
+        json.dumps({"problem": p.problem, "candidates": [c.steps for c in p.candidates]}).encode()
+        for p in pool
+    ]
     scorer = open_checkpoint(MODEL, "best", read_format("auto"), "float32").scorer(4)
     seconds, waited = [], []
     with started() as url, tempfile.TemporaryDirectory() as folder:
@@ -101,7 +108,10 @@ def bench_serve(cfg: BenchConfig) -> list[Row]:
             waited += [answer[2] for answer in answers if answer] if turn else []
         expected = np.concatenate(list(logits))
     right = [json.loads(answer[1]) for answer in answers if answer and answer[0] == 200]
-    lost, note = len(bodies) - len(right), f"{s.requests} requests of {s.candidates} solutions, {s.clients} clients"
+    lost, note = (
+        len(bodies) - len(right),
+        f"{s.requests} requests of {s.candidates} solutions, {s.clients} clients",
+    )
     logit_n = np.array([x for one in right for c in one["problems"][0]["candidates"] for x in c["log_odds"]])
     difference = logit_difference = math.nan
     if not lost:

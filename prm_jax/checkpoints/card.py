@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from prm_jax.checkpoints.hf_config import CLASSES, HEADLESS
-from prm_jax.data.formats import Format, with_pad
+from prm_jax.formats import Format, with_pad
 from prm_jax.heads import HEADS
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import parse
@@ -38,7 +38,11 @@ def code(name: str, cfg: ModelConfig, fmt: Format) -> str:
     begin = "[tokenizer.bos_token_id] * (tokenizer.bos_token_id is not None) + " if fmt.bos else ""
     logits = "model(torch.tensor([ids])).logits[0, ends]"
     single = {"scalar": 0, "quantile": 1}  # the output that is a step's log-odds, the median of quantiles
-    good = f"{logits}[:, {single[cfg.head]}].sigmoid()" if cfg.head in single else f"1 - {logits}.softmax(-1)[:, 0]"
+    good = (
+        f"{logits}[:, {single[cfg.head]}].sigmoid()"
+        if cfg.head in single
+        else f"1 - {logits}.softmax(-1)[:, 0]"
+    )
     template = OURS if HEADS[cfg.head].hidden or cfg.family in HEADLESS or not is_plain else CODE
     text = template.format(name=name, begin=begin, separator=fmt.separator, good=good)
     return f'```python\nproblem, steps = "3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"]\n{text}\n```'
@@ -75,7 +79,12 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
 
 
 def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, tag: int | None) -> str:
-    what, use, meaning, sections = "A language model", "`AutoModelForCausalLM` of transformers loads it.", "", {}
+    what, use, meaning, sections = (
+        "A language model",
+        "`AutoModelForCausalLM` of transformers loads it.",
+        "",
+        {},
+    )
     if cfg.head != "none":
         use = "`AutoModelForTokenClassification` of transformers loads it; read the logits at the step ends."
         if HEADS[cfg.head].hidden:
@@ -83,7 +92,9 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
         elif cfg.family in HEADLESS:
             use = "`AutoModel` of transformers loads the backbone, whose output `score` reads; no class has this head."
         what = f"A process reward model (objective {config.objective}, step head {cfg.head})"
-        meaning = f"\nMeaning of a label: {MEANING[config.data.label_kind]} ({config.data.label_kind} labels).\n"
+        meaning = (
+            f"\nMeaning of a label: {MEANING[config.data.label_kind]} ({config.data.label_kind} labels).\n"
+        )
         fmt = parse(config.format, Format, "format")
         sections = {"Use": code(name, cfg, fmt), "Use elsewhere": serving(cfg, tag)}
     metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in summary.items() if type(v) in (int, float))
@@ -92,10 +103,14 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
     unfinished = "" if summary.get("finished") else "The run had not finished."
     sections |= {
         "Format of its input": as_block(config.format),
-        "Data": re.sub(r'"/[^"]*/', '"', as_block(config.data)),  # names of files, not their folders on this machine
+        "Data": re.sub(
+            r'"/[^"]*/', '"', as_block(config.data)
+        ),  # names of files, not their folders on this machine
         "Metrics": "Of the run, on its validation split where the name begins with eval; "
         f"this is step {step}. {unfinished}\n\n| number | value |\n|---|---|\n{metrics}",
-        "Made with": "\n".join(f"- {k}: {v}" for k, v in summary.get("versions", run_folder.versions()).items()),
+        "Made with": "\n".join(
+            f"- {k}: {v}" for k, v in summary.get("versions", run_folder.versions()).items()
+        ),
     }
     head = f"""---
 library_name: transformers

@@ -10,7 +10,7 @@ from prm_jax.checkpoints.card import model_card, step_tag
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.hf import UNFINISHED, save
 from prm_jax.checkpoints.orbax import load_run
-from prm_jax.data.formats import Format
+from prm_jax.formats import Format
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 
@@ -32,7 +32,9 @@ def require_free(folder: Path):
     if folder.exists() and not folder.is_dir():
         raise InputError(f"to: {folder} is a file; expected a new or an empty folder")
     for path in sorted(folder.glob("*")):
-        raise InputError(f"to: {folder} holds {path.name} and is no earlier export; expected a new or an empty folder")
+        raise InputError(
+            f"to: {folder} holds {path.name} and is no earlier export; expected a new or an empty folder"
+        )
 
 
 @cli.command("export")

@@ -22,7 +22,11 @@ from prm_jax.launch.files import read_json, replaced, write_json
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 # The default task's policy, from which runs are fine-tuned; a PRM (the default run) and an outcome model of its samples.
-SHIPPED = {"embedded": EMBEDDED, "embedded_prm": EMBEDDED.with_name("prm"), "embedded_orm": EMBEDDED.with_name("orm")}
+SHIPPED = {
+    "embedded": EMBEDDED,
+    "embedded_prm": EMBEDDED.with_name("prm"),
+    "embedded_orm": EMBEDDED.with_name("orm"),
+}
 ADAPTER = "adapter_config.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 SHARD = 5 * 10**9  # bytes of a written file at most, as in transformers; a larger tensor has one to itself
@@ -46,7 +50,9 @@ def locate(name: str) -> Path:
     if folder.is_dir():
         return folder
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise InputError(f"{name}: {'is a file, expected its folder' if folder.is_file() else 'no such folder'}")
+        raise InputError(
+            f"{name}: {'is a file, expected its folder' if folder.is_file() else 'no such folder'}"
+        )
     from huggingface_hub import snapshot_download
 
     files = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
@@ -54,7 +60,9 @@ def locate(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # a dozen kinds, all of which mean that the name cannot be loaded
         reason = str(error).splitlines()[0]
-        raise InputError(f"{name}: neither a folder here nor a model that the hub gives ({reason})") from error
+        raise InputError(
+            f"{name}: neither a folder here nor a model that the hub gives ({reason})"
+        ) from error
 
 
 def adapter_settings(folder: Path) -> dict | None:
@@ -67,14 +75,21 @@ def adapter_settings(folder: Path) -> dict | None:
     expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
     expect(isinstance(base, str), f"{path}: base_model_name_or_path", base, "a folder or a hub name")
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens"):
-        expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null: only plain LoRA is merged")
+        expect(
+            not settings.get(key),
+            f"{path}: {key}",
+            settings.get(key),
+            "false or null: only plain LoRA is merged",
+        )
     patterns = settings.get("alpha_pattern") or {}
     expect(isinstance(patterns, dict), f"{path}: alpha_pattern", patterns, "an object")
     for key, alpha in {"lora_alpha": settings.get("lora_alpha"), **patterns}.items():
         # PEFT runs keys as regular expressions, which from a file might never end: only those that mean themselves.
         expected = "the end of a module's name, such as q_proj; other regular expressions are not run"
         expect(re.fullmatch(r"\^?(\w|-|\\?\.)+", key), f"{path}: alpha_pattern", key, expected)
-        expect(type(alpha) in (int, float) and abs(alpha) < 1e9, f"{path}: {key}", alpha, "a number below 1e9")
+        expect(
+            type(alpha) in (int, float) and abs(alpha) < 1e9, f"{path}: {key}", alpha, "a number below 1e9"
+        )
     return settings
 
 
@@ -87,7 +102,12 @@ def base_of(folder: Path) -> Path | None:
         base = folder / name if (folder / name / "config.json").is_file() else locate(name)
     except InputError as error:
         raise InputError(f"{folder / ADAPTER}: base_model_name_or_path: {error}") from error
-    expect(base.resolve() != folder.resolve(), f"{folder / ADAPTER}: base_model_name_or_path", name, "another folder")
+    expect(
+        base.resolve() != folder.resolve(),
+        f"{folder / ADAPTER}: base_model_name_or_path",
+        name,
+        "another folder",
+    )
     return base
 
 
@@ -120,7 +140,11 @@ def open_weights(folder: Path) -> dict:
     tensors, stored = without_wrapper(open_tensors(base)), open_file(path)
     updates: dict[str, dict] = {}
     for key in sorted(stored):
-        name = key.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+        name = (
+            key.removeprefix("base_model.model.")
+            .replace(".base_layer.", ".")
+            .replace(".modules_to_save.", ".")
+        )
         if "lora_" not in name:
             tensors[name] = stored[key]
             continue
@@ -131,8 +155,12 @@ def open_weights(folder: Path) -> dict:
         names = (f"{module}.weight", f"{module.removeprefix('model.')}.weight", f"model.{module}.weight")
         name = next((name for name in names if name in tensors), None)
         if name is None or parts.keys() not in ({"A", "B"}, {"embedding_A", "embedding_B"}):
-            raise InputError(f"{path}: {module}: {', '.join(sorted(parts))} updates no matrix of the base model {base}")
-        b_Or, a_rI = (parts["B"], parts["A"]) if "A" in parts else (parts["embedding_A"].T, parts["embedding_B"].T)
+            raise InputError(
+                f"{path}: {module}: {', '.join(sorted(parts))} updates no matrix of the base model {base}"
+            )
+        b_Or, a_rI = (
+            (parts["B"], parts["A"]) if "A" in parts else (parts["embedding_A"].T, parts["embedding_B"].T)
+        )
         shape, expected = (b_Or.shape[0], a_rI.shape[-1]), tuple(tensors[name].get_shape())
         if b_Or.ndim != 2 or a_rI.ndim != 2 or b_Or.shape[1] != len(a_rI) or shape != expected:
             shapes = f"{b_Or.shape} and {a_rI.shape}"
@@ -162,7 +190,10 @@ def open_tensors(folder: Path) -> dict:
     if index.exists():
         try:
             weight_map = json.loads(index.read_text())["weight_map"]
-            files = {file: {name for name in weight_map if weight_map[name] == file} for file in weight_map.values()}
+            files = {
+                file: {name for name in weight_map if weight_map[name] == file}
+                for file in weight_map.values()
+            }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{index}: expected JSON with a weight_map ({error})") from error
         if not files or any(not isinstance(file, str) or Path(file).name != file for file in files):
@@ -209,4 +240,8 @@ def write_tensors(folder: Path, tensors: dict[str, tuple]):
         except SafetensorError as error:
             raise InputError(f"{folder / file}: cannot be written ({error})") from error
     if split.is_sharded:
-        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename}, checksum=False)
+        write_json(
+            folder / INDEX,
+            {"metadata": split.metadata, "weight_map": split.tensor_to_filename},
+            checksum=False,
+        )

@@ -19,10 +19,10 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import DTYPES, EMBEDDED, SHIPPED, base_of, locate, open_weights, write_tensors  # noqa: F401
+from prm_jax.checkpoints.folders import DTYPES, base_of, open_weights, write_tensors
 from prm_jax.checkpoints.hf_config import GEMMAS, export_config
 from prm_jax.checkpoints.sentencepiece_file import write_tokenizer
-from prm_jax.data.formats import all_formats
+from prm_jax.formats import all_formats
 from prm_jax.heads import HEADS
 from prm_jax.launch.files import write_json
 from prm_jax.launch.mesh import shardings
@@ -38,7 +38,11 @@ LAYER = {key: (f"layers.{{}}.{name}.weight", False) for key, name in NORMS.items
 LAYER |= {f"w_{key}": (f"layers.{{}}.{name}.weight", True) for key, name in LINEAR.items()}
 LAYER |= {f"b_{key}": (f"layers.{{}}.{name}.bias", False) for key, name in LINEAR.items()}
 # With norms after attention and FFN, too, the norm before the FFN has another name.
-AROUND = {"norm_attn_out": "post_attention", "norm_ffn": "pre_feedforward", "norm_ffn_out": "post_feedforward"}
+AROUND = {
+    "norm_attn_out": "post_attention",
+    "norm_ffn": "pre_feedforward",
+    "norm_ffn_out": "post_feedforward",
+}
 AROUND = LAYER | {key: (f"layers.{{}}.{name}_layernorm.weight", False) for key, name in AROUND.items()}
 # The router comes first: its shape says how many experts there are.
 EXPERTS = {f"w_{x}": (f"layers.{{}}.mlp.experts.{{}}.{x}_proj.weight", True) for x in ("down", "gate", "up")}
@@ -90,7 +94,9 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     return heads[C], layer
 
 
-class Source(NamedTuple):  # where a parameter comes from: its dtype there, and read(index, out), which fills `out`
+class Source(
+    NamedTuple
+):  # where a parameter comes from: its dtype there, and read(index, out), which fills `out`
     dtype: np.dtype
     read: Callable[[tuple, np.ndarray], None]
 
@@ -122,9 +128,13 @@ class Weights:
             stored, dtype = tuple(self.tensors[name].get_shape()), self.tensors[name].get_dtype()
             stored, expected = stored[::-1] if transposed else stored, shape[n_stacked:]
             if stored != expected:
-                raise InputError(f"{self.folder}: tensor {name}: has shape {stored}, expected {expected} ({key})")
+                raise InputError(
+                    f"{self.folder}: tensor {name}: has shape {stored}, expected {expected} ({key})"
+                )
             if dtype not in DTYPES:
-                raise InputError(f"{self.folder}: tensor {name}: has type {dtype}, expected {', '.join(DTYPES)}")
+                raise InputError(
+                    f"{self.folder}: tensor {name}: has type {dtype}, expected {', '.join(DTYPES)}"
+                )
             dtypes.append(np.float32 if less_one else DTYPES[dtype])
             self.used.add(name)
 
@@ -139,22 +149,30 @@ class Weights:
 
         return Source(functools.reduce(jnp.promote_types, dtypes), read)
 
-    def head_source(self, key: str, shape: tuple[int, ...], layer: str, new_head: bool, seed: int, verdicts) -> Source:
+    def head_source(
+        self, key: str, shape: tuple[int, ...], layer: str, new_head: bool, seed: int, verdicts
+    ) -> Source:
         """The source of a parameter outside the backbone."""
         cfg, (name, transposed), has_head = self.cfg, HEAD[key], f"{layer}.weight" in self.tensors
         name = name.format(layer)
         if key == "w_head" and verdicts is not None:
             rows = self.prefix + TOP["embed"][0] if cfg.tied else "lm_head.weight"
             self.source(key, rows, False, (cfg.vocab, cfg.dim))
-            return from_array(cfg.logit_scale * np.concatenate([self.tensors[rows][i : i + 1] for i in verdicts]).T)
+            return from_array(
+                cfg.logit_scale * np.concatenate([self.tensors[rows][i : i + 1] for i in verdicts]).T
+            )
         if key != "unembed" and new_head and not has_head:
             scale = 0 if key.startswith("b_") else head_scale(key, shape[0])
-            return from_array(scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32))
+            return from_array(
+                scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
+            )
         if key == "w_head" and not has_head:
             hint = "set model.new_head=true to start one at random"
             raise InputError(f"{self.folder}: has no step head ({name}); {hint}")
         if key == "b_head" and name not in self.tensors:  # a classification head may have none
-            return from_array(np.zeros(shape, DTYPES[self.tensors[self.prefix + TOP["embed"][0]].get_dtype()]))
+            return from_array(
+                np.zeros(shape, DTYPES[self.tensors[self.prefix + TOP["embed"][0]].get_dtype()])
+            )
         return self.source(key, name, transposed, shape)
 
     def check_all_used(self):
@@ -167,7 +185,9 @@ class Weights:
             raise InputError(f"{self.folder}: {len(unused)} tensors have no place in a {model}: {listed} ...")
 
 
-def load(folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np.float32, verdicts=None) -> PRM:
+def load(
+    folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np.float32, verdicts=None
+) -> PRM:
     """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part. Arrays are
     of `dtype`; None: as stored; "compute": as `model.cast_backbone` stores them. A step head that the folder lacks is
     initialised at random only with `new_head`. With `verdicts`, the ids of a bad and of a good token, the binary head
@@ -175,7 +195,9 @@ def load(folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np
     (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise InputError."""
     weights, layer = Weights(folder, cfg), "lm_head"
     if verdicts is not None:
-        assert cfg.final_logit_softcap is None, "capped logits of two tokens are no linear head: released.TwoTokenHead"
+        assert cfg.final_logit_softcap is None, (
+            "capped logits of two tokens are no linear head: released.TwoTokenHead"
+        )
     elif cfg.head != "none":
         layer = find_head(weights.tensors, str(folder), cfg.head)[1]
         layer = HEADS[cfg.head].layer if layer == "lm_head" else layer  # of a head still to be made
@@ -183,13 +205,17 @@ def load(folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np
     state, names = nnx.state(model).to_pure_dict(), layer_names(cfg)
     blocks = state["blocks"]
     if unnamed := sorted(blocks.keys() - names.keys()):
-        raise InputError(f"{folder}: has no tensors for {unnamed[0]} of a block, which only init=random can start")
+        raise InputError(
+            f"{folder}: has no tensors for {unnamed[0]} of a block, which only init=random can start"
+        )
     prefixed = {key: (weights.prefix + name, transposed) for key, (name, transposed) in (TOP | names).items()}
     sources = {key: weights.source(key, *prefixed[key], state[key].shape) for key in TOP}
     for key in HEAD:
         if key in state:
             sources[key] = weights.head_source(key, state[key].shape, layer, new_head, seed, verdicts)
-    sources["blocks"] = {key: weights.source(key, *prefixed[key], blocks[key].shape) for key in names if key in blocks}
+    sources["blocks"] = {
+        key: weights.source(key, *prefixed[key], blocks[key].shape) for key in names if key in blocks
+    }
     weights.check_all_used()
 
     def place(x, source, sharding):
@@ -263,7 +289,9 @@ def load_tokenizer(folder: str | Path):
         if base := base_of(folder):
             return load_tokenizer(base)
         if not (folder / "tokenizer.model").is_file():  # transformers would return an empty tokenizer
-            raise InputError(f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model: copy its base model's")
+            raise InputError(
+                f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model: copy its base model's"
+            )
         with tempfile.TemporaryDirectory() as converted:
             write_tokenizer(folder, Path(converted))
             return load_tokenizer(converted)

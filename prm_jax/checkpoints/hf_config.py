@@ -14,23 +14,55 @@ from prm_jax.launch.files import read_json
 from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype, choose_remat
 
 # Field of ModelConfig -> key of a config.json.
-SIZES = {"vocab": "vocab_size", "dim": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
+SIZES = {
+    "vocab": "vocab_size",
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
 SIZES |= {"ffn": "intermediate_size"}
 OTHERS = {"kv_heads": "num_key_value_heads", "head_dim": "head_dim", "norm_eps": "rms_norm_eps"}
-OTHERS |= {"rope_theta": "rope_theta", "max_positions": "max_position_embeddings", "tied": "tie_word_embeddings"}
-EXPERTS = {"ffn": "moe_intermediate_size", "experts": "num_experts", "experts_per_token": "num_experts_per_tok"}
+OTHERS |= {
+    "rope_theta": "rope_theta",
+    "max_positions": "max_position_embeddings",
+    "tied": "tie_word_embeddings",
+}
+EXPERTS = {
+    "ffn": "moe_intermediate_size",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+}
 # Granite's scales; ours of the query is relative to K^-1/2, and ours of the logits is the inverse.
 GRANITE = {"embed_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
 GRANITE |= {"query_scale": "attention_multiplier", "logit_scale": "logits_scaling"}
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}  # activation of a ModelConfig -> its name in a config.json
+ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu_pytorch_tanh",
+}  # activation of a ModelConfig -> its name in a config.json
 # Defaults of transformers' classes for keys that a Gemma's config.json leaves out.
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
 GEMMA |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
-GEMMA2 = GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2}
-GEMMA3 = GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window_pattern": 6}
-GEMMA3 |= {"vocab_size": 262_208, "max_position_embeddings": 131_072, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
+GEMMA2 = GEMMA | {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window_pattern": 2,
+}
+GEMMA3 = GEMMA | {
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "sliding_window_pattern": 6,
+}
+GEMMA3 |= {
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
 GEMMAS = {"gemma2": GEMMA2, "gemma3_text": GEMMA3}
-GEMMA_CAPS = {"attn_logit_softcap": "attn_logit_softcapping", "final_logit_softcap": "final_logit_softcapping"}
+GEMMA_CAPS = {
+    "attn_logit_softcap": "attn_logit_softcapping",
+    "final_logit_softcap": "final_logit_softcapping",
+}
 
 
 def read_config(folder: Path) -> dict:
@@ -43,7 +75,12 @@ def read_config(folder: Path) -> dict:
         print(f"model       {path}: only the language model of this multimodal gemma3 is read")
         config = config["text_config"] | config | {"model_type": "gemma3_text"}
     code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
-    expect((family := config.get("model_type")) in FAMILIES, f"{path}: model_type", family, ", ".join(FAMILIES) + code)
+    expect(
+        (family := config.get("model_type")) in FAMILIES,
+        f"{path}: model_type",
+        family,
+        ", ".join(FAMILIES) + code,
+    )
     return config
 
 
@@ -104,7 +141,12 @@ def shape_of(config: dict, where: str) -> dict:
             others["norm_topk_prob"] = bool(config.get("norm_topk_prob", False))
             for key in ("mlp_only_layers", "use_sliding_window"):
                 expect(not config.get(key), f"{where}: {key}", config.get(key), "none")
-            expect((step := config.get("decoder_sparse_step", 1)) == 1, f"{where}: decoder_sparse_step", step, "1")
+            expect(
+                (step := config.get("decoder_sparse_step", 1)) == 1,
+                f"{where}: decoder_sparse_step",
+                step,
+                "1",
+            )
         if family == "granite":
             scales = {field: float(config.get(key, 1.0)) for field, key in GRANITE.items()}
             attention, logit = scales["query_scale"] * others["head_dim"] ** 0.5, 1 / scales["logit_scale"]
@@ -112,7 +154,9 @@ def shape_of(config: dict, where: str) -> dict:
         if family == "gemma3_text":  # transformers' Gemma 3 ignores it
             expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
         if family in GEMMAS:
-            caps = {name: None if config[key] is None else float(config[key]) for name, key in GEMMA_CAPS.items()}
+            caps = {
+                name: None if config[key] is None else float(config[key]) for name, key in GEMMA_CAPS.items()
+            }
             scale = math.sqrt(others["head_dim"] / config["query_pre_attn_scalar"])
             others |= caps | {"post_norms": True, "embed_scale": sizes["dim"] ** 0.5, "query_scale": scale}
         return sizes | others | sliding_window(config, where)
@@ -165,7 +209,9 @@ def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
         values["length"] = length
     for field in names if kind == "llama3" else names.keys() & {"factor", "length"}:
         if field not in values:
-            raise InputError(f"{where}: rope_parameters: {names[field]!r} is missing, which rope_type {kind!r} needs")
+            raise InputError(
+                f"{where}: rope_parameters: {names[field]!r} is missing, which rope_type {kind!r} needs"
+            )
     if kind == "yarn":  # equation 22 of the paper
         values = {"attention": 0.1 * math.log(max(1, values["factor"])) + 1} | values
     types = {"length": int, "truncate": bool}
@@ -188,13 +234,20 @@ def sliding_window(config: dict, where: str) -> dict:
     expect(is_known, f"{where}: layer_types", sorted(set(kinds)), "full_attention or sliding_attention")
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
     if any(sliding) and (family in ("llama", "granite") or window is None):
-        raise InputError(f"{where}: layer_types: names sliding layers, but the config gives {family} no sliding_window")
-    return {"window": window if any(sliding) else None, "sliding": sliding if len(set(sliding)) == 2 else None}
+        raise InputError(
+            f"{where}: layer_types: names sliding layers, but the config gives {family} no sliding_window"
+        )
+    return {
+        "window": window if any(sliding) else None,
+        "sliding": sliding if len(set(sliding)) == 2 else None,
+    }
 
 
 FROM_RUN = ("head", "head_dropout", "dtype", "remat", "lm_head")  # fields that no config.json holds
 HINTS = typing.get_type_hints(ModelConfig)
-FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items() if name != "lm_head"}
+FIELDS = {
+    name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items() if name != "lm_head"
+}
 FIELDS |= dict.fromkeys(("rope_theta", "norm_eps"), Positive)
 FIELDS |= {"head": Annotated[str, one_of(HEADS)], "head_dropout": BelowOne}
 FIELDS["remat"] = Annotated[str, one_of(("auto", "none", *REMAT))]
@@ -223,7 +276,9 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
         other = getattr(again, name)
         if other != value and not (isinstance(value, float) and math.isclose(other, value, rel_tol=1e-12)):
             where = f"a {cfg.family} config.json, which would be read as {other}"
-            raise InputError(f"export: model.{name}={value} has no place in {where}: this model cannot be exported")
+            raise InputError(
+                f"export: model.{name}={value} has no place in {where}: this model cannot be exported"
+            )
     return config
 
 
@@ -249,7 +304,9 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of our model, inverse of `model_config`."""
     rope = {"rope_type": "default"}
     if scaling := cfg.rope_scaling:
-        rope = {"rope_type": scaling.kind} | {key: getattr(scaling, field) for field, key in ROPE[scaling.kind].items()}
+        rope = {"rope_type": scaling.kind} | {
+            key: getattr(scaling, field) for field, key in ROPE[scaling.kind].items()
+        }
     config = {
         **{key: getattr(cfg, field) for field, key in (SIZES | OTHERS).items()},
         "architectures": [architecture(cfg)],
@@ -270,14 +327,19 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
 
 
 def family_fields(cfg: ModelConfig, rope: dict) -> dict:
-    family, fields = cfg.family, {} if cfg.family in ("qwen2", "mistral") else {"attention_bias": cfg.qkv_bias}
+    family, fields = (
+        cfg.family,
+        {} if cfg.family in ("qwen2", "mistral") else {"attention_bias": cfg.qkv_bias},
+    )
     sliding = cfg.sliding or (cfg.window is not None,) * cfg.layers
     layer_types = ["sliding_attention" if slides else "full_attention" for slides in sliding]
     if family in ("llama", "granite"):
         fields["mlp_bias"] = cfg.mlp_bias
     if family == "mistral":
         fields["sliding_window"] = cfg.window
-        if cfg.sliding:  # transformers reads a Mistral with layer_types as a Ministral, which differs in nothing else
+        if (
+            cfg.sliding
+        ):  # transformers reads a Mistral with layer_types as a Ministral, which differs in nothing else
             fields["layer_types"] = layer_types
     if family in ("qwen2", "qwen3"):
         fields["use_sliding_window"] = cfg.window is not None
@@ -293,7 +355,10 @@ def family_fields(cfg: ModelConfig, rope: dict) -> dict:
         fields["attention_multiplier"] = cfg.query_scale * cfg.head_dim**-0.5
         fields["logits_scaling"] = 1 / cfg.logit_scale
     if family in GEMMAS:
-        fields |= {"hidden_activation": ACTIVATIONS[cfg.activation], "final_logit_softcapping": cfg.final_logit_softcap}
+        fields |= {
+            "hidden_activation": ACTIVATIONS[cfg.activation],
+            "final_logit_softcapping": cfg.final_logit_softcap,
+        }
         fields["query_pre_attn_scalar"] = round(cfg.head_dim / (cfg.query_scale or 1) ** 2)
         fields |= {"sliding_window": cfg.window, "layer_types": layer_types}
     if family == "gemma2":

@@ -1,6 +1,6 @@
 """Opens a run, an export of ours or a released Hugging Face checkpoint with all that its outputs mean.
 
-What a released checkpoint means is in its format (conf/format, data/formats.py); hf.py reads it, orbax.py a run.
+What a released checkpoint means is in its format (conf/format, formats.py); hf.py reads it, orbax.py a run.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.folders import base_of, open_weights
 from prm_jax.checkpoints.orbax import load_run
 from prm_jax.checkpoints.released import Ensemble, TokenShareHead, TwoTokenHead
-from prm_jax.data.formats import Format, all_formats, verdicts
+from prm_jax.formats import Format, all_formats, verdicts
 from prm_jax.launch.config import expect, parse
 from prm_jax.model import PRM
 from prm_jax.scoring import ModelScorer
@@ -35,7 +35,9 @@ class Loaded:  # a verifier or a policy, with everything that its outputs depend
     def scorer(self, batch_rows: int, row_tokens: int | None = None) -> ModelScorer:
         if self.objective == "lm":
             hint = "checkpoint=policy:NAME scores by its likelihood"
-            raise InputError(f"{self.name}: is a language model (objective=lm), so it has no step head; {hint}")
+            raise InputError(
+                f"{self.name}: is a language model (objective=lm), so it has no step head; {hint}"
+            )
         fields = {name: value for name, value in vars(self).items() if name != "config"}
         return ModelScorer(**fields, batch_rows=batch_rows, row_tokens=row_tokens)
 
@@ -49,16 +51,24 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
         hint = "scores by the log-ratio of two models, so name the second: reference=FOLDER"
         raise InputError(f"reference: format={fmt.name} {hint}")
     if reference is not None and not implicit:
-        raise InputError(f"reference: format={fmt.name if fmt else 'null'} uses only one model, expected null")
+        raise InputError(
+            f"reference: format={fmt.name if fmt else 'null'} uses only one model, expected null"
+        )
     open_one = of_run if (Path(path) / "checkpoints").is_dir() else of_folder
     loaded = open_one(str(path), which, None if implicit else fmt, dtype)
     if loaded.objective == "implicit":
         loaded = dataclasses.replace(loaded, objective="lm")
-        if fmt is not None:  # a run of ours: its reference is what it started from, its scale what it learned with
+        if (
+            fmt is not None
+        ):  # a run of ours: its reference is what it started from, its scale what it learned with
             implicit, reference, beta = True, reference or loaded.config.init, loaded.config.loss.beta
-            fmt = dataclasses.replace(loaded.format, head="implicit", score="log_ratio", beta=beta, label_kind="value")
+            fmt = dataclasses.replace(
+                loaded.format, head="implicit", score="log_ratio", beta=beta, label_kind="value"
+            )
     if (most := max(loaded.tokenizer.get_vocab().values(), default=0)) >= loaded.model.cfg.vocab:
-        raise InputError(f"{path}: its tokenizer has id {most}, but its model embeds {loaded.model.cfg.vocab} tokens")
+        raise InputError(
+            f"{path}: its tokenizer has id {most}, but its model embeds {loaded.model.cfg.vocab} tokens"
+        )
     if not implicit:
         return loaded
     if loaded.objective != "lm":
@@ -66,13 +76,17 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     second = open_checkpoint(hf.locate(reference), which, None, dtype)
     if (vocab := second.model.cfg.vocab) < len(loaded.tokenizer):
         raise InputError(f"{reference}: has {vocab} tokens, but {path} writes in {len(loaded.tokenizer)}")
-    return dataclasses.replace(loaded, format=fmt, objective="prm", label_kind=fmt.label_kind, reference=second.model)
+    return dataclasses.replace(
+        loaded, format=fmt, objective="prm", label_kind=fmt.label_kind, reference=second.model
+    )
 
 
 def of_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     model, tokenizer, run, step = load_run(Path(path), which, dtype)
     stored = stored_format(parse(run.format, Format, "format"), fmt, path)
-    return Loaded(model, tokenizer, stored, run.objective, run.data.label_kind, f"{path} step {step}", config=run)
+    return Loaded(
+        model, tokenizer, stored, run.objective, run.data.label_kind, f"{path} step {step}", config=run
+    )
 
 
 def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
@@ -88,7 +102,9 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
         as_lm = notes.get("objective") == "lm"
     else:
         as_lm = fmt is None
-        fmt = None if as_lm else choose_format(fmt, kind, layer, config.get("architectures") or [], str(folder))
+        fmt = (
+            None if as_lm else choose_format(fmt, kind, layer, config.get("architectures") or [], str(folder))
+        )
     hf_config.shape_of(config, where)  # checked before transformers makes a list of the claimed layers
     tokenizer = hf.load_tokenizer(folder)
     head, ids, objective, label_kind = "none", None, "lm", "unknown"
@@ -130,7 +146,9 @@ def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str)
     is_outcome = kind != "none" and any(str(name).endswith(OUTCOME) for name in classes)
     description = f"has the step head {layer}.weight ({kind})" if kind != "none" else "has no step head"
     if is_outcome:
-        description = f"is an outcome model ({', '.join(map(str, classes))}), with the head {layer}.weight ({kind})"
+        description = (
+            f"is an outcome model ({', '.join(map(str, classes))}), with the head {layer}.weight ({kind})"
+        )
     heads = (None, kind) if kind != "none" else ("tokens", "vocabulary", "implicit")
     suitable = (True, False) if not classes else (is_outcome,)  # values of Format.outcome
     fits = [f for f in all_formats() if f.head in heads and f.layer == layer and f.outcome in suitable]
@@ -139,7 +157,9 @@ def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str)
     if fmt.name == "auto":
         defaults = [f for f in fits if f.auto]
         if len(defaults) != 1 or defaults[0].head is None:
-            raise InputError(f"{where}: {description}; say which convention (conf/format) it follows: {listed}")
+            raise InputError(
+                f"{where}: {description}; say which convention (conf/format) it follows: {listed}"
+            )
         if others := " and ".join(f"format={f.name}" for f in fits if not f.auto):
             print(f"format      {where}: is read with format={defaults[0].name}; its head fits {others}, too")
         return parse(dataclasses.asdict(defaults[0]) | (fmt.changes or {}), Format, "format")

@@ -54,7 +54,9 @@ class Checkpoints:
                 kept = args.StandardSave(nnx.state(best))
                 self.best.save(step, args=args.Composite(model=kept, notes=args.JsonSave(structure)))
             notes = args.JsonSave(notes | structure)
-            self.latest.save(step, args=args.Composite(model=state, opt=args.StandardSave(nnx.state(opt)), notes=notes))
+            self.latest.save(
+                step, args=args.Composite(model=state, opt=args.StandardSave(nnx.state(opt)), notes=notes)
+            )
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
         """(step, notes) of the newest undamaged state, which fills `model` and `opt` in place with their shardings.
@@ -109,7 +111,9 @@ def manager(folder: Path) -> ocp.CheckpointManager:
 
     barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
     saves = ocp.AsyncOptions(post_finalization_callback=write_checksums)
-    options = ocp.CheckpointManagerOptions(max_to_keep=2, multiprocessing_options=barriers, async_options=saves)
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2, multiprocessing_options=barriers, async_options=saves
+    )
     return ocp.CheckpointManager(folder, options=options)
 
 
@@ -157,13 +161,19 @@ HASHED = {*HASHED.split(), "window", "sliding", "rope_scaling", "lm_head", "head
 NOT_HASHED = {"dtype", "remat", "head_dropout", "max_positions"}  # change no parameter and no output
 # Field: its name in runs before 2026-11-23.
 RENAMED = {"local_rope_theta": "near_theta", "post_norms": "out_norms", "attn_logit_softcap": "score_cap"}
-RENAMED |= {"final_logit_softcap": "logit_cap", "experts_per_token": "experts_taken", "max_positions": "positions"}
+RENAMED |= {
+    "final_logit_softcap": "logit_cap",
+    "experts_per_token": "experts_taken",
+    "max_positions": "positions",
+}
 RENAMED |= {"norm_topk_prob": "shares_to_one"}
 
 
 def structure_hash(model) -> str:
     """sha256 of the names and shapes of a model's parameters and of the configuration of what it computes."""
-    shapes = sorted((jax.tree_util.keystr(path), x.shape) for path, x in jax.tree.leaves_with_path(nnx.state(model)))
+    shapes = sorted(
+        (jax.tree_util.keystr(path), x.shape) for path, x in jax.tree.leaves_with_path(nnx.state(model))
+    )
     values, fields = dataclasses.asdict(model.cfg), {}
     for field in dataclasses.fields(model.cfg):
         name, is_default = field.name, getattr(model.cfg, field.name) == field.default
@@ -202,7 +212,9 @@ def load_description(folder: Path) -> ModelConfig:
     """The ModelConfig that `save_description` wrote, with defaults for fields that did not exist then."""
     path = folder / MODEL
     if not path.is_file():
-        raise InputError(f"{path}: no such file: the run stopped before its first step, or another version wrote it")
+        raise InputError(
+            f"{path}: no such file: the run stopped before its first step, or another version wrote it"
+        )
     values = read_json(path)
     try:
         values = {new: values.pop(old) for new, old in RENAMED.items() if old in values} | values

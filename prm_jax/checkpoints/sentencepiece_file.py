@@ -41,7 +41,9 @@ def write_tokenizer(source: Path, to: Path):
     pairs = [(-pieces.get_score(i), (p[:k], p[k:])) for p, i in vocab.items() for k in range(1, len(p))]
     pairs = [(score, (a, b)) for score, (a, b) in pairs if a in vocab and b in vocab]
     merges = [pair for _, pair in sorted(pairs, key=lambda x: (x[0], vocab[x[1][0]], vocab[x[1][1]]))]
-    unknown, begin, end = (names[i] if i >= 0 else None for i in (pieces.unk_id(), pieces.bos_id(), pieces.eos_id()))
+    unknown, begin, end = (
+        names[i] if i >= 0 else None for i in (pieces.unk_id(), pieces.bos_id(), pieces.eos_id())
+    )
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     special = [names[i] for i in range(len(names)) if pieces.is_control(i) or pieces.is_unknown(i)]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])

@@ -11,10 +11,17 @@ from prm_jax import InputError, tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter, RemoteWriter
-from prm_jax.data.formats import Format, read_format
 from prm_jax.data.splits import data_config
+from prm_jax.formats import Format, read_format
 from prm_jax.launch.config import CONF, Count, Seed, expect
-from prm_jax.scorers import ENSEMBLES, CheckerScorer, EnsembleScorer, EquationScorer, NoisyChecker, RandomScorer
+from prm_jax.scorers import (
+    ENSEMBLES,
+    CheckerScorer,
+    EnsembleScorer,
+    EquationScorer,
+    NoisyChecker,
+    RandomScorer,
+)
 from prm_jax.scoring import ModelScorer
 
 SERVER = ("http://", "https://")
@@ -78,7 +85,9 @@ def likelihood_scorer(name: str, options: OpenOptions) -> ModelScorer:
     """The log-odds of each step's own probability under the policy of the embedded task, or under policy:NAME: what a
     language model knows of its steps before anybody has labelled one."""
     path = name.partition(":")[2] or (options.data or {}).get("policy")
-    expect(path, "checkpoint", name, "policy:NAME, a language model, where the data have no policy of their own")
+    expect(
+        path, "checkpoint", name, "policy:NAME, a language model, where the data have no policy of their own"
+    )
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
     requested = None if options.format is None or options.format.name == "auto" else options.format
@@ -99,13 +108,20 @@ def members_of(name: str, bare: bool = True) -> list[str]:
     ensemble = ENSEMBLE.fullmatch(name)
     members = [member.strip() for member in ensemble[2].split(",")] if ensemble else [name]
     few = len(members) < 2 or not all(members)
-    expect(not (ensemble and few), "checkpoint", name, f"at least two verifiers, {ensemble and ensemble[1]}:[A,B]")
+    expect(
+        not (ensemble and few),
+        "checkpoint",
+        name,
+        f"at least two verifiers, {ensemble and ensemble[1]}:[A,B]",
+    )
     return [(with_format(member) or ("", member))[1] if bare else member for member in members]
 
 
 def needs_folder(name: str) -> bool:
     """Whether a verifier is one that needs a folder."""
-    return not (BUILT_IN.fullmatch(name) or ENSEMBLE.fullmatch(name) or name.startswith(SERVER) or with_format(name))
+    return not (
+        BUILT_IN.fullmatch(name) or ENSEMBLE.fullmatch(name) or name.startswith(SERVER) or with_format(name)
+    )
 
 
 def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions):
@@ -115,7 +131,9 @@ def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions
         judge = functools.partial(tasks.are_right if faults else tasks.step_labels, task)
     elif options.data is None or options.data.name not in tasks.TASKS:
         expected = " or ".join(f"data={name}" for name in tasks.TASKS)
-        raise InputError(f"checkpoint: {name} needs the embedded task that it knows the values of: {expected}")
+        raise InputError(
+            f"checkpoint: {name} needs the embedded task that it knows the values of: {expected}"
+        )
     else:
         data = data_config(options.data)
         judge = functools.partial(tasks.TASKS[data.name].values, data.task)

@@ -19,8 +19,8 @@ import numpy as np
 
 from prm_jax.critics.execution import run_code, sandbox
 from prm_jax.data.critiques import CODE, cut_at, fill, prompt_text
-from prm_jax.data.formats import Format
 from prm_jax.data.units import CERTAIN, UNITS
+from prm_jax.formats import Format
 from prm_jax.protocols import Rows
 
 KEPT = 1 << 20  # steps whose votes are kept from call to call, since a search asks about its prefixes again
@@ -80,7 +80,9 @@ class Critic:
         n = self.format.critic.votes
         self.name = f"{self.writer.name}, {self.format.name}, {n} vote{'s' * (n > 1)}"
         self.label_kind, self.model = self.format.label_kind, self.writer.model
-        self.chunk = max(1, self.format.critic.rows // n)  # solutions after which scores are kept: critiques take long
+        self.chunk = max(
+            1, self.format.critic.rows // n
+        )  # solutions after which scores are kept: critiques take long
 
     @property
     def about(self) -> dict:
@@ -91,7 +93,9 @@ class Critic:
         critic, rows = self.format.critic, [(problem, tuple(steps)) for problem, steps in rows]
         if len(self.known) > KEPT:
             self.known.clear()
-        prefixes = dict.fromkeys((problem, steps[: t + 1]) for problem, steps in rows for t in range(len(steps)))
+        prefixes = dict.fromkeys(
+            (problem, steps[: t + 1]) for problem, steps in rows for t in range(len(steps))
+        )
         new = [prefix for prefix in prefixes if prefix not in self.known]
         before = dataclasses.replace(self.stats)
         # In a conversation the prompt contains the critiques of the steps before.
@@ -107,7 +111,9 @@ class Critic:
             limit = f"came to no verdict within {critic.max_tokens:,} tokens"
             print(f"critic      {lost:,} of {critiques:,} critiques {limit}: {outcome}")
         logit = {prefix: self.decide(self.known[prefix][0]) for prefix in prefixes}
-        return [np.array([logit[p, steps[: t + 1]] for t in range(len(steps))], np.float32) for p, steps in rows]
+        return [
+            np.array([logit[p, steps[: t + 1]] for t in range(len(steps))], np.float32) for p, steps in rows
+        ]
 
     def decide(self, logit_N: Sequence[float]) -> float:
         """Log-odds of a step from its votes."""
@@ -126,7 +132,9 @@ class Critic:
         drafts = []
         for problem, steps in prefixes:
             for i in range(len(votes)):
-                written = [self.known[problem, steps[:t]][1][i] for t in range(1, len(steps)) if c.next is not None]
+                written = [
+                    self.known[problem, steps[:t]][1][i] for t in range(1, len(steps)) if c.next is not None
+                ]
                 prompt = prompt_text(self.format, self.writer.tokenizer, problem, steps, written)
                 drafts.append(Draft(prompt, len(steps)))
         prompts = [d.prompt for d in drafts]
@@ -141,7 +149,9 @@ class Critic:
             logit_n = np.full(len(drafts), np.nan)
             lost_n |= [not self.has_ended(d) for d in drafts]
         logit_n[lost_n] = np.nan
-        questions = {i: text for i, lost in enumerate(lost_n) if (text := c.force if lost else c.ask) is not None}
+        questions = {
+            i: text for i, lost in enumerate(lost_n) if (text := c.force if lost else c.ask) is not None
+        }
         logit_n[[*questions]] = self.ask([(prompts[i], drafts[i], text) for i, text in questions.items()])
         self.stats.critiques += len(drafts)
         self.stats.tokens += (written := sum(d.tokens for d in drafts))
@@ -171,20 +181,31 @@ class Critic:
 
     def write(self, drafts: Sequence[Draft], votes: Sequence[int]):
         """Writes the drafts to their end. Where code is run, each round ends with a block of code and its output."""
-        c, key, unfinished = self.format.critic, jax.random.key(self.seed), list(zip(drafts, votes, strict=True))
+        c, key, unfinished = (
+            self.format.critic,
+            jax.random.key(self.seed),
+            list(zip(drafts, votes, strict=True)),
+        )
         for rounds_left in reversed(range(c.rounds + 1 if c.execute else 1)):
             # A vote is drawn with 31 bits of its number and prompt, so that it depends on nothing else.
-            digests = [hashlib.sha256(json.dumps([vote, d.prompt]).encode()).digest() for d, vote in unfinished]
+            digests = [
+                hashlib.sha256(json.dumps([vote, d.prompt]).encode()).digest() for d, vote in unfinished
+            ]
             numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
             continuations = self.writer.write([draft.prompt for draft, _ in unfinished], numbers, key)
             blocks = [CODE.search(new.text) if rounds_left else None for new in continuations]
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 outputs = list(pool.map(lambda block: block and run_code(block[1]), blocks))
-            for (draft, _), new, block, output in zip(unfinished, continuations, blocks, outputs, strict=True):
+            for (draft, _), new, block, output in zip(
+                unfinished, continuations, blocks, outputs, strict=True
+            ):
                 draft.last, draft.tokens, draft.stopped = new, draft.tokens + len(new.ids_L), bool(block)
                 text = new.text
                 if block:
-                    self.stats.blocks, self.stats.failed = self.stats.blocks + 1, self.stats.failed + (not output[1])
+                    self.stats.blocks, self.stats.failed = (
+                        self.stats.blocks + 1,
+                        self.stats.failed + (not output[1]),
+                    )
                     text = text[: block.end()] + fill(c.output, output=output[0])
                     draft.prompt += text
                 draft.text += text

@@ -78,12 +78,30 @@ def sandboxes(folder: str) -> list[list[str]]:
     is no sandbox."""
     paths = {"/usr", "/lib", "/lib64", "/bin", sys.prefix, sys.base_prefix}
     paths = sorted(path for path in paths if os.path.isdir(path))
-    bwrap = ["bwrap", "--die-with-parent", *(f"--unshare-{x}" for x in ("pid", "net", "ipc", "uts")), "--cap-drop"]
-    bwrap += ["ALL", *(x for path in paths for x in ("--ro-bind", path, path)), "--remount-ro", "/", "--chdir", "/"]
-    unshare = shlex.split("setpriv --pdeathsig KILL unshare --fork --kill-child --pid --mount --net --ipc --uts")
+    bwrap = [
+        "bwrap",
+        "--die-with-parent",
+        *(f"--unshare-{x}" for x in ("pid", "net", "ipc", "uts")),
+        "--cap-drop",
+    ]
+    bwrap += [
+        "ALL",
+        *(x for path in paths for x in ("--ro-bind", path, path)),
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
+    ]
+    unshare = shlex.split(
+        "setpriv --pdeathsig KILL unshare --fork --kill-child --pid --mount --net --ipc --uts"
+    )
     inside = ["sh", "-c", ROOT, "sh", folder, *paths, "--"]
     inside += ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
-    nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"]  # the limit on processes does not hold for root
+    nobody = [
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+    ]  # the limit on processes does not hold for root
     return [[*unshare, *inside, *nobody], bwrap, [*unshare, "--user", "--map-root-user", *inside], []]
 
 
@@ -94,7 +112,9 @@ def sandbox() -> int:
     for number in real:
         if run_code("print(6 * 7)", number=number) == ("42", True):
             return number
-    risk = "code that wants to can read and change this user's files, use the network and leave processes behind"
+    risk = (
+        "code that wants to can read and change this user's files, use the network and leave processes behind"
+    )
     print(f"critic      no sandbox works here (bwrap, or unshare and setpriv): {risk}")
     return none
 

@@ -10,7 +10,7 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded
 from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.data.critiques import verdict_at
-from prm_jax.data.formats import Encoded, Format, verdicts
+from prm_jax.formats import Encoded, Format, verdicts
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.remote import RemotePolicy, Server, are_numbers
 from prm_jax.generate.sampling import as_policy
@@ -40,7 +40,9 @@ class LocalWriter:
         self.policy = as_policy(loaded, path, text, sampling_of(fmt), fmt.critic.rows)
         self.pair = verdicts(fmt, loaded.tokenizer)
         model = TwoTokenHead(loaded.model, *self.pair)
-        self.judge = ModelScorer(model, loaded.tokenizer, text, "unknown", "prm", self.name, None, rows, row_tokens)
+        self.judge = ModelScorer(
+            model, loaded.tokenizer, text, "unknown", "prm", self.name, None, rows, row_tokens
+        )
         self.model = loaded.model
 
     @property
@@ -50,7 +52,9 @@ class LocalWriter:
 
     def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
         """A continuation of each prompt, drawn by its number."""
-        return [c for (c,) in self.policy.extend([(prompt, ()) for prompt in prompts], 1, "end", key, numbers)]
+        return [
+            c for (c,) in self.policy.extend([(prompt, ()) for prompt in prompts], 1, "end", key, numbers)
+        ]
 
     def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation]) -> np.ndarray:
         """Log-odds logit_n of the verdicts that the critiques end with, NaN where there is none."""
@@ -63,14 +67,23 @@ class LocalWriter:
 
     def after(self, texts: Sequence[str]) -> np.ndarray:
         """Log-odds logit_n of a verdict right behind each text."""
-        return self.read([tuple(ids_L.tolist()) for ids_L in self.policy.prefix_ids([(text, ()) for text in texts])])
+        return self.read(
+            [tuple(ids_L.tolist()) for ids_L in self.policy.prefix_ids([(text, ()) for text in texts])]
+        )
 
     def read(self, ids_n: Sequence[tuple[int, ...] | None]) -> np.ndarray:
         """Log-odds logit_n of a verdict behind the ids, NaN for None; equal ids are read once."""
         distinct = list(dict.fromkeys(ids for ids in ids_n if ids is not None))
-        encoded = [Encoded(np.array(ids, np.int32), np.array([len(ids) - 1], np.int32), 0) for ids in distinct]
+        encoded = [
+            Encoded(np.array(ids, np.int32), np.array([len(ids) - 1], np.int32), 0) for ids in distinct
+        ]
         logits = [float(logit_T[0]) for logit_T in self.judge.score_encoded(encoded)] if encoded else []
-        expect(np.isfinite(logits).all(), f"{self.name}: log-odds of verdicts", "some that are not finite", "numbers")
+        expect(
+            np.isfinite(logits).all(),
+            f"{self.name}: log-odds of verdicts",
+            "some that are not finite",
+            "numbers",
+        )
         logit = dict(zip(distinct, logits, strict=True))
         return np.array([logit.get(ids, np.nan) for ids in ids_n])
 

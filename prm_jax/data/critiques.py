@@ -23,18 +23,28 @@ class CriticFormat:
     all up to it, {n} its number from 1, {next} n + 1."""
 
     prompt: str  # the user's message; without the format's `chat` the whole text
-    next: str | None = None  # the user's message for later steps of a conversation; null: each step has its own prompt
+    next: str | None = (
+        None  # the user's message for later steps of a conversation; null: each step has its own prompt
+    )
     step: str = "{step}"  # a step in {before} and {steps}, {n} its number
     between: str = "\n"  # between two steps
     no_before: str = ""  # {before} of the first step
-    drop: str = ""  # removed from steps with the white space at their ends, {n} any number: numbers that steps bring
+    drop: str = (
+        ""  # removed from steps with the white space at their ends, {n} any number: numbers that steps bring
+    )
     opening: str = ""  # the critique's first words, written for the critic
     verdict: str = ""  # text right before the verdict
-    ask: str | None = None  # appended to a finished critique, to ask for its verdict; null: the critic writes it
-    force: str | None = None  # the same if the critic reached no verdict, which is read at its {verdict} or after it
+    ask: str | None = (
+        None  # appended to a finished critique, to ask for its verdict; null: the critic writes it
+    )
+    force: str | None = (
+        None  # the same if the critic reached no verdict, which is read at its {verdict} or after it
+    )
     cut: tuple[str, ...] = ()  # `ask` and `force` replace the first of these texts and all after it
     output: str = ""  # how the critic sees the {output} of a code block
-    max_tokens: Natural = 1024  # of a critique, all rounds together; 0: it writes nothing and is asked at once
+    max_tokens: Natural = (
+        1024  # of a critique, all rounds together; 0: it writes nothing and is asked at once
+    )
     temperature: NotNegative = 1.0
     top_k: Count | None = None
     top_p: Share = 1.0
@@ -45,15 +55,31 @@ class CriticFormat:
     execute: bool = False  # run code blocks (critics/execution.py)
     rounds: Count = 3  # code blocks run in one critique, at most
     rows: Count = 64  # critiques decoded at a time
-    model: str | None = None  # of a critic behind a server: its name there, as server.model of conf/sampling.yaml
-    tokenizer: str | None = None  # behind a server with chat: folder or hub name of the tokenizer that writes the turns
+    model: str | None = (
+        None  # of a critic behind a server: its name there, as server.model of conf/sampling.yaml
+    )
+    tokenizer: str | None = (
+        None  # behind a server with chat: folder or hub name of the tokenizer that writes the turns
+    )
 
     def __post_init__(self):
-        expect(self.max_tokens or self.ask is not None, "format.critic.max_tokens", 0, "above 0 where `ask` is null")
+        expect(
+            self.max_tokens or self.ask is not None,
+            "format.critic.max_tokens",
+            0,
+            "above 0 where `ask` is null",
+        )
         decides = not self.max_tokens or self.force is not None or self.unscored is not None
-        expected = "a text that asks for a missing verdict, or format.critic.unscored=0.5, P(good) of such steps"
+        expected = (
+            "a text that asks for a missing verdict, or format.critic.unscored=0.5, P(good) of such steps"
+        )
         expect(decides, "format.critic.force", None, expected)
-        expect(not self.execute or self.output, "format.critic.output", self.output, "a text with {output} to execute")
+        expect(
+            not self.execute or self.output,
+            "format.critic.output",
+            self.output,
+            "a text with {output} to execute",
+        )
 
 
 def fill(template: str, **values) -> str:
@@ -74,7 +100,9 @@ def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] =
         question = fill(c.prompt, problem=problem, step=steps[-1], n=n, before=before, steps=upto)
         return [*turns, {"role": "user", "content": question}]
     for t, step in enumerate(steps):
-        turns.append({"role": "user", "content": fill(c.next if t else c.prompt, problem=problem, step=step, n=t + 1)})
+        turns.append(
+            {"role": "user", "content": fill(c.next if t else c.prompt, problem=problem, step=step, n=t + 1)}
+        )
         turns += [{"role": "assistant", "content": critiques[t]}] if t + 1 < n else []
     return turns
 
@@ -84,7 +112,12 @@ def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: S
     turns, opening = messages(fmt, problem, steps, critiques), fill(fmt.critic.opening, n=len(steps))
     if not fmt.chat:
         return "".join(turn["content"] for turn in turns) + opening
-    expect(tokenizer is not None, "format.critic.tokenizer", None, "the tokenizer whose chat template writes the turns")
+    expect(
+        tokenizer is not None,
+        "format.critic.tokenizer",
+        None,
+        "the tokenizer whose chat template writes the turns",
+    )
     return conversation(fmt, tokenizer, turns, asks=True) + opening
 
 
@@ -94,7 +127,9 @@ def conversation(fmt, tokenizer, turns: list[dict], asks: bool) -> str:
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # no template, one that cannot be read, or one that raises at a role
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"format={fmt.name}: needs the tokenizer's chat template, which fails ({reason})") from error
+        raise InputError(
+            f"format={fmt.name}: needs the tokenizer's chat template, which fails ({reason})"
+        ) from error
 
 
 def verdict_at(fmt, text: str) -> int | None:

@@ -28,7 +28,33 @@ DENIED = re.compile(
 COINS = re.compile(r"\b(?:cent|penny|pennie|nickel|dime|quarter)s?\b", re.IGNORECASE)
 MODULAR = re.compile(r"\bmod(?:\b|\d|ulo\b|ular\b|ulus\b)|\\p?mod|\\equiv|≡", re.IGNORECASE)
 # Ratios of common units: 0.5 = 30 minutes.
-FACTORS = {2, 3, 4, 5, 7, 8, 10, 12, 14, 16, 20, 24, 25, 30, 36, 52, 60, 100, 144, 168, 365, 1000, 1440, 1760, 2000}
+FACTORS = {
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    10,
+    12,
+    14,
+    16,
+    20,
+    24,
+    25,
+    30,
+    36,
+    52,
+    60,
+    100,
+    144,
+    168,
+    365,
+    1000,
+    1440,
+    1760,
+    2000,
+}
 FACTORS |= {3600, 5280, 10_000, 86_400, 10**6, 10**9}
 MOST_DECIMALS = 10  # in a side whose rounding is followed
 
@@ -54,7 +80,9 @@ class Side:
     def in_thousands(self) -> Fraction | int:
         """The value if 1.500 means 1,500."""
         tokens = [
-            dataclasses.replace(t, value=1000 * t.value) if t.half == Fraction(1, 2000) and 1 <= t.value < 1000 else t
+            dataclasses.replace(t, value=1000 * t.value)
+            if t.half == Fraction(1, 2000) and 1 <= t.value < 1000
+            else t
             for t in self.tokens
         ]
         return (read_side(tokens) or self).value
@@ -99,7 +127,9 @@ def equations(text: str) -> list[tuple[str, bool | None]]:
         return [(equation, holds) for equation, _, holds in judged]
     # 31 = 50: a value was tried, and the text shows that it fails
     is_denied = any(is_tried for _, is_tried, _ in judged) or DENIED.search(text)
-    is_cut = len(re.findall(r"\\[\[(]", text)) > len(re.findall(r"\\[\])]", text))  # its last number may lack digits
+    is_cut = len(re.findall(r"\\[\[(]", text)) > len(
+        re.findall(r"\\[\])]", text)
+    )  # its last number may lack digits
     return [
         (equation, holds or None if is_denied or is_cut and i == len(judged) else holds)
         for i, (equation, _, holds) in enumerate(judged, 1)
@@ -170,7 +200,15 @@ def _left_side(tokens) -> Side | None:
             return None
         if expression[1].start > expression[0].end and stop.kind in "b$":
             expression, doubt = expression[1:], True  # a dash that opens a line
-    is_clear = stop.value in ("\n", ";", ".", "(", r"\[", r"\\", "")  # not in: half of 10 = 5, the numbers 3, 4 = ...
+    is_clear = stop.value in (
+        "\n",
+        ";",
+        ".",
+        "(",
+        r"\[",
+        r"\\",
+        "",
+    )  # not in: half of 10 = 5, the numbers 3, 4 = ...
     side = read_side(expression)
     if side is None or len(side.tokens) != len(expression) or side.literal and not is_clear:
         return None

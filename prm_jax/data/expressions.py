@@ -9,10 +9,27 @@ import itertools
 import re
 from fractions import Fraction
 
-LONGEST, DIGITS, DEPTH, BITS = 200, 40, 30, 4096  # tokens of a side, digits of a number, nesting, bits of a value
+LONGEST, DIGITS, DEPTH, BITS = (
+    200,
+    40,
+    30,
+    4096,
+)  # tokens of a side, digits of a number, nesting, bits of a value
 
 CHARACTERS = str.maketrans(
-    {"×": "*", "·": "*", "∙": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "²": "^2", "³": "^3", "€": "$", "£": "$"}
+    {
+        "×": "*",
+        "·": "*",
+        "∙": "*",
+        "⋅": "*",
+        "∗": "*",
+        "÷": "/",
+        "−": "-",
+        "²": "^2",
+        "³": "^3",
+        "€": "$",
+        "£": "$",
+    }
     | {"’": "'", "≃": "≈", "≅": "≈", "（": "(", "）": ")", "＝": "=", "＋": "+", "\u200b": " "}
 )
 TOKEN = re.compile(
@@ -49,7 +66,9 @@ class Unreadable(Exception):
 
 @dataclasses.dataclass(slots=True)
 class Token:
-    kind: str  # n number, o operator, ( and ), f \frac, p percent, w words, b break, e equality, x other, $ end
+    kind: (
+        str  # n number, o operator, ( and ), f \frac, p percent, w words, b break, e equality, x other, $ end
+    )
     value: object
     start: int
     end: int
@@ -162,7 +181,9 @@ class Reader:
             first, self.doubt = self.place, self.doubt or self.peek().kind == "o"
             value, share = self.factor()
             self.depth -= 1
-            if self.tokens[first].kind == "n" and any(token.value == "^" for token in self.tokens[first : self.place]):
+            if self.tokens[first].kind == "n" and any(
+                token.value == "^" for token in self.tokens[first : self.place]
+            ):
                 raise Unreadable  # -3^2 is -9, and often meant as 9
             return (value if sign == "+" else -value), share
         value, share = self.primary()
@@ -170,7 +191,13 @@ class Reader:
             sign = -1 if self.take("-") else 1
             power = sign * self.primary()[0]
             bits = max(value.numerator.bit_length(), value.denominator.bit_length())
-            if power.denominator != 1 or self.take("^") or value == 0 and power <= 0 or abs(power) * bits > BITS:
+            if (
+                power.denominator != 1
+                or self.take("^")
+                or value == 0
+                and power <= 0
+                or abs(power) * bits > BITS
+            ):
                 raise Unreadable
             value = Fraction(value) ** int(power)
         self.unit()

@@ -40,13 +40,16 @@ RULES = ("string", "number", "math")
 # unparsable: the texts differ, and one of them is not a number or expression, or is longer than LONGEST.
 VERDICTS = ("same", "different", "unparsable", "timeout", "crash", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
-MEMORY = 4 << 30  # bytes of address space of a worker (it needs 0.2 GB): a power tower must not fill the machine
+MEMORY = (
+    4 << 30
+)  # bytes of address space of a worker (it needs 0.2 GB): a power tower must not fill the machine
 LONGEST = 1000  # characters of an answer that is read as a number or an expression
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
 HASHES = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILINE)
 ANSWER_IS = re.compile(
-    r"(?:\banswer(?:\s+is\b|\**\s*:)|^#+\s*answer\b)[\s:*]*(?:\$\$\s*|\\\[\s*)?(.+)", re.IGNORECASE | re.MULTILINE
+    r"(?:\banswer(?:\s+is\b|\**\s*:)|^#+\s*answer\b)[\s:*]*(?:\$\$\s*|\\\[\s*)?(.+)",
+    re.IGNORECASE | re.MULTILINE,
 )
 AGAIN = re.compile(r"\banswer(?:\s+is\b|\**\s*:)", re.IGNORECASE)
 STATED_END = re.compile(r"\.\s|\\[)\]]|(?<=\S)\*\*(?!\w)")  # the sentence, the formula or the bold type ends
@@ -60,7 +63,9 @@ def extract(text: str) -> str | None:
     The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's `#### x` with
     x the last line or a number alone on its line (not a Markdown heading); "answer is x", "Answer: x" or PRM800K's "#
     Answer" above x, x up to the end of its sentence, formula or line; never a mere last number. Takes linear time."""
-    return next(filter(None, (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))), None)
+    return next(
+        filter(None, (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))), None
+    )
 
 
 def read_gold(text: str | None) -> str | None:
@@ -91,7 +96,9 @@ def _hashes(text):
 def _stated(text):
     for match in reversed(list(ANSWER_IS.finditer(text))):
         answer = STATED_END.split(match[1], 1)[0]
-        yield AGAIN.split(answer)[-1] or answer  # Final Answer: The final answer is $5$. I hope it is correct.
+        yield (
+            AGAIN.split(answer)[-1] or answer
+        )  # Final Answer: The final answer is $5$. I hope it is correct.
 
 
 def _bare(answer):
@@ -133,7 +140,9 @@ UNIT = re.compile(
     r"|\s+[a-zA-Z]{2,}(?:[ /-]+[a-zA-Z]+)*)[\s.]*$"
 )
 # 2 million, 2 squared and 3 halves are not 2 and 3.
-SCALE = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen|pi|half|halves|squared|cubed|plus|minus)\b")
+SCALE = re.compile(
+    r"(?:hundred|thousand|million|billion|trillion|dozen|pi|half|halves|squared|cubed|plus|minus)\b"
+)
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 NUMBER = re.compile(
     rf"(?P<sign>[-+]?)[€£¥]?(?:(?P<whole>\d+)(?: ?(?=\\frac)| (?=\d+/)))?"
@@ -255,7 +264,9 @@ class Checker:
             except (ValueError, KeyError, TypeError, RecursionError):
                 broken += 1
         if broken:
-            print(f"answers     {broken} broken lines of {self.cache} are left out, and their answers compared again")
+            print(
+                f"answers     {broken} broken lines of {self.cache} are left out, and their answers compared again"
+            )
 
     def verdict(self, gold: str | None, answer: str | None) -> str:
         """One of VERDICTS; `gold` first."""
@@ -290,7 +301,9 @@ class Checker:
     def grade(self, problem):
         """The pools.Problem with its candidates graded against its answer; one without an answer stays as it is."""
         gold = problem.answer
-        graded = (dataclasses.replace(c, correct=self.verdict(gold, c.answer) == "same") for c in problem.candidates)
+        graded = (
+            dataclasses.replace(c, correct=self.verdict(gold, c.answer) == "same") for c in problem.candidates
+        )
         return problem if gold is None else dataclasses.replace(problem, candidates=tuple(graded))
 
     def map(self, function, items: Sequence, what: str, unit: str) -> list:

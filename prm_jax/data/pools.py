@@ -13,9 +13,9 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.rows import field, field_error, optional, read_rows, require, row_place, texts, write_rows
-from prm_jax.data.solutions import Solution
 from prm_jax.data.steps import split_steps
 from prm_jax.data.units import UNITS
+from prm_jax.solutions import Solution
 
 # Names of a row's id, problem and gold answer, and of a candidate's answer and step scores.
 NATIVE = ("id", "problem", "answer", "answer", "step_scores")
@@ -71,7 +71,9 @@ class Problem:
             require(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
 
-def read_pool(path, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None) -> list[Problem]:
+def read_pool(
+    path, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None
+) -> list[Problem]:
     """`iter_pool` as a list."""
     return list(iter_pool(path, names, as_written, split_by))
 
@@ -98,7 +100,9 @@ def iter_pool(
 
 def is_pool(row: dict) -> bool:
     """Whether a file's row is one of a pool: it has candidates, or is as search-and-learn writes it."""
-    return "candidates" in row or ({"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys())
+    return "candidates" in row or (
+        {"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys()
+    )
 
 
 def as_native(row: dict, split_by: str | None = None) -> dict:
@@ -114,10 +118,15 @@ def as_native(row: dict, split_by: str | None = None) -> dict:
             score_T = [score for score, piece in zip(score_T, pieces, strict=True) if piece.strip()]
         stored = {"step_scores": {"prm": score_T}} if len(score_T) == len(steps) else {}
         candidates.append({"steps": steps or [""], "answer": extract(text), **stored})
-    return row | {"id": str(row.get("unique_id") or row.get("id") or row["problem"]), "candidates": candidates}
+    return row | {
+        "id": str(row.get("unique_id") or row.get("id") or row["problem"]),
+        "candidates": candidates,
+    }
 
 
-def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None) -> Problem:
+def problem_of(
+    row: dict, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None
+) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
     require(not (split_by and "candidates" in row), "split_by", split_by, "null: the candidates have steps")
     if not is_pool(row):
@@ -128,7 +137,9 @@ def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False, 
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
         candidate = {"steps": candidate} if isinstance(candidate, list) else candidate
-        require(isinstance(candidate, dict), f"candidates[{index}]", candidate, "an object or a list of steps")
+        require(
+            isinstance(candidate, dict), f"candidates[{index}]", candidate, "an object or a list of steps"
+        )
         try:
             stored = optional(candidate, scores, dict) or {}
             keep = stored if names is None else names
@@ -136,7 +147,9 @@ def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False, 
             finished = optional(candidate, "finished", bool) is not False
             correct, stated = optional(candidate, "correct", bool), optional(candidate, answer, str)
             logp = None if (logp := optional(candidate, "logp", list)) is None else tuple(logp)
-            candidates.append(Candidate(texts(candidate, "steps"), stated, correct, finished, step_scores, logp))
+            candidates.append(
+                Candidate(texts(candidate, "steps"), stated, correct, finished, step_scores, logp)
+            )
         except InputError as error:
             raise InputError(f"candidates[{index}].{error}") from None
     units = optional(row, "scores_unit", dict) or {}
@@ -150,7 +163,9 @@ def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False, 
 def solutions_of(p: Problem) -> list[Solution]:
     """A problem's candidates as solutions without labels."""
     rows = enumerate(p.candidates)
-    return [Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}", p.task) for n, c in rows]
+    return [
+        Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}", p.task) for n, c in rows
+    ]
 
 
 def write_pool(path, problems: Iterable[Problem]):
@@ -173,7 +188,9 @@ def is_unsplit(steps: Sequence[str]) -> bool:
 def note_unsplit(n: int, total: int):
     """Prints that n of the solutions are one step of several lines, unless none is."""
     if n:
-        print(f"note        {n:,} of {total:,} solutions are one step of several lines; split_by=line cuts whole texts")
+        print(
+            f"note        {n:,} of {total:,} solutions are one step of several lines; split_by=line cuts whole texts"
+        )
 
 
 def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:
@@ -191,11 +208,17 @@ def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tupl
 
 def outside(i: str, n: int, name: str, t: int, score: float, unit: str) -> InputError:
     """The error of a step score outside its unit's range."""
-    expected = f"a {unit} in [{UNITS[unit].low:g}, {UNITS[unit].high:g}]; scores_unit=logit takes unbounded scores"
-    return InputError(f"pool: problem {i}: candidates[{n}].step_scores.{name}[{t}]: got {score:g}, expected {expected}")
+    expected = (
+        f"a {unit} in [{UNITS[unit].low:g}, {UNITS[unit].high:g}]; scores_unit=logit takes unbounded scores"
+    )
+    return InputError(
+        f"pool: problem {i}: candidates[{n}].step_scores.{name}[{t}]: got {score:g}, expected {expected}"
+    )
 
 
-def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit") -> Iterator[Problem]:
+def with_scores(
+    problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit"
+) -> Iterator[Problem]:
     """Yields the problems with new step scores `name`, given for all candidates in order. InputError if the name is
     taken or a candidate's count is wrong, ValueError if there are too many or too few."""
     scores = iter(scores)

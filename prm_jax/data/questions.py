@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from prm_jax.data.formats import Format
 from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.pools import Candidate
 from prm_jax.data.rows import field, read_rows, require, row_place
 from prm_jax.data.steps import steps_of
+from prm_jax.formats import Format
 from prm_jax.protocols import Continuation
 
 

@@ -33,9 +33,13 @@ def require(is_right: bool, name: str, value, expected: str):
 def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):
     """The value of a required field of this type; a bool is not an int."""
     if name not in row:
-        raise InputError(f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}")
+        raise InputError(
+            f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}"
+        )
     value = row[name]
-    is_right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) or null and value is None
+    is_right = (
+        isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) or null and value is None
+    )
     if not is_right:  # the texts of an error take longer than the check
         raise field_error(inside + name, value, KIND_WORDS[kind] + " or null" * null)
     return value
@@ -73,12 +77,16 @@ def read_rows(path) -> Iterator[tuple[int, dict]]:
     empty or broken, or a row is not an object."""
     path, number = Path(path), 0
     if not path.is_file():
-        is_folder = "is a folder, expected a file; of a data set that save_to_disk wrote, its to_parquet writes one"
+        is_folder = (
+            "is a folder, expected a file; of a data set that save_to_disk wrote, its to_parquet writes one"
+        )
         raise InputError(f"{path}: {is_folder if path.is_dir() else 'no such file'}")
     suffix = Path(path.name.removesuffix(".gz")).suffix
     readers = {".jsonl": json_lines, ".json": _json_values, ".parquet": _parquet}
     if suffix not in readers:
-        raise InputError(f"{path}: unknown type of file, expected .jsonl, .json (or .gz of these) or .parquet")
+        raise InputError(
+            f"{path}: unknown type of file, expected .jsonl, .json (or .gz of these) or .parquet"
+        )
     try:
         for number, row in readers[suffix](path):
             require(isinstance(row, dict), row_place(path, number), row, "an object with named fields")

@@ -15,9 +15,9 @@ from prm_jax.data.equations import verdict
 from prm_jax.data.grading import extract
 from prm_jax.data.pools import is_pool, problem_of, solutions_of
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
-from prm_jax.data.solutions import Solution, first_error, is_probability, packed_solutions, relabel_after_error
 from prm_jax.data.steps import SPLITS, split_steps
 from prm_jax.data.test_sets import TEST_SETS, up_to_error
+from prm_jax.solutions import Solution, first_error, is_probability, packed_solutions, relabel_after_error
 
 # The values of each option of `load`; the first leaves a file as it is.
 OPTIONS = {
@@ -36,7 +36,12 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
     first two; optional ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates. TRL's PRM800K
     script writes rows without a step; its training script drops them, as we do from the hub."""
     if is_pool(row):
-        require(not labels_required, "labels", None, "those of steps, but a pool has none: prm_jax.labeling makes them")
+        require(
+            not labels_required,
+            "labels",
+            None,
+            "those of steps, but a pool has none: prm_jax.labeling makes them",
+        )
         return solutions_of(problem_of(row))
     is_ours = {"problem", "steps"} <= row.keys()
     prompt = "problem" if is_ours and "prompt" not in row else "prompt"
@@ -47,7 +52,11 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
     problem, steps, ratings = field(row, prompt, str), texts(row, completions), optional(row, "ratings", list)
     labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
     labels, ratings = labels and tuple(map(_probability, labels)), ratings and tuple(ratings)
-    outcome, answer, task = _probability(row.get("outcome")), optional(row, "answer", str), optional(row, "task", str)
+    outcome, answer, task = (
+        _probability(row.get("outcome")),
+        optional(row, "answer", str),
+        optional(row, "task", str),
+    )
     return [Solution(problem, steps, labels, ratings, outcome, answer, _own_id(row, row_id), task)]
 
 
@@ -60,7 +69,9 @@ def _own_id(row, row_id):
     return row_id if row.get("id") is None else str(row["id"])
 
 
-def prm800k(row, row_id, counts, *, neutral, after_first_error, alternatives, quality_control) -> list[Solution]:
+def prm800k(
+    row, row_id, counts, *, neutral, after_first_error, alternatives, quality_control
+) -> list[Solution]:
     """Raw PRM800K rows of both phases, or flat rows problem, steps, ratings. Steps keep their tail "# Answer", whose
     content also becomes `answer`. Each alternative step ends a solution of its own; the steps before it have labels in
     the row's main solution and none in its own."""
@@ -260,7 +271,9 @@ def load_placed(path, kind: str, counts, *, split=None, labels_required=False, *
                 if "after_first_error" not in takes:  # else the reader did it
                     solution = _relabelled(solution, options["after_first_error"], counts)
                 # 64 bits in place of the texts: two of ten million different rows have the same with chance 3e-6.
-                key = hash((solution.problem, solution.steps, solution.labels, solution.ratings, solution.outcome))
+                key = hash(
+                    (solution.problem, solution.steps, solution.labels, solution.ratings, solution.outcome)
+                )
                 if options["duplicates"] == "drop" and key in seen:
                     counts["duplicates_dropped"] += 1
                     continue

@@ -14,12 +14,16 @@ from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, require
-from prm_jax.data.solutions import Packed, Solution, packed_solutions
 from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of, parse
 from prm_jax.launch.files import sha256
+from prm_jax.solutions import Packed, Solution, packed_solutions
 
 LabelKind = Literal["correctness", "value", "advantage"]
-Files = str | Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")] | None
+Files = (
+    str
+    | Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")]
+    | None
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +90,9 @@ class Data:
     splits: dict[str, Sequence[Solution]]  # train, validation, test
     counts: dict[str, float]  # of everything read, masked, dropped or odd
     fingerprints: dict[str, str]  # file -> sha256 of its bytes; hub data set -> sha256 of its solutions
-    parts: dict[str, int] = dataclasses.field(default_factory=dict)  # of a mixture: source -> training solutions
+    parts: dict[str, int] = dataclasses.field(
+        default_factory=dict
+    )  # of a mixture: source -> training solutions
 
 
 def data_config(node, key: str = "data") -> DataConfig:
@@ -135,7 +141,9 @@ def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_req
         return Data(*tasks.load_splits(cfg, seed, draw), {})
     if isinstance(cfg, Mixture):
         return _load_mixture(cfg, seed, draw, labels_required)
-    splits, counts, fingerprints = _load(cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path)
+    splits, counts, fingerprints = _load(
+        cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path
+    )
     hashed = [side for side in ("test", "validation") if side not in splits]
     try:
         splits |= split_by_problem(splits["train"], cfg.folds, cfg.fold or 0, hashed)
@@ -160,15 +168,21 @@ def _load(cfg: FileData, labels_required: bool, **extra_paths):
         raise InputError(f"data.path: expected {expected}")
     options = {key: getattr(cfg, key) for key in sources.OPTIONS}
     splits, counts, fingerprints, totals = {}, {}, {}, ("rows", "solutions", "steps", "labels")
-    paths = {"train": cfg.path or cfg.hub} | {side: path for side, path in extra_paths.items() if path is not None}
+    paths = {"train": cfg.path or cfg.hub} | {
+        side: path for side, path in extra_paths.items() if path is not None
+    }
     for side, path in paths.items():
         split = cfg.hub_split if side == "train" and cfg.hub else None
         files = [] if split else [path] if isinstance(path, str) else path
         name = (cfg.validation_name if side == "validation" else None) or cfg.name
         events = collections.Counter()
-        placed = sources.load_placed(path, name, events, split=split, labels_required=labels_required, **options)
+        placed = sources.load_placed(
+            path, name, events, split=split, labels_required=labels_required, **options
+        )
         splits[side] = packed_solutions(_of_kind(placed, cfg.label_kind))
-        counts |= events if side == "train" else {f"{side}_{k}": n for k, n in events.items() if k not in totals}
+        counts |= (
+            events if side == "train" else {f"{side}_{k}": n for k, n in events.items() if k not in totals}
+        )
         fingerprints |= {str(file): file_fingerprint(file) for file in files}
         if split:
             rows = hashlib.sha256()
@@ -182,7 +196,9 @@ def _of_kind(placed, label_kind: str) -> Iterator[Solution]:
     """Yields the solutions of (place, row, solution); InputError where a row states another kind of labels."""
     for place, row, solution in placed:
         kind = row.get("label_kind")
-        expect(kind in (None, "unknown", label_kind), "data.label_kind", label_kind, f"{kind}, as {place} states")
+        expect(
+            kind in (None, "unknown", label_kind), "data.label_kind", label_kind, f"{kind}, as {place} states"
+        )
         yield solution
 
 
@@ -194,7 +210,9 @@ def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) ->
             parts[name] = load_splits(part, seed, draw, labels_required)
         except InputError as error:
             keys = "|".join(vars(part))  # of the config: a file may be called data.jsonl
-            raise InputError(re.sub(rf"\bdata\.(?=({keys})\b)", f"data.sources.{name}.", str(error))) from None
+            raise InputError(
+                re.sub(rf"\bdata\.(?=({keys})\b)", f"data.sources.{name}.", str(error))
+            ) from None
     splits = {}
     for side in ("train", "validation", "test"):
         rows = [zip(itertools.repeat(name), x.splits[side]) for name, x in parts.items()]
@@ -214,7 +232,9 @@ def assign_fold(problem: str, folds: int) -> int:
 
 def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "validation")) -> dict:
     """Returns {train, *sides: solutions}: the first of `sides` is fold `fold`, the second the next one."""
-    require(folds > len(sides), "folds", folds, f"at least {len(sides) + 1}, for train, {' and '.join(sides)}")
+    require(
+        folds > len(sides), "folds", folds, f"at least {len(sides) + 1}, for train, {' and '.join(sides)}"
+    )
     require(0 <= fold < folds, "fold", fold, f"0 to {folds - 1}")
     splits = {side: packed_solutions() for side in ("train", *sides)}
     for row, solution in zip(solutions.rows, solutions, strict=True):
@@ -223,7 +243,9 @@ def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "v
     for side, members in splits.items():
         if not members:
             hint = f"; data.{side}_path=FILE names some" if side != "train" else ""
-            raise InputError(f"folds: {folds} with fold {fold} leave no {side} solution of {len(solutions)}{hint}")
+            raise InputError(
+                f"folds: {folds} with fold {fold} leave no {side} solution of {len(solutions)}{hint}"
+            )
     return splits
 
 
@@ -243,4 +265,6 @@ def count_known(solutions: Iterable[Solution], hashes: Iterable[str]) -> int:
 
 def _count_overlaps(splits: dict) -> dict[str, int]:
     known = problem_hashes(splits["train"])
-    return {f"{side}_problems_in_training": count_known(splits[side], known) for side in ("validation", "test")}
+    return {
+        f"{side}_problems_in_training": count_known(splits[side], known) for side in ("validation", "test")
+    }

@@ -43,7 +43,11 @@ def split_steps(text: str, way: str) -> list[str]:
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
     """The non-empty pieces between these places, without outer white space."""
-    return [step for start, end in itertools.pairwise([0, *places, len(text)]) if (step := text[start:end].strip())]
+    return [
+        step
+        for start, end in itertools.pairwise([0, *places, len(text)])
+        if (step := text[start:end].strip())
+    ]
 
 
 def cut_before(pattern: re.Pattern) -> Callable[[str], Iterator[int]]:
@@ -63,7 +67,9 @@ def at_sentences(text: str) -> Iterator[int]:
         cut = match.start() if text[match.start()] == "\n" else match.end()
         start = SPACES.match(text, match.end()).end()
         continues = NO_START.match(text, start) and not (text[match.start()] == "\n" and text[start] in "*-")
-        if not continues and (text[match.start()] != "." or not NO_END.search(text[max(0, cut - 24) : match.start()])):
+        if not continues and (
+            text[match.start()] != "." or not NO_END.search(text[max(0, cut - 24) : match.start()])
+        ):
             yield cut
 
 
@@ -108,7 +114,9 @@ SPLITS = {
     "sentence": at_sentences,
     "numbered": cut_before(NUMBERED),  # what precedes the first number is a step too
     "code": around_code,
-    "think": cut_before(re.compile(r"<think>|(?<=</think>)")),  # what precedes a block, the block, what follows
+    "think": cut_before(
+        re.compile(r"<think>|(?<=</think>)")
+    ),  # what precedes a block, the block, what follows
     "cue": cut_before(CUE),
     "words": every_words,
 }
@@ -116,7 +124,9 @@ SPLITS = {
 
 def steps_of(fmt, text: str) -> tuple[str, ...]:
     """The non-blank steps of a text in a Format's convention."""
-    return tuple(piece.strip() if fmt.strip else piece for piece in text.split(fmt.separator) if piece.strip())
+    return tuple(
+        piece.strip() if fmt.strip else piece for piece in text.split(fmt.separator) if piece.strip()
+    )
 
 
 def step_of_tokens(fmt, tokens: Sequence[str]) -> list[int]:

@@ -9,7 +9,7 @@ import itertools
 import json
 
 from prm_jax.data.rows import field, optional, require, texts
-from prm_jax.data.solutions import Solution
+from prm_jax.solutions import Solution
 
 
 def up_to_error(n: int, error: int | None) -> tuple[float | None, ...]:
@@ -25,7 +25,11 @@ def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
     require(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
     answer = optional(row, "answer", str)
     outcome = float(answer is not None and answer.strip() == field(row, "target", str).strip())
-    return [Solution(field(row, "input", str), steps, up_to_error(len(steps), error), None, outcome, answer, row_id)]
+    return [
+        Solution(
+            field(row, "input", str), steps, up_to_error(len(steps), error), None, outcome, answer, row_id
+        )
+    ]
 
 
 def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
@@ -33,9 +37,13 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
     model_output_solution_correctness (correct, wrong), model_output_solution_first_error_step (from 1, or N/A). Wrong
     solutions without a first error step are dropped and counted."""
     steps, name = texts(row, "model_output_steps"), "model_output_solution_first_error_step"
-    verdicts = [field(row, f"model_output_{part}_correctness", str).lower() for part in ("solution", "answer")]
+    verdicts = [
+        field(row, f"model_output_{part}_correctness", str).lower() for part in ("solution", "answer")
+    ]
     for part, verdict in zip(("solution", "answer"), verdicts, strict=True):
-        require(verdict in ("correct", "wrong"), f"model_output_{part}_correctness", verdict, "correct or wrong")
+        require(
+            verdict in ("correct", "wrong"), f"model_output_{part}_correctness", verdict, "correct or wrong"
+        )
     error = row.get(name)
     if verdicts[0] == "correct":
         error = None
@@ -47,7 +55,9 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
         counts["wrong_solutions_without_a_place_dropped"] += 1
         return []
     labels = up_to_error(len(steps), error)
-    return [Solution(field(row, "question", str), steps, labels, None, float(verdicts[1] == "correct"), id=row_id)]
+    return [
+        Solution(field(row, "question", str), steps, labels, None, float(verdicts[1] == "correct"), id=row_id)
+    ]
 
 
 def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
@@ -78,7 +88,9 @@ def _revealed(name: str, value, canary: str):
         content = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return text if name == "question" and not isinstance(content, str) else content  # a question may look like JSON
+    return (
+        text if name == "question" and not isinstance(content, str) else content
+    )  # a question may look like JSON
 
 
 def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solution]:
@@ -101,7 +113,12 @@ def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solu
             require(rating in (-1, 0, 1), f"step_labels.{index}", rating, "-1, 0 or 1")
             rating_T.append(rating)
             since = []
-    require(len(steps) == len(ratings), "step_labels", len(ratings), f"one for each of {len(steps)} assistant messages")
+    require(
+        len(steps) == len(ratings),
+        "step_labels",
+        len(ratings),
+        f"one for each of {len(steps)} assistant messages",
+    )
     if neutral == "mask":
         counts["neutral_masked"] += rating_T.count(0)
         rating_T = [rating or None for rating in rating_T]
@@ -122,10 +139,14 @@ def deltabench(row: dict, row_id: str, counts) -> list[Solution]:
     sections, errors, steps = field(row, "sections", list), set(), []
     for index, section in enumerate(sections):
         require(isinstance(section, dict), f"sections[{index}]", section, "an object")
-        steps.append(field(section, "content" if "content" in section else "section", str, f"sections[{index}]."))
+        steps.append(
+            field(section, "content" if "content" in section else "section", str, f"sections[{index}].")
+        )
     for name in ("reason_error_section_numbers", "reason_unuseful_section_numbers"):
         for index, number in enumerate(field(row, name, list)):
-            require(type(number) is int and number >= 1, f"{name}[{index}]", number, "a section number from 1")
+            require(
+                type(number) is int and number >= 1, f"{name}[{index}]", number, "a section number from 1"
+            )
             errors.add(number)
     counts["error_sections_out_of_range"] += sum(number > len(steps) for number in errors)
     numbers = range(1, len(steps) + 1)
@@ -134,7 +155,9 @@ def deltabench(row: dict, row_id: str, counts) -> list[Solution]:
         for index, info in enumerate(labeled):
             require(isinstance(info, dict), f"sections_labeled_info[{index}]", info, "an object")
             field(info, "section_number", int, f"sections_labeled_info[{index}].")
-        judged = {info["section_number"] for info in labeled if info.get("reasoning_correctness") not in (None, "")}
+        judged = {
+            info["section_number"] for info in labeled if info.get("reasoning_correctness") not in (None, "")
+        }
     labels = tuple(0.0 if n in errors else 1.0 if n in judged else None for n in numbers)
     outcome = optional(row, "final_correct", int)
     require(outcome in (0, 1, None), "final_correct", outcome, "0, 1 or null")
@@ -147,7 +170,9 @@ def _message(message: dict, inside: str) -> str:
     calls = [call.get("function", call) if isinstance(call, dict) else call for call in calls]
     require(all(isinstance(call, dict) for call in calls), f"{inside}tool_calls", calls, "objects")
     parts = [f"call {call.get('name')}({_text(call.get('arguments'))})" for call in calls]
-    return f"{message['role']}: " + "\n".join(part for part in (_text(message.get("content")), *parts) if part)
+    return f"{message['role']}: " + "\n".join(
+        part for part in (_text(message.get("content")), *parts) if part
+    )
 
 
 def _text(value) -> str:

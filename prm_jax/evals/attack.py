@@ -77,7 +77,10 @@ def of_file(setup: Setup, cfg: Config) -> tuple:
         counts = f"found {sum(sound_of.values())} right and {len(sound_of) - sum(sound_of.values())} wrong solutions"
         raise InputError(f"{cfg.input}: labels, outcome: {counts} of {len(solutions)}, expected some of both")
     drawn = sorted(np.random.default_rng(setup.cfg.seed).permutation([*sound_of])[: cfg.solutions])
-    rows, sound_N = [(solutions[i].problem, solutions[i].steps) for i in drawn], np.array([sound_of[i] for i in drawn])
+    rows, sound_N = (
+        [(solutions[i].problem, solutions[i].steps) for i in drawn],
+        np.array([sound_of[i] for i in drawn]),
+    )
     return rows, sound_N, len(solutions) - len(sound_of), f"labels and outcomes of {cfg.input}", None
 
 
@@ -85,7 +88,9 @@ def run(setup: Setup, cfg: Config) -> dict:
     """Scores all edited versions of the solutions; the numbers before and after, by edit and by the worst of all."""
     scorer, names = one_scorer(setup), tuple(cfg.edits or cfg.known)
     if cfg.token_search.rounds and (not isinstance(scorer, ModelScorer) or scorer.by_token):
-        raise InputError(f"token_search: needs a model with a step head, which has a gradient; got {scorer.name}")
+        raise InputError(
+            f"token_search: needs a model with a step head, which has a gradient; got {scorer.name}"
+        )
     rows, sound_N, left_out, judge, task = (of_file if cfg.input else of_task)(setup, cfg)
     expect(0 < sound_N.sum() < len(rows), "solutions", cfg.solutions, "some sound and some unsound ones")
     versions = [{(row[0], new): name for new, name in edited(row[1], names).items()} for row in rows]
@@ -117,7 +122,9 @@ def run(setup: Setup, cfg: Config) -> dict:
         pairs = zip(sound_N, versions, strict=True)
         kept = [keeps(sound, *row) for sound, made in pairs for row, edit in made.items() if edit == name]
         x |= {"versions": len(kept), "verdict_kept": float(np.mean(kept)) if kept and task else None}
-        if task is None and name not in KEEPS_VERDICT:  # how scores move is known, but not whether they should
+        if (
+            task is None and name not in KEEPS_VERDICT
+        ):  # how scores move is known, but not whether they should
             x |= {"auroc": None, "auroc_interval": [None, None]}
     tables["worst"] = attacked(names if task else KEEPS_VERDICT)
     if task:
@@ -126,7 +133,9 @@ def run(setup: Setup, cfg: Config) -> dict:
     if cfg.token_search.rounds:
         wrong = [row for row, sound in zip(rows, sound_N, strict=True) if not sound]
         is_wrong = functools.partial(keeps, False)
-        by_tokens = token_search.table(scorer, cfg.token_search, cfg.aggregator, wrong, is_wrong, setup.cfg.seed)
+        by_tokens = token_search.table(
+            scorer, cfg.token_search, cfg.aggregator, wrong, is_wrong, setup.cfg.seed
+        )
     return {
         **describe(scorer), "aggregator": cfg.aggregator, "solutions": len(rows), "sound": int(sound_N.sum()),
         "left_out": left_out, "judged": judge, "exact": task is not None,
@@ -138,20 +147,26 @@ def numbers(before_N, after_N, sound_N, problems, seed: int) -> dict:
     """AUROC of sound against unsound solutions if only the unsound ones are attacked; the share of unsound ones above .5,
     and of sound ones below .5 where these are attacked. With 95 % bootstrap intervals over problems."""
     statistics = {
-        "auroc": lambda before_N, after_N, sound_N: metrics.auroc(np.where(sound_N, before_N, after_N), sound_N),
+        "auroc": lambda before_N, after_N, sound_N: metrics.auroc(
+            np.where(sound_N, before_N, after_N), sound_N
+        ),
         "unsound_accepted": lambda _, after_N, sound_N: metrics.mean(after_N[~sound_N] > 0.5),
         "sound_refused": lambda _, after_N, sound_N: metrics.mean(after_N[sound_N] < 0.5),
     }
     arrays = before_N, after_N, sound_N
     made = {name: f(*arrays) for name, f in statistics.items()}
-    return made | {f"{name}_interval": interval_of(f, problems, seed, *arrays) for name, f in statistics.items()}
+    return made | {
+        f"{name}_interval": interval_of(f, problems, seed, *arrays) for name, f in statistics.items()
+    }
 
 
 def show(results: dict):
     print(f"verifier    {results['verifier']}, {results['aggregator']} of its step scores")
     left_out = f"{results['left_out']} without a verdict left out"
     print(f"solutions   {results['solutions']:,}, {results['sound']:,} sound; {left_out}")
-    of_edits = "" if results["exact"] else ", of the text as it is; assumed to hold for edited ones, but after drop"
+    of_edits = (
+        "" if results["exact"] else ", of the text as it is; assumed to hold for edited ones, but after drop"
+    )
     print(f"verdicts    by {results['judged']}{of_edits}")
     print(f"{'one edit':<12}{'AUROC':<24}{'unsound above .5':<24}{'sound below .5':<24}verdict kept")
     for name, x in {"none": results["before"], **results["edits"]}.items():

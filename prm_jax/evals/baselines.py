@@ -73,7 +73,9 @@ def _features(steps: Steps, vocabulary: np.ndarray) -> sparse.csr_array:
     is_known = np.isin(token, vocabulary)
     row = np.concatenate([every, np.repeat(every, steps.length)[is_known]])
     column = np.concatenate([np.zeros_like(every), 1 + np.searchsorted(vocabulary, token[is_known])])
-    x = sparse.coo_array((np.ones(len(row)), (row, column)), (len(every), 1 + len(vocabulary))).tocsr()  # adds repeats
+    x = sparse.coo_array(
+        (np.ones(len(row)), (row, column)), (len(every), 1 + len(vocabulary))
+    ).tocsr()  # adds repeats
     x.data[x.indices > 0] = np.log1p(x.data[x.indices > 0])
     return x
 

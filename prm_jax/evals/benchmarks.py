@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data.rows import field, optional, read_rows, require, row_place
-from prm_jax.data.solutions import Solution
 from prm_jax.data.sources import load_placed
 from prm_jax.data.splits import Files
 from prm_jax.data.units import UNITS, as_probability, probability
@@ -23,8 +22,12 @@ from prm_jax.evals.common import Setup, describe, one_scorer
 from prm_jax.launch import cli
 from prm_jax.launch.config import Share, expect, one_of, parse
 from prm_jax.scoring import score_into
+from prm_jax.solutions import Solution
 
-GROUPS = {"mr_gsm8k": "question_type", "prmbench": "classification"}  # {benchmark: the field that groups its rows}
+GROUPS = {
+    "mr_gsm8k": "question_type",
+    "prmbench": "classification",
+}  # {benchmark: the field that groups its rows}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +68,15 @@ def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], li
         raise InputError("scores_file: stored scores need no verifier, expected no checkpoint beside it")
     name = setup.data.name
     expect(name in ("of_run", kind), "data", name, f"data={kind} or only data.path=FILE")
-    source = {key: x for key, x in OmegaConf.to_container(setup.data).items() if key in ("path", "hub", "hub_split")}
+    source = {
+        key: x for key, x in OmegaConf.to_container(setup.data).items() if key in ("path", "hub", "hub_split")
+    }
     rows, counts = read(kind, parse(source, Source, "data"))
     cli.print_counts(counts)
     split, groups = getattr(cfg, "threshold_split", None), dict.fromkeys(row.group for row in rows)
-    expect(split is None or split in groups, "threshold_split", split, ", ".join(groups))  # before hours of scoring
+    expect(
+        split is None or split in groups, "threshold_split", split, ", ".join(groups)
+    )  # before hours of scoring
     if cfg.scores_file:
         n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
         scores = stored_scores(cfg.scores_file, n_steps, cfg.scores_unit)
@@ -135,7 +142,9 @@ def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.n
             if i in line_of:
                 raise InputError(f"is the id of {row_place(path, line_of[i])} too")
             if i not in n_steps:
-                raise InputError(f"no solution has it, expected one of {len(n_steps)} such as {next(iter(n_steps))!r}")
+                raise InputError(
+                    f"no solution has it, expected one of {len(n_steps)} such as {next(iter(n_steps))!r}"
+                )
             unit = optional(row, "unit", str) or default_unit
             require(unit in UNITS, "unit", unit, ", ".join(UNITS))
             score_T, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
@@ -150,5 +159,7 @@ def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.n
         scores[i], line_of[i] = as_probability(np.array(score_T, np.float64), unit), number
     if missing := [i for i in n_steps if i not in scores]:
         which = f"{missing[0]!r}" + f" and {len(missing) - 1} more ids" * (len(missing) > 1)
-        raise InputError(f"{path}: no row has the id {which}, expected one for each of {len(n_steps)} solutions")
+        raise InputError(
+            f"{path}: no row has the id {which}, expected one for each of {len(n_steps)} solutions"
+        )
     return [scores[i] for i in n_steps]

@@ -53,7 +53,9 @@ def run(setup: Setup, cfg: Config) -> dict:
         author = f"policy {data_cfg.policy}" if by_policy else "noisy solver"
         source = f"drawn from the {author} of the {data_cfg.name} task"
         model, is_embedded = cfg.fresh.outcome_model, by_policy and data_cfg.policy == "embedded"
-        if model and (is_embedded or model != "embedded_orm"):  # which knows the embedded policy's samples alone
+        if model and (
+            is_embedded or model != "embedded_orm"
+        ):  # which knows the embedded policy's samples alone
             setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, model])
     elif setup.checkpoints or cfg.checker:
         problems = pools.read_pool(cfg.input, as_written=is_own(cfg.checker), split_by=cfg.split_by)
@@ -69,7 +71,9 @@ def run(setup: Setup, cfg: Config) -> dict:
     for name, n in pool.lacking.items():
         print(f"scores      {name}: left out, {n} candidates have none")
     if pool.n_repeated:
-        print(f"note        {pool.n_repeated} problems have the text of an earlier one; intervals take them for others")
+        print(
+            f"note        {pool.n_repeated} problems have the text of an earlier one; intervals take them for others"
+        )
     scorers, verifiers = chosen_scores(cfg.scores, list(pool.scores), bool(setup.checkpoints)), {}
     lower_bounds = chosen_scores(cfg.lower_bound, list(pool.scores), True, "lower_bound")
     if setup.checkpoints:
@@ -79,24 +83,39 @@ def run(setup: Setup, cfg: Config) -> dict:
         pool = pool_arrays(problems, groups, exact_labels)
         print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
     scorers += verifiers
-    scorers += [POLICY] * (POLICY in pool.scores and POLICY not in scorers)  # what nobody taught stands beside it
+    scorers += [POLICY] * (
+        POLICY in pool.scores and POLICY not in scorers
+    )  # what nobody taught stands beside it
     if not scorers:
-        raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
+        raise InputError(
+            "scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now"
+        )
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
     value = outcome + [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
     others = {"ensembles": with_members(verifiers), "lower_bounds": lower_bounds}
     results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome, **others)
-    results |= {"pool": source, "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": pool.lacking}
+    results |= {
+        "pool": source,
+        "grading": grading_counts,
+        "verifiers": verifiers,
+        "incomplete_scores": pool.lacking,
+    }
     return results | {"over_seeds": over_seeds(results, verifiers)}
 
 
-def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool, key: str = "scores") -> list[str]:
+def chosen_scores(
+    scores: str | list | None, stored: list[str], scores_now: bool, key: str = "scores"
+) -> list[str]:
     """The stored scores that a key names: all by default, or none where a checkpoint scores now."""
     if scores is None:
         return [] if scores_now else list(stored)
-    names = stored if scores == "all" else [scores] if isinstance(scores, str) else [str(name) for name in scores]
+    names = (
+        stored if scores == "all" else [scores] if isinstance(scores, str) else [str(name) for name in scores]
+    )
     for name in names:
-        expect(name in stored, key, name, f"step scores that every candidate has: {', '.join(stored) or 'none'}")
+        expect(
+            name in stored, key, name, f"step scores that every candidate has: {', '.join(stored) or 'none'}"
+        )
     return list(names)
 
 
@@ -116,7 +135,9 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
     """(the pool with the step scores of every verifier and the lower bounds of those that have some, {name of the
     scores: their verifier}, the names of the bounds)."""
     n = len(setup.checkpoints)
-    expect(cfg.scores_name is None or n == 1, "scores_name", cfg.scores_name, f"null where {n} verifiers score")
+    expect(
+        cfg.scores_name is None or n == 1, "scores_name", cfg.scores_name, f"null where {n} verifiers score"
+    )
     verifiers, lower_bounds, total = {}, [], sum(len(problem.candidates) for problem in problems)
 
     def scored(scorer, name):
@@ -169,10 +190,14 @@ def show(results: dict):
     graded = f"graded: {results['grading']['checker']}" + f"; cannot win: {losers}" * bool(losers)
     print(f"pool        {results['n_problems']} problems x {N} candidates; {graded}")
     if n := results["repeat_the_problem"]:
-        print(f"note        {n} candidates repeat the problem in their first step: length is compared apart among them")
+        print(
+            f"note        {n} candidates repeat the problem in their first step: length is compared apart among them"
+        )
     if n := results["graded_both_ways"]:
         vote = f"all right ones as one answer {results[pool_metrics.RIGHT_AS_ONE][N]:.4f} ({pool_metrics.RIGHT_AS_ONE})"
-        print(f"note        equal answers are graded right and wrong, {n} of them; votes take them as equal; {vote}")
+        print(
+            f"note        equal answers are graded right and wrong, {n} of them; votes take them as equal; {vote}"
+        )
     show_curves(results)
     for group in results.get("over_seeds", ()):
         setting = "".join(f", {key}={value}" for key, value in group["setting"].items())
@@ -196,8 +221,12 @@ def detail(results: dict):
     for scorer, aggregator in results["headline"].items():
         numbers = results["scorers"][scorer][aggregator]
         if "with_policy" in numbers:
-            name = f"{scorer} + {results['policy_weight']:g} log p of {POLICY_SOURCES[results['policy_source']]}"
-            print(f"  {name:<41} {numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}")
+            name = (
+                f"{scorer} + {results['policy_weight']:g} log p of {POLICY_SOURCES[results['policy_source']]}"
+            )
+            print(
+                f"  {name:<41} {numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}"
+            )
     for test in results["differences"]:
         if "adaptive_by" in test["a"]:
             print(f"  at the tokens of n = {test['n']}, {test['a']} - {test['b']}: {difference_text(test)}")
@@ -205,9 +234,13 @@ def detail(results: dict):
     if "chosen" in results:
         trace_error.show(results["chosen"])
     if len(results["headline"].keys() - {POLICY}) > MANY_SCORERS:
-        print(f"differences of scorers and aggregators, paired, by n: results.json, `differences`; {ABOUT_TESTS}")
+        print(
+            f"differences of scorers and aggregators, paired, by n: results.json, `differences`; {ABOUT_TESTS}"
+        )
         return
-    print(f"differences at n = {N}, paired over problems, {ABOUT_TESTS}; of other aggregators in results.json:")
+    print(
+        f"differences at n = {N}, paired over problems, {ABOUT_TESTS}; of other aggregators in results.json:"
+    )
     few, headlines = len(results["scorers"]) <= FEW_SCORERS, results["headline"].items()
     names = {f"{scorer}.{aggregator}" for scorer, aggregator in headlines if few or scorer != POLICY}
     for test in tests_at(results, N):
@@ -229,7 +262,9 @@ def show_selections(results: dict, N: str):
         if scorer in results["verifiers"]:
             print(f"scorer      {scorer}: {results['verifiers'][scorer]['verifier']}")
         elif scorer == POLICY:
-            print("scorer      policy: each step's log p under the policy that drew it, which nobody taught to verify")
+            print(
+                "scorer      policy: each step's log p under the policy that drew it, which nobody taught to verify"
+            )
     against = {test["a"]: test for test in tests_at(results, N) if test["b"] == "majority"}
     print(f"best of {N:<32} {'interval':<17} {'minus majority vote':<36} weighted vote")
     selections = {f"{scorer}.{aggregator}.best_of_n" for scorer, aggregator in results["headline"].items()}
@@ -252,7 +287,9 @@ def show_aggregators(results: dict, N: str):
     print(f"best of {N}, by aggregator (intervals: results.json, aggregators.png)")
     print(" " * 27 + "".join(f"{aggregator:>10}" for aggregator in results["aggregators"]))
     for scorer, table in results["scorers"].items():
-        shares = "".join(f"{table[aggregator]['best_of_n'][N]:>10.4f}" for aggregator in results["aggregators"])
+        shares = "".join(
+            f"{table[aggregator]['best_of_n'][N]:>10.4f}" for aggregator in results["aggregators"]
+        )
         print(f"  {scorer:<25}{shares}")
 
 

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import rankdata
 
-from prm_jax.data.solutions import first_error
+from prm_jax.solutions import first_error
 from prm_jax.stats import bootstrap_interval
 
 
-def step_shares(labels: Sequence[Sequence[float | None]], outcomes: Sequence[float | None]) -> dict[str, float]:
+def step_shares(
+    labels: Sequence[Sequence[float | None]], outcomes: Sequence[float | None]
+) -> dict[str, float]:
     """Shares over all steps: wrong ones in solutions with the right answer, right ones in others; nan of no steps.
     labels: correctness, so the first bad step and all after it are wrong; unlabelled ones before it do not count.
     (SRaR, arXiv 2605.17291, judges each step by itself: .182 and .499.) outcomes: answer right, or None."""
@@ -21,7 +23,10 @@ def step_shares(labels: Sequence[Sequence[float | None]], outcomes: Sequence[flo
             counts[int(outcome >= 0.5)] += len(label_T) - end, n_right
     with np.errstate(invalid="ignore"):
         shares = counts / counts.sum(1, keepdims=True)
-    return {"bad_steps_in_right_answers": float(shares[1, 0]), "good_steps_in_wrong_answers": float(shares[0, 1])}
+    return {
+        "bad_steps_in_right_answers": float(shares[1, 0]),
+        "good_steps_in_wrong_answers": float(shares[0, 1]),
+    }
 
 
 def ranks_within(x: np.ndarray, group: np.ndarray) -> np.ndarray:
@@ -60,6 +65,12 @@ def show_length(correlations: dict[str, dict], condition: str):
     """correlations: {name of the scores: their `length_correlation`, and `ece` of their steps}."""
     texts = []
     for name, x in correlations.items():
-        r = "{:+.2f} [{:+.2f}, {:+.2f}]".format(x["r"], *x["interval"]) if np.isfinite(x["r"]) else "undefined"
+        r = (
+            "{:+.2f} [{:+.2f}, {:+.2f}]".format(x["r"], *x["interval"])
+            if np.isfinite(x["r"])
+            else "undefined"
+        )
         texts.append(f"{name} {r} ({x['ece']:.3f})")
-    print(f"bias checks rank correlation of score and length given {condition} (ECE of steps): {', '.join(texts)}")
+    print(
+        f"bias checks rank correlation of score and length given {condition} (ECE of steps): {', '.join(texts)}"
+    )

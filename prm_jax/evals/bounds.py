@@ -26,7 +26,10 @@ def shifts(lower_n, upper_n, label_n) -> dict[str, float]:
     guarantee is for one step a problem; steps of one solution depend on each other."""
     log_odds, known_n = UNITS["probability"].log_odds, ~np.isnan(label_n)
     y_n, edge = log_odds(np.asarray(label_n, np.float64)[known_n]), log_odds(1 - EDGE)
-    above_n, below_n = lower_n[known_n] - np.clip(y_n, -edge, CERTAIN), np.clip(y_n, -CERTAIN, edge) - upper_n[known_n]
+    above_n, below_n = (
+        lower_n[known_n] - np.clip(y_n, -edge, CERTAIN),
+        np.clip(y_n, -CERTAIN, edge) - upper_n[known_n],
+    )
     sides = {"lower": (above_n, 1 - QUANTILES[0]), "upper": (below_n, QUANTILES[-1])}
     return {f"eval_shift_{side}": conformal_quantile(*x) for side, x in sides.items()}
 
@@ -36,10 +39,17 @@ def coverage(lower_n, median_n, upper_n, value_n, problem_n, depth_n, seed: int)
     interval over problems, the shares of values below and above the bounds, and the mean width; `seen` has the shares
     of values up to the lower bound, the median and the upper bound, which QUANTILES says."""
     below_n, above_n = lower_n > np.maximum(value_n, EDGE), upper_n < np.minimum(value_n, 1 - EDGE)
-    columns = {"coverage": ~below_n & ~above_n, "below": below_n, "above": above_n, "width": upper_n - lower_n}
+    columns = {
+        "coverage": ~below_n & ~above_n,
+        "below": below_n,
+        "above": above_n,
+        "width": upper_n - lower_n,
+    }
 
     def numbers(kept_n):
-        sums = [np.bincount(problem_n[kept_n], x_n[kept_n]) for x_n in (columns["coverage"], np.ones(len(kept_n)))]
+        sums = [
+            np.bincount(problem_n[kept_n], x_n[kept_n]) for x_n in (columns["coverage"], np.ones(len(kept_n)))
+        ]
         means = {name: float(x_n[kept_n].mean()) for name, x_n in columns.items()}
         return {"n": int(kept_n.sum()), **means, "interval": ratio_interval(*sums, seed).tolist()}
 
@@ -87,6 +97,8 @@ def adaptive_best_of_n(pool: Pool, score_PN, lower_PN, sizes, draws: int, seed: 
     for size in [size for size in sizes if PILOTS < size < count_P.max()]:
         tokens = (np.minimum(size, count_P) * pool.cost_P).mean()
         g, share = divmod(np.interp(tokens, tokens_G, np.arange(len(TARGETS))), 1)
-        values[size] = (1 - share) * solved_PG[:, int(g)] + share * solved_PG[:, min(int(g) + 1, len(TARGETS) - 1)]
+        values[size] = (1 - share) * solved_PG[:, int(g)] + share * solved_PG[
+            :, min(int(g) + 1, len(TARGETS) - 1)
+        ]
         targets[size] = float(-np.expm1(-TARGETS[int(g)]))
     return values, targets

@@ -22,7 +22,12 @@ WAYS = {"temperature": False, "platt": True}  # {way: whether it has a bias}
 def calibration_numbers(p, y) -> dict:
     """ECE, Brier score and AUROC of probabilities p of labels y in [0, 1], and the curve of a calibration figure."""
     p = np.clip(p, 0.0, 1.0)  # exp(log(...)) may pass 1 by a rounding
-    return {"ece": ece(p, y), "brier": brier(p, y), "auroc": auroc(p, y >= 0.5), "reliability": reliability_table(p, y)}
+    return {
+        "ece": ece(p, y),
+        "brier": brier(p, y),
+        "auroc": auroc(p, y >= 0.5),
+        "reliability": reliability_table(p, y),
+    }
 
 
 def reliability_table(p, y) -> dict:
@@ -80,4 +85,6 @@ def parameters_of(folder: str | None) -> dict[str, list[float]] | None:
         first = run_folder.read_json(Path(path))["runs"][0]
         return {way: first["recalibrated"][way]["parameters"] for way in WAYS}
     except (OSError, LookupError, TypeError):
-        raise InputError(f"calibrated_by: {path}: expected the results of task=steps with fitted scalings") from None
+        raise InputError(
+            f"calibrated_by: {path}: expected the results of task=steps with fitted scalings"
+        ) from None

@@ -12,10 +12,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.verifiers import BUILT_IN, ENSEMBLE, OpenOptions, members_of, needs_folder, open_verifier
-from prm_jax.data.formats import Format
+from prm_jax.checkpoints.verifiers import (
+    BUILT_IN,
+    ENSEMBLE,
+    OpenOptions,
+    members_of,
+    needs_folder,
+    open_verifier,
+)
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
+from prm_jax.formats import Format
 from prm_jax.heads import HEADS
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Seed, expect
@@ -23,7 +30,13 @@ from prm_jax.launch.mesh import MeshConfig
 from prm_jax.scoring import ModelScorer, ScoringStats
 from prm_jax.stats import bootstrap_interval
 
-SPREAD = {"median": np.median, "lowest": np.min, "highest": np.max, "mean": np.mean, "sd": lambda x: np.std(x, ddof=1)}
+SPREAD = {
+    "median": np.median,
+    "lowest": np.min,
+    "highest": np.max,
+    "mean": np.mean,
+    "sd": lambda x: np.std(x, ddof=1),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +121,13 @@ def check_there(name: str, which: str):
         if is_run(x):
             run_folder.run_config(Path(x))
             if not any((Path(x) / "checkpoints" / which).glob("[0-9]*")):
-                raise InputError(f"{x}: stopped before its first checkpoint; resume={x} of its command continues it")
+                raise InputError(
+                    f"{x}: stopped before its first checkpoint; resume={x} of its command continues it"
+                )
         elif not any((hf.locate(x) / file).exists() for file in ("config.json", "adapter_config.json")):
-            raise InputError(f"{x}: is neither a run with checkpoints nor a Hugging Face folder with a config.json")
+            raise InputError(
+                f"{x}: is neither a run with checkpoints nor a Hugging Face folder with a config.json"
+            )
 
 
 def open_scorer(setup: Setup, name: str):
@@ -119,10 +136,16 @@ def open_scorer(setup: Setup, name: str):
     options = cfg.which, cfg.format, cfg.dtype, cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed
     run = next(iter(setup.runs), None)
     by_run = setup.data.name == "of_run" and run and not setup.files
-    data = run_folder.run_config(Path(run)).data if by_run else setup.data  # an embedded task has a checker, a policy
+    data = (
+        run_folder.run_config(Path(run)).data if by_run else setup.data
+    )  # an embedded task has a checker, a policy
     names = {part.name for part in (data.get("sources") or {"": data}).values()}
-    scorer = open_verifier(name, OpenOptions(*options, data, names.pop() if len(names) == 1 else None, setup.files))
-    file = setup.folder / "verifiers.json"  # whose scores are kept; a run that went on has another step in its name
+    scorer = open_verifier(
+        name, OpenOptions(*options, data, names.pop() if len(names) == 1 else None, setup.files)
+    )
+    file = (
+        setup.folder / "verifiers.json"
+    )  # whose scores are kept; a run that went on has another step in its name
     before = {name: scorer.name} | (run_folder.read_json(file) if file.exists() else {})
     expect(before[name] == scorer.name, f"resume: {name}", scorer.name, f"{before[name]}; start a new one")
     run_folder.write_json(file, before)
@@ -130,7 +153,9 @@ def open_scorer(setup: Setup, name: str):
 
 
 def one_scorer(setup: Setup):
-    expect(len(setup.checkpoints) == 1, "checkpoint", setup.checkpoints, "one verifier: this task takes no more")
+    expect(
+        len(setup.checkpoints) == 1, "checkpoint", setup.checkpoints, "one verifier: this task takes no more"
+    )
     return open_scorer(setup, setup.checkpoints[0])
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax.data.solutions import first_error
 from prm_jax.evals.common import interval_of, plus_minus
 from prm_jax.metrics import auroc, mean
+from prm_jax.solutions import first_error
 
 # {number: what it says}; the first is over all steps after a first error, each other over one kind of them.
 SHOWN = {
@@ -37,13 +37,19 @@ def later_steps(p: Sequence, labels: Sequence, problems: Sequence, threshold: fl
         return {}
     p_n, good_n, before_n, problem_n = map(np.array, zip(*rows))
     wrong_n = p_n < threshold
-    kinds = {"propagation": ~good_n & ~before_n, "new_errors": ~good_n & before_n, "cessation": good_n & ~before_n}
+    kinds = {
+        "propagation": ~good_n & ~before_n,
+        "new_errors": ~good_n & before_n,
+        "cessation": good_n & ~before_n,
+    }
     numbers, intervals = {"later_auroc": auroc(p_n, good_n)}, {}
     intervals["later_auroc"] = interval_of(auroc, problem_n, seed, p_n, good_n)
     for kind, kind_n in kinds.items():
         hit_n = wrong_n[kind_n] != good_n[kind_n]
         numbers[f"{kind}_seen"] = mean(hit_n)
-        intervals[f"{kind}_seen"] = interval_of(mean, problem_n[kind_n], seed, hit_n) if kind_n.any() else None
+        intervals[f"{kind}_seen"] = (
+            interval_of(mean, problem_n[kind_n], seed, hit_n) if kind_n.any() else None
+        )
     counts = {"steps": len(rows), **{kind: int(kind_n.sum()) for kind, kind_n in kinds.items()}}
     return numbers | {"later": {"counts": counts, "intervals": intervals}}
 

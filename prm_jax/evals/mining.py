@@ -16,12 +16,12 @@ import numpy as np
 from prm_jax import InputError, rerank, tasks
 from prm_jax.data.pools import Candidate, candidate_rows
 from prm_jax.data.rows import write_rows
-from prm_jax.data.solutions import Solution, first_error, native_row
 from prm_jax.data.splits import TaskData
 from prm_jax.evals.common import Setup, data_of, describe, one_scorer
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect, one_of, script
 from prm_jax.scoring import score_into
+from prm_jax.solutions import Solution, first_error, native_row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,9 @@ def run(setup: Setup, cfg: Config) -> dict:
     task, seed = tasks.TASKS[data.name], setup.cfg.seed
     n_problems = -(-cfg.solutions // cfg.kept)
     problems = list(tasks.sample_pool(data, n_problems, cfg.samples, data.train_split, seed, policy_pool))
-    scores = score_into(setup.folder / "scores.jsonl", scorer, candidate_rows(problems), n_problems * cfg.samples)
+    scores = score_into(
+        setup.folder / "scores.jsonl", scorer, candidate_rows(problems), n_problems * cfg.samples
+    )
     score_PN = rerank.solution_scores(list(scores), cfg.aggregator).reshape(n_problems, cfg.samples)
     rows, scores_of = collections.defaultdict(list), {"mined": [], "uniform": []}
     for p, (problem, score_N) in enumerate(zip(problems, score_PN, strict=True)):
@@ -90,7 +92,9 @@ def count(solutions: list[Solution]) -> dict:
     wrong, unsound = np.array([s.outcome == 0 for s in solutions]), np.array(errors) >= 0
     shares = {"wrong_answers": wrong, "unsound": unsound, "lucky": unsound & ~wrong}
     steps = sum(t + 1 if t >= 0 else len(s.steps) for t, s in zip(errors, solutions, strict=True))
-    return {"solutions": len(solutions), "steps": steps} | {name: float(x.mean()) for name, x in shares.items()}
+    return {"solutions": len(solutions), "steps": steps} | {
+        name: float(x.mean()) for name, x in shares.items()
+    }
 
 
 def show(results: dict):
@@ -102,6 +106,8 @@ def show(results: dict):
     bad = "a wrong step" if is_exact else f"a {kind} below .5"
     for name, x in results["counts"].items():
         shares = f"{x['wrong_answers']:.3f} with a wrong answer, {x['unsound']:.3f} with {bad}"
-        print(f"{name:<12}{x['solutions']:,} solutions, {x['steps']:,} steps to label, {shares}\n{'':<12}{files[name]}")
+        print(
+            f"{name:<12}{x['solutions']:,} solutions, {x['steps']:,} steps to label, {shares}\n{'':<12}{files[name]}"
+        )
     keys = f"data.path={files['mined']} data.validation_path={files['validation']} data.label_kind={kind}"
     print(f"next        {script('train')} data=jsonl {keys}" + " data.after_first_error=mask" * is_exact)

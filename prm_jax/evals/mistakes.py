@@ -4,12 +4,20 @@ import functools
 
 import numpy as np
 
-from prm_jax.data.solutions import first_error
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Config, Row
 from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.launch.config import expect
-from prm_jax.metrics import auroc, first_error_accuracy, first_error_f1, harmonic_mean, mcc, mean, predict_first_error
+from prm_jax.metrics import (
+    auroc,
+    first_error_accuracy,
+    first_error_f1,
+    harmonic_mean,
+    mcc,
+    mean,
+    predict_first_error,
+)
+from prm_jax.solutions import first_error
 from prm_jax.stats import problem_numbers
 
 # The metrics that the authors of a set report: of `solution_numbers`, `step_numbers`, pair_accuracy, rating_accuracy.
@@ -79,9 +87,14 @@ def step_numbers(p, is_good, threshold: float) -> dict[str, float]:
 def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: float, seed: int) -> dict:
     labels = [row.solution.labels for row, _ in members]
     problem = problem_numbers(row.problem for row, _ in members)
-    steps = [(k, t) for k, label_T in enumerate(labels) for t, label in enumerate(label_T) if label is not None]
+    steps = [
+        (k, t) for k, label_T in enumerate(labels) for t, label in enumerate(label_T) if label is not None
+    ]
     owner_n = np.array([k for k, _ in steps])
-    p_n, good_n = np.array([members[k][1][t] for k, t in steps]), np.array([labels[k][t] for k, t in steps]) >= 0.5
+    p_n, good_n = (
+        np.array([members[k][1][t] for k, t in steps]),
+        np.array([labels[k][t] for k, t in steps]) >= 0.5,
+    )
     predicted = np.array([predict_first_error(score_T, threshold) for _, score_T in members])
     error = np.array([first_error(label_T) for label_T in labels])
     if kind == "toolprmbench":  # the right action of each pair comes first
@@ -98,7 +111,9 @@ def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: f
         values = table(*arrays)
         numbers |= values
         for name in [name for name in OWN[kind] if name in values]:
-            intervals[name] = interval_of(lambda *x, name=name, table=table: table(*x)[name], owner, seed, *arrays)
+            intervals[name] = interval_of(
+                lambda *x, name=name, table=table: table(*x)[name], owner, seed, *arrays
+            )
     return {
         "n": len(members), "n_error": int((error != -1).sum()), "n_problems": len(np.unique(problem)),
         "n_steps": len(p_n), "n_bad_steps": int((~good_n).sum()), "numbers": numbers, "intervals": intervals,

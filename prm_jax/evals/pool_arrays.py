@@ -41,8 +41,12 @@ class Pool:
     lacking: dict[str, int]  # {name of scores that only some candidates have: number of candidates without}
     n_repeated: int  # problems with the text of an earlier one
     logp_PN: np.ndarray | None  # log p under the policy that drew them, where all finished candidates have it
-    reference_PN: np.ndarray | None  # the policy's law over a problem's distinct texts, shared evenly by equal texts
-    cost_P: np.ndarray  # policy tokens a candidate, the mean of a problem's; 1 where they are not known of all problems
+    reference_PN: (
+        np.ndarray | None
+    )  # the policy's law over a problem's distinct texts, shared evenly by equal texts
+    cost_P: (
+        np.ndarray
+    )  # policy tokens a candidate, the mean of a problem's; 1 where they are not known of all problems
     labels: list | None = None  # correctness label_T of each candidate, where they are known
 
     def unit(self, name: str, default: str) -> str:
@@ -54,8 +58,15 @@ class Pool:
             n = int(np.searchsorted(np.cumsum(self.steps_n), m, side="right"))
             p, place = np.argwhere(self.present_PN)[n]
             raise outside(self.ids[p], place, name, m - self.steps_n[:n].sum(), score_m[m], units[0])
-        if self.units[name] == {None} and units[0] != "probability" and 0 <= score_m.min() and score_m.max() <= 1:
-            print(f"scores      {name}: all in [0, 1], read as {units[0]}; probabilities need scores_unit=probability")
+        if (
+            self.units[name] == {None}
+            and units[0] != "probability"
+            and 0 <= score_m.min()
+            and score_m.max() <= 1
+        ):
+            print(
+                f"scores      {name}: all in [0, 1], read as {units[0]}; probabilities need scores_unit=probability"
+            )
         return units[0]
 
     def log_reference(self) -> tuple[np.ndarray | None, str]:
@@ -76,7 +87,9 @@ class Pool:
         return np.array([index for index, _ in pairs], int), np.array([label for _, label in pairs], float)
 
 
-def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | None = None, step_labels=None) -> Pool:
+def pool_arrays(
+    problems: Iterable[Problem], answer_groups: list[list[int]] | None = None, step_labels=None
+) -> Pool:
     """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts unless a
     checker has grouped them. step_labels: {(problem text, steps): correctness labels} where they are known. Raises
     InputError naming problem and candidate where `correct` is missing."""
@@ -89,7 +102,10 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
         ids.append(problem.id), texts.add(hash(problem.problem)), count_P.append(len(problem.candidates))
         tokens_p.append(problem.policy_tokens)
         number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
-        question, copies = problem.problem.strip(), collections.Counter(c.steps for c in problem.candidates if c.logp)
+        question, copies = (
+            problem.problem.strip(),
+            collections.Counter(c.steps for c in problem.candidates if c.logp),
+        )
         for n, c in enumerate(problem.candidates):
             if c.correct is None and c.finished:
                 place = f"pool: problem {problem.id}: candidates[{n}].correct"
@@ -126,7 +142,10 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
         total_P1 = np.logaddexp.reduce(log_law_PN, axis=1, keepdims=True)
         reference_PN = np.exp(log_law_PN - np.where(np.isfinite(total_P1), total_P1, 0.0))
     silent_n = blank_n & has_answers
-    eligible_n, complete = finished_n & ~silent_n, [name for name in sorted(having) if having[name] == len(right_n)]
+    eligible_n, complete = (
+        finished_n & ~silent_n,
+        [name for name in sorted(having) if having[name] == len(right_n)],
+    )
     dropped = {"missing": present_PN.size - len(right_n), "unfinished": int((~finished_n).sum())}
     return Pool(
         ids=ids, finished_n=finished_n, steps_n=steps_n, length_n=length_n, repeats_n=np.array(repeats_n, bool),
@@ -151,7 +170,9 @@ def log_scores(pool: Pool, name: str, unit: str, problems=slice(None)) -> tuple[
     mask_PNT = np.arange(pool.steps_n.max()) < steps_PN[..., None]
     score_PNT = np.zeros(mask_PNT.shape)
     score_PNT[mask_PNT] = pool.scores[name][end_n[first] : end_n[last]]
-    with np.errstate(over="ignore", divide="ignore"):  # log-odds beyond float32 are as certain as infinite ones
+    with np.errstate(
+        over="ignore", divide="ignore"
+    ):  # log-odds beyond float32 are as certain as infinite ones
         if np.isinf(UNITS[unit].low):
             return score_PNT.astype(np.float32), mask_PNT, "logit"
         logp_PNT = np.log(as_probability(score_PNT, unit), where=mask_PNT, out=np.zeros_like(score_PNT))

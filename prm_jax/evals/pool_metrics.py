@@ -72,7 +72,9 @@ def solution_scores(pool: Pool, name: str, unit: str) -> tuple[dict[str, np.ndar
     for start in range(0, len(pool.ids), n_problems):
         step_PNT, mask_PNT, kind = log_scores(pool, name, unit, slice(start, start + n_problems))
         is_zero_PN.append((step_PNT == -np.inf).any(-1))
-        for aggregator, x_PN in rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind).items():
+        for aggregator, x_PN in rerank.aggregate_all(
+            step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind
+        ).items():
             score[aggregator].append(np.asarray(x_PN))
     return {aggregator: np.concatenate(x) for aggregator, x in score.items()}, np.concatenate(is_zero_PN)
 
@@ -85,7 +87,10 @@ class Values:
         self.n_problems, self.N = pool.right_PN.shape
         self.mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
         self.sizes = sorted({2**k for k in range(self.N.bit_length())} | {self.N})
-        self.value, self.curve = {}, {}  # {path: {n: value_P}}, {path: its means over problems for every n = 1..N}
+        self.value, self.curve = (
+            {},
+            {},
+        )  # {path: {n: value_P}}, {path: its means over problems for every n = 1..N}
 
     def add_curve(self, path: tuple, x_Pn, is_headline=True):
         """Adds a rule with a closed form, and for headlines the interval of its curve."""
@@ -126,11 +131,17 @@ class Values:
         if mixed:
             key_PN = np.where(is_right_PN, self.N, answer_PN)
             one_PN = np.stack([np.unique(key_N, return_inverse=True)[1] for key_N in key_PN])
-            weight_PN = votes.vote(np.where(answer_PN < 0, -1, one_PN), ties=self.rules.ties, counts=self.rules.counts)
-            self.value[RIGHT_AS_ONE,] = {self.N: np.asarray(rerank.expectation(weight_PN, self.pool.right_PN), float)}
+            weight_PN = votes.vote(
+                np.where(answer_PN < 0, -1, one_PN), ties=self.rules.ties, counts=self.rules.counts
+            )
+            self.value[RIGHT_AS_ONE,] = {
+                self.N: np.asarray(rerank.expectation(weight_PN, self.pool.right_PN), float)
+            }
         return mixed
 
-    def add_scorer(self, scorer: str, score_PN: dict[str, np.ndarray], golds: dict[str, np.ndarray], headline: str):
+    def add_scorer(
+        self, scorer: str, score_PN: dict[str, np.ndarray], golds: dict[str, np.ndarray], headline: str
+    ):
         """Adds best-of-n and weighted vote by every aggregator; the vote at every n for the headline one alone."""
         pool, rules = self.pool, self.rules
         for aggregator, x_PN in score_PN.items():
@@ -190,14 +201,20 @@ class Values:
             table = functools.reduce(lambda parent, part: parent.setdefault(part, {}), path, tables)
             mean, low, high, band = zip(*[next(rows) for _ in by_size])
             prefix = "" if rule == "best_of_n" else f"{rule}_"
-            for key, numbers in ((rule, mean), (f"{prefix}interval", zip(low, high)), (f"{prefix}band", band)):
+            for key, numbers in (
+                (rule, mean),
+                (f"{prefix}interval", zip(low, high)),
+                (f"{prefix}band", band),
+            ):
                 table[key] = dict(zip(map(str, by_size), numbers, strict=True))
             table |= {f"{prefix}{key}": x for key, x in self.curve.get((*path, rule), {}).items()}
         return tables
 
     def differences(self, headline: dict[str, str]) -> list[dict]:
         """The paired test of every pair of `comparisons`."""
-        pairs = [(a, b, n) for a, b, sizes in comparisons(list(self.value), headline, self.sizes) for n in sizes]
+        pairs = [
+            (a, b, n) for a, b, sizes in comparisons(list(self.value), headline, self.sizes) for n in sizes
+        ]
         if not pairs:
             return []
         a_PX, b_PX = (np.stack([self.value[pair[side]][pair[2]] for pair in pairs], -1) for side in (0, 1))
@@ -207,7 +224,14 @@ class Values:
 
 
 def pool_results(
-    pool: Pool, scorers, rules: Rules, seed: int, value_scorers=(), outcome_scorers=(), ensembles=(), lower_bounds=()
+    pool: Pool,
+    scorers,
+    rules: Rules,
+    seed: int,
+    value_scorers=(),
+    outcome_scorers=(),
+    ensembles=(),
+    lower_bounds=(),
 ) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n. Where the
     pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is trace_error.py's part, and
@@ -215,7 +239,9 @@ def pool_results(
     they are calibrated against the outcome of a step's solution. `outcome_scorers` have learned the outcome at the last
     step, so their headline aggregator is `last`. ensembles: (scorer, its members, which are scorers too); `members` is
     then the mean of these. lower_bounds: step scores that choose N of a problem."""
-    by_objective = dict.fromkeys(outcome_scorers, "last") | {POLICY: "prod"}  # log p of a text is a sum over its steps
+    by_objective = dict.fromkeys(outcome_scorers, "last") | {
+        POLICY: "prod"
+    }  # log p of a text is a sum over its steps
     headline = {scorer: by_objective.get(scorer, rules.aggregator) for scorer in scorers}
     golds = {"best_of_n": pool.right_PN} | ({"trace": trace_error.right_traces(pool)} if pool.labels else {})
     values = Values(pool, rules, seed)
@@ -224,7 +250,9 @@ def pool_results(
     ended_n = pool.finished_n
     problem_n, right_n = np.argwhere(pool.present_PN)[ended_n, 0], pool.right_PN[pool.present_PN][ended_n]
     group_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
-    units, zero_scores, best_PN, reward_kl, calibrations, correlations, within, targets = ({} for _ in range(8))
+    units, zero_scores, best_PN, reward_kl, calibrations, correlations, within, targets = (
+        {} for _ in range(8)
+    )
     for scorer, aggregator in headline.items():
         units[scorer] = pool.unit(scorer, rules.scores_unit)
         score_PN, is_zero_PN = solution_scores(pool, scorer, units[scorer])
@@ -236,8 +264,12 @@ def pool_results(
         reward_kl[scorer] = reward_against_kl(pool, best_PN[scorer], values.mask_PN, values.sizes, rules.ties)
         score_n = best_PN[scorer][pool.present_PN][ended_n]
         within[scorer] = metrics.within_problem_auroc(score_n, right_n, problem_n)[0]
-        correlations[scorer] = biases.length_correlation(score_n, pool.length_n[ended_n], group_n3, problem_n, seed)
-        calibrations[scorer] = pool_calibration(pool, scorer, units[scorer], score_PN, scorer not in value_scorers)
+        correlations[scorer] = biases.length_correlation(
+            score_n, pool.length_n[ended_n], group_n3, problem_n, seed
+        )
+        calibrations[scorer] = pool_calibration(
+            pool, scorer, units[scorer], score_PN, scorer not in value_scorers
+        )
     for scorer, members in ensembles:
         values.add_members(scorer, members, headline)
     results = {
@@ -301,7 +333,9 @@ def _kl_curves(score_PN, right_PN, present_PN, eligible_PN, mask_PN, reference_P
 
     def best_of(n):
         weight_PN = rerank.winner_probs(score_PN, n, eligible_PN, mask_PN, ties=ties)
-        return means(weight_PN, rerank.kl_divergence(weight_PN, present_PN / present_PN.sum(-1, keepdims=True)))
+        return means(
+            weight_PN, rerank.kl_divergence(weight_PN, present_PN / present_PN.sum(-1, keepdims=True))
+        )
 
     def tilted(ref_PN):
         def one(beta):

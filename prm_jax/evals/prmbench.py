@@ -39,11 +39,15 @@ def show(results: dict):
     for name, x in results["groups"].items():
         missing = [member for member in x["classes"] if member not in results["classes"]]
         note = f"  (no rows of {', '.join(missing)})" if missing else ""
-        print(f"  {name + ', mean of its':<{width + 6}}{len(x['classes'])} classes{x['prmscore']:>13.4f}{note}")
+        print(
+            f"  {name + ', mean of its':<{width + 6}}{len(x['classes'])} classes{x['prmscore']:>13.4f}{note}"
+        )
     show_row("overall, all steps", results, results["overall"], results["overall_interval"])
 
 
-def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: int = 0, official: bool = True) -> dict:
+def prmscore_results(
+    rows: list[Row], scores: Sequence, threshold: float, seed: int = 0, official: bool = True
+) -> dict:
     """PRMBench's numbers: PRMScore per class, over all steps pooled, and per group of classes.
 
     PRMScore is the mean of F1 on good and F1 on bad steps; of multi_solutions, which has no bad step, F1 on good steps
@@ -58,7 +62,9 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
     rule = f"a step at the threshold is good, {repeated} rows that repeat a class and idx count"
     if official:
         rule = f"official: a step at the threshold is bad, {repeated} rows that repeat a class and idx are passed over"
-        rows, scores = zip(*((row, score) for row, score in zip(rows, scores, strict=True) if not row.repeats))
+        rows, scores = zip(
+            *((row, score) for row, score in zip(rows, scores, strict=True) if not row.repeats)
+        )
     is_good = np.concatenate([row.solution.labels for row in rows]) >= 0.5
     p = np.concatenate([np.asarray(score, np.float64) for score in scores])
     predicted = p > threshold if official else p >= threshold
@@ -67,7 +73,9 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
     is_socratic = not set(PRMBENCH_CLASSES) & set(names)
     grouped = SOCRATIC_GROUPS if is_socratic else PRMBENCH_GROUPS
     known = [name for members in grouped.values() for name in members]
-    problem, group = (problem_numbers(getattr(row, name) for row in rows)[row_of_step] for name in ("problem", "group"))
+    problem, group = (
+        problem_numbers(getattr(row, name) for row in rows)[row_of_step] for name in ("problem", "group")
+    )
 
     def numbers(steps, score_fn):
         good, verdict = is_good[steps], predicted[steps]

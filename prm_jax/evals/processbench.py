@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.solutions import first_error
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Row
 from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PROCESSBENCH
 from prm_jax.figures.benchmarks import processbench_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.metrics import first_error_f1, predict_first_error
+from prm_jax.solutions import first_error
 from prm_jax.stats import problem_numbers
 
 THRESHOLDS = np.arange(1, 100) / 100  # of the curve of first-error F1
@@ -39,7 +39,9 @@ def show(results: dict):
     print(f"  {'mean':<41}{results['mean_f1']:.4f} {plus_minus(results['mean_f1_interval'])}")
 
 
-def f1_results(rows: list[Row], scores, threshold: float, threshold_split: str | None = None, seed: int = 0) -> dict:
+def f1_results(
+    rows: list[Row], scores, threshold: float, threshold_split: str | None = None, seed: int = 0
+) -> dict:
     """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1. threshold_split: the
     split whose best threshold is used for all splits, as the paper does for scalar PRMs with gsm8k; else `threshold`.
     Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split without erroneous or without clean
@@ -48,7 +50,9 @@ def f1_results(rows: list[Row], scores, threshold: float, threshold_split: str |
     error = np.array([first_error(row.solution.labels) for row in rows])
     is_wrong, right_answer = error != -1, np.array([row.solution.outcome == 1 for row in rows])
     problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
-    members = {name: np.flatnonzero(split == k) for k, name in enumerate(dict.fromkeys(row.group for row in rows))}
+    members = {
+        name: np.flatnonzero(split == k) for k, name in enumerate(dict.fromkeys(row.group for row in rows))
+    }
     low, high = np.array([right_window(*pair) for pair in zip(scores, error, strict=True)]).T
     windows = {name: (low[rows_of], high[rows_of], is_wrong[rows_of]) for name, rows_of in members.items()}
     origin = "given"
@@ -72,7 +76,9 @@ def f1_results(rows: list[Row], scores, threshold: float, threshold_split: str |
         }  # fmt: skip
 
     def mean_f1(predicted, error, split):
-        return np.mean([first_error_f1(predicted[split == k], error[split == k])["f1"] for k in range(len(members))])
+        return np.mean(
+            [first_error_f1(predicted[split == k], error[split == k])["f1"] for k in range(len(members))]
+        )
 
     thresholds = np.linspace(0, 1, 401)
     curve = {name: f1_curve(*window, thresholds).tolist() for name, window in windows.items()}

@@ -55,16 +55,25 @@ def run(setup: Setup, cfg: Config) -> dict:
     node, rules = OmegaConf.load(CONF / "data/chain.yaml"), OmegaConf.load(CONF / "task/best_of_n.yaml")
     rules.merge_with({"aggregator": cfg.aggregator, "fresh": {"outcome_model": None}})
     rules, data = parse(rules, best_of_n.Config, elsewhere=("task",)), data_config(node)
-    pool = tasks.make_problems(tasks.TASKS[data.name], data.task, rules.fresh.problems, "test", setup.cfg.seed + 1)
+    pool = tasks.make_problems(
+        tasks.TASKS[data.name], data.task, rules.fresh.problems, "test", setup.cfg.seed + 1
+    )
     verifiers = [members_of(name) for name in setup.checkpoints]
     costs = costs_of(verifiers, BUDGETS[cfg.budget], set(map(problem_hash, pool)))
     results = best_of_n.run(dataclasses.replace(setup, data=node), rules)
-    headline, N = {name: results["headline"][name] for name in results["verifiers"]}, str(rules.fresh.candidates)
+    headline, N = (
+        {name: results["headline"][name] for name in results["verifiers"]},
+        str(rules.fresh.candidates),
+    )
     solved = [results["scorers"][name][aggregator]["best_of_n"][N] for name, aggregator in headline.items()]
     summaries = (record_of(run, "summary.json", **KINDS) for run in itertools.chain(*verifiers))
     commits = {str(summary["versions"].get("commit")) for summary in summaries}
     record = common.spread(solved) | {"solved": solved, "costs": costs, "commits": sorted(commits)}
-    record |= {"budget": cfg.budget, "aggregator": "/".join(dict.fromkeys(headline.values())), "pool": setup.cfg.seed}
+    record |= {
+        "budget": cfg.budget,
+        "aggregator": "/".join(dict.fromkeys(headline.values())),
+        "pool": setup.cfg.seed,
+    }
     return results | {"record": record}
 
 
@@ -79,7 +88,9 @@ def costs_of(verifiers: list[list[str]], budget: Budget, pool: set[str]) -> list
     expect(seeds == [*range(n * size)], "checkpoint: seeds", seeds, f"0 to {n * size - 1}, each once")
     for runs in zip(*verifiers, strict=True):
         settings = run_folder.group_by_settings([run_folder.settings(run) for run in runs])
-        expect(len(settings) == 1, "checkpoint", [x for x, _ in settings], "runs that differ in their seed alone")
+        expect(
+            len(settings) == 1, "checkpoint", [x for x, _ in settings], "runs that differ in their seed alone"
+        )
     costs = [{key: sum(member[key] for member in group) for key in group[0]} for group in members]
     for runs, cost in zip(verifiers, costs, strict=True):
         for key, x in cost.items():
@@ -94,9 +105,16 @@ def cost_of(run: str, budget: Budget, pool: set[str]) -> dict:
     summary = record_of(run, "summary.json", **KINDS)
     hashes = record_of(run, "data.json", files=dict, problems=list, validation=list)
     is_new = None not in (summary.get("cpu_seconds"), summary.get("examples"))
-    expect(is_new, f"{run}/summary.json", sorted(summary), "cpu_seconds and examples: train it with this version")
+    expect(
+        is_new, f"{run}/summary.json", sorted(summary), "cpu_seconds and examples: train it with this version"
+    )
     labelled = list(summary["examples"].values())
-    expect(all(type(n) is int for n in labelled), f"{run}/summary.json: examples", labelled, "numbers of solutions")
+    expect(
+        all(type(n) is int for n in labelled),
+        f"{run}/summary.json: examples",
+        labelled,
+        "numbers of solutions",
+    )
     cfg, kind = run_folder.run_config(Path(run)), summary["label_kind"]
     data, objective = data_config(cfg.data), summary["objective"]
     place, origin = (summary["machine"].get("device"), cfg.distributed), cfg.data.name
@@ -108,11 +126,24 @@ def cost_of(run: str, budget: Budget, pool: set[str]) -> dict:
         tokens = sum(about.get("counts", {}).get("policy_tokens", 0) for about in abouts)
         knows_steps = any(about.get("completer") != "embedded" for about in abouts)
     known = len(pool & {*hashes["problems"], *hashes["validation"]})
-    by_steps, of_steps = budget.step_labels, "answers, or completions of the embedded policy (prm_jax.labeling)"
+    by_steps, of_steps = (
+        budget.step_labels,
+        "answers, or completions of the embedded policy (prm_jax.labeling)",
+    )
     for key, x, is_kept, expected in (
         ("device, distributed", place, place == ("cpu", None), "cpu and null: CPU seconds are one process's"),
-        ("init", cfg.init, cfg.init in ("embedded", "random"), "embedded or random: what others cost is not known"),
-        ("data", origin, origin in (("chain", "policy", "embedded"), "native"), "samples of embedded, or data=jsonl"),
+        (
+            "init",
+            cfg.init,
+            cfg.init in ("embedded", "random"),
+            "embedded or random: what others cost is not known",
+        ),
+        (
+            "data",
+            origin,
+            origin in (("chain", "policy", "embedded"), "native"),
+            "samples of embedded, or data=jsonl",
+        ),
         ("data", f"{known} problems of the pool", not known, "none of them"),
         ("objective", objective, objective != "lm", "a verifier's"),
         ("data.label_kind", kind, not by_steps or kind == "correctness", "correctness"),

@@ -67,12 +67,19 @@ def run(setup: Setup, cfg: Config) -> dict:
     scores = score_into(files["scores"], scorer, source(), len(ids))
     if is_pool:
         pools.write_pool(files["pool"], pools.with_scores(read_pool(), name, scores, scorer.unit))
-    unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"  # as its authors show scores
+    unit = (
+        scorer.format.score if isinstance(scorer, ModelScorer) else "probability"
+    )  # as its authors show scores
     of_log_odds, aggregator = UNITS[unit].of_log_odds, default_aggregator(scorer)
     ranking = rank(source(), stored_scores(files["scores"]), unit, aggregator)
     wanted = [r["id"] for r in ranking[: cfg.figures]] if wanted is None else wanted
     drawn = {
-        i: {"id": i, "problem": problem, "steps": steps, "scores": of_log_odds(logit_T.astype(float)).tolist()}
+        i: {
+            "id": i,
+            "problem": problem,
+            "steps": steps,
+            "scores": of_log_odds(logit_T.astype(float)).tolist(),
+        }
         for (i, problem, steps), logit_T in zip(source(), stored_scores(files["scores"]), strict=True)
         if i in wanted
     }
@@ -92,7 +99,13 @@ def rank(rows, scores, unit: str, aggregator: str) -> list[dict]:
         weakest = int(logit_T.argmin())
         logit = float(logit_T[-1 if aggregator == "last" else weakest])
         score = float(UNITS[unit].of_log_odds(logit))
-        row = {"id": i, "problem": problem, "score": score, "weakest_step": weakest + 1, "n_steps": len(steps)}
+        row = {
+            "id": i,
+            "problem": problem,
+            "score": score,
+            "weakest_step": weakest + 1,
+            "n_steps": len(steps),
+        }
         if unit == "probability":
             row["product"] = float(np.exp(-np.logaddexp(0, -logit_T.astype(float)).sum()))
         table.append((order.setdefault(problem, len(order)), -logit, row))

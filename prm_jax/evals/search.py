@@ -13,7 +13,6 @@ import numpy as np
 
 from prm_jax import InputError, rerank, stats, tasks, votes
 from prm_jax.data import grading
-from prm_jax.data.formats import Format
 from prm_jax.data.pools import Problem, read_pool, write_pool
 from prm_jax.data.questions import Question, read_questions
 from prm_jax.data.rows import file_fingerprint
@@ -22,6 +21,7 @@ from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, 
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 from prm_jax.figures.search import CHOICES
 from prm_jax.figures.search import search_figures as figures  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.formats import Format
 from prm_jax.generate import search
 from prm_jax.generate.remote import Server
 from prm_jax.generate.samples import policy_pool
@@ -72,7 +72,9 @@ class SearchInputs:
 
 def run(setup: Setup, cfg: Config) -> dict:
     files, verifiers = [cfg.input] if cfg.input else [], []
-    cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, files) if files else cfg.checker or "task")
+    cfg = dataclasses.replace(
+        cfg, checker=choose_checker(cfg.checker, files) if files else cfg.checker or "task"
+    )
     for k, name in enumerate(setup.checkpoints):
         inputs = open_inputs(setup, cfg, name)
         with contextlib.closing(inputs.grader):
@@ -88,15 +90,21 @@ def open_inputs(setup: Setup, cfg: Config, name: str) -> SearchInputs:
             why = f"the data {data_cfg.name} has no problems to draw"
             raise InputError(f"input: {why}; name a file, input=FILE")
         name, checkers = data_cfg.name, ("task", data_cfg.name, *grading.RULES)
-        expect(cfg.checker in checkers, "checker", cfg.checker, f"{', '.join(checkers)} for problems of {name}")
+        expect(
+            cfg.checker in checkers, "checker", cfg.checker, f"{', '.join(checkers)} for problems of {name}"
+        )
         grader = open_grader(cfg.checker if cfg.checker in grading.RULES else name)
-        texts = tasks.make_problems(tasks.TASKS[name], data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
+        texts = tasks.make_problems(
+            tasks.TASKS[name], data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1
+        )
         questions = [Question(str(i), text) for i, text in enumerate(texts)]
     else:
         expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of input=FILE")
         questions = list(itertools.islice(read_questions(cfg.input, is_own(cfg.checker)), cfg.problems))
         expect(questions, "input", cfg.input, "a file with problems")
-        if cfg.checker in grading.RULES and (lacking := next((q for q in questions if q.answer is None), None)):
+        if cfg.checker in grading.RULES and (
+            lacking := next((q for q in questions if q.answer is None), None)
+        ):
             raise InputError(f"{cfg.input}: problem {lacking.id}: has no right answer to check by")
         grader = open_grader(cfg.checker, [cfg.input])
     sampling, path = cfg.sampling, cfg.policy
@@ -132,17 +140,29 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
     for budget in cfg.budgets if len(cfg.methods) > 1 and min(map(len, bins)) > 1 else ():
         of_methods = [(solved[method, budget], tokens[method, budget]) for method in cfg.methods]
         choice_P = choose_by_difficulty(np.stack([by_rule[cfg.choice] for by_rule, _ in of_methods]), bins)
-        chosen = {rule: np.choose(choice_P, [by_rule[rule] for by_rule, _ in of_methods]) for rule in of_methods[0][0]}
-        solved["optimal", budget], mean = chosen, np.choose(choice_P, [tokens_P for _, tokens_P in of_methods]).mean()
-        names = ["|".join(cfg.methods[i] for i in choice_P[members[:2]]) for members in bins]  # one of each half
-        rows.append({"method": "optimal", "budget": budget, "plan": {"groups": names}, "policy_tokens": float(mean)})
+        chosen = {
+            rule: np.choose(choice_P, [by_rule[rule] for by_rule, _ in of_methods])
+            for rule in of_methods[0][0]
+        }
+        solved["optimal", budget], mean = (
+            chosen,
+            np.choose(choice_P, [tokens_P for _, tokens_P in of_methods]).mean(),
+        )
+        names = [
+            "|".join(cfg.methods[i] for i in choice_P[members[:2]]) for members in bins
+        ]  # one of each half
+        rows.append(
+            {"method": "optimal", "budget": budget, "plan": {"groups": names}, "policy_tokens": float(mean)}
+        )
     for row in rows:
         row |= {rule: shares(x_P, bins, seed) for rule, x_P in solved[row["method"], row["budget"]].items()}
     spent = {row["budget"]: row["policy_tokens"] for row in rows if row["method"] == "best_of_n"}
     for row in [row for row in rows if row["method"] != "best_of_n" and row["budget"] in spent]:
         row["tokens_to_best_of_n"] = row["policy_tokens"] / spent[row["budget"]]
         if abs(row["tokens_to_best_of_n"] - 1) <= COST_TOLERANCE:
-            pair = (solved[method, row["budget"]][cfg.choice][:, None] for method in (row["method"], "best_of_n"))
+            pair = (
+                solved[method, row["budget"]][cfg.choice][:, None] for method in (row["method"], "best_of_n")
+            )
             row["minus_best_of_n"] = stats.paired_differences(*pair, seed)[0]
     return {
         **describe(scorer), "aggregator": aggregator, "policy": inputs.policy.name,
@@ -176,7 +196,15 @@ def policy_baseline(inputs: SearchInputs, seed: int) -> tuple[np.ndarray, dict]:
 
 
 def search_once(
-    seed: int, cfg: Config, inputs: SearchInputs, scorer, aggregator: str, method: str, budget: int, size, file: Path
+    seed: int,
+    cfg: Config,
+    inputs: SearchInputs,
+    scorer,
+    aggregator: str,
+    method: str,
+    budget: int,
+    size,
+    file: Path,
 ) -> tuple[dict, list[Problem]]:
     """(costs, the graded pool) of one method at one budget, read if it is done already. size: tokens of a solution."""
     done = file.with_name(file.name.removesuffix(".jsonl.gz") + ".json")
@@ -213,7 +241,9 @@ def solved_by(pool: list[Problem], inputs: SearchInputs, aggregator: str, policy
     score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit), arrays.present_PN
     log_ref_PN, _ = arrays.log_reference()
     scores = {"best": score_PN}
-    scores["policy"] = score_PN if log_ref_PN is None else rerank.with_reference(score_PN, log_ref_PN, policy_weight)
+    scores["policy"] = (
+        score_PN if log_ref_PN is None else rerank.with_reference(score_PN, log_ref_PN, policy_weight)
+    )
     golds = arrays.right_PN, arrays.eligible_PN, present_PN, np.array([present_PN.shape[1]])
     best = {rule: np.asarray(rerank.best_of_n(x_PN, *golds))[:, 0] for rule, x_PN in scores.items()}
     vote_P = np.zeros(len(pool))  # where a budget pays for no answer at all nobody has a vote
@@ -253,15 +283,21 @@ def show(results: dict):
             spent = [searches[method, b]["policy_tokens"] / b for b in budgets]
             print(f"  {f'{method}, spent {min(spent):.2f} to {max(spent):.2f} of it':<54}{row}")
         if "optimal" in methods:
-            print("  optimal: each half of a group of difficulty by the method that solves most of the other half")
+            print(
+                "  optimal: each half of a group of difficulty by the method that solves most of the other half"
+            )
         if unfinished := sum(s.get("unfinished_problems", 0) for s in v["searches"]):
-            print(f"  {unfinished} problems of all searches together have no finished solution, and count as wrong")
+            print(
+                f"  {unfinished} problems of all searches together have no finished solution, and count as wrong"
+            )
 
 
 def detail(results: dict):
     """Prints the table of report.txt alone: costs and solutions of each search, its test against best-of-n."""
     rule = results["choice"]
-    head = f"  {'budget':>6} {'method':<10} {'policy':>6} {'5-95 %':>10} {'verifier':>9} {'s':>6} {'found':>6}  "
+    head = (
+        f"  {'budget':>6} {'method':<10} {'policy':>6} {'5-95 %':>10} {'verifier':>9} {'s':>6} {'found':>6}  "
+    )
     for v in results["verifiers"]:
         print(f"searches    under {v['verifier']}")
         print(f"{head}{'best score':<25} {'vote':<6} any    best of n less; as")
@@ -271,10 +307,14 @@ def detail(results: dict):
                 cost = "" if s["verifier_tokens"] is None else f"{s['verifier_tokens']:.0f}"
                 spread = "{:.0f}-{:.0f}".format(*s["policy_tokens_05_95"])
                 costs += f"{spread:>10} {cost:>9} {s['seconds']:>6.1f} {s['finished']:>6.1f}"
-            solved = f"{s['best']['share']:.3f} {plus_minus(s['best']['interval'])} {s['vote']['share']:<6.3f}"
+            solved = (
+                f"{s['best']['share']:.3f} {plus_minus(s['best']['interval'])} {s['vote']['share']:<6.3f}"
+            )
             against = f"at {s['tokens_to_best_of_n']:.2f} x" if "tokens_to_best_of_n" in s else ""
             if test := s.get("minus_best_of_n"):
                 against = f"{test['difference']:+.3f} p={test['p']:.3f}"
             plan = ", ".join(f"{key}={x}" for key, x in s["plan"].items() if x)
             print(f"{costs:<61}  {solved} {s['oracle']['share']:.3f}  {against:<15} {plan}")
-    print(f"drawn       by {rule}; policy and verifier: tokens a problem; best of n less: {rule}, paired over problems")
+    print(
+        f"drawn       by {rule}; policy and verifier: tokens a problem; best of n less: {rule}, paired over problems"
+    )

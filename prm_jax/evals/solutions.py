@@ -6,15 +6,15 @@ from typing import Literal
 
 from prm_jax import InputError, tasks
 from prm_jax.data.critiques import prompt_text
-from prm_jax.data.formats import read_format
 from prm_jax.data.rows import write_rows
-from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.splits import Mixture, data_config, load_splits
 from prm_jax.evals import biases
 from prm_jax.evals.common import Setup
+from prm_jax.formats import read_format
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
+from prm_jax.solutions import Solution, native_row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,14 @@ def run(setup: Setup, cfg: Config) -> dict:
     rows, path, kind = data.splits[cfg.split], setup.folder / "solutions.jsonl", data_cfg.label_kind
     write_rows(path, (native_row(s) | {"label_kind": kind} for s in rows))
     if known := {s.problem: s.task for s in rows if s.task in tasks.TASKS}:  # questions of an embedded task
-        problems = [{"problem": p, "answer": tasks.TASKS[t].gold_answer(p), "task": t} for p, t in known.items()]
+        problems = [
+            {"problem": p, "answer": tasks.TASKS[t].gold_answer(p), "task": t} for p, t in known.items()
+        ]
         write_rows(setup.folder / "problems.jsonl", problems)
     if cfg.critiques:
-        write_rows(setup.folder / "critiques.jsonl", (row for s in rows for row in critiques(s, cfg.critiques)))
+        write_rows(
+            setup.folder / "critiques.jsonl", (row for s in rows for row in critiques(s, cfg.critiques))
+        )
     labels = [label for s in rows for label in s.labels or ()]
     shares = biases.step_shares([s.labels or () for s in rows], [s.outcome for s in rows])
     return {
@@ -55,7 +59,12 @@ def critiques(s: Solution, kind: str) -> Iterator[dict]:
     """Native rows for train.py objective=lm data=jsonl, one a labelled step: the prompt of format=lab_critic and the
     right critique. `hops`: the step's operations done one by one, then the verdict, `verdict`: that alone."""
     task, fmt = tasks.TASKS.get(s.task), read_format("lab_critic")
-    expect(hasattr(task, "written_out"), "critiques", kind, "null: only the steps of data=chain can be written out")
+    expect(
+        hasattr(task, "written_out"),
+        "critiques",
+        kind,
+        "null: only the steps of data=chain can be written out",
+    )
     labels = s.labels or (None,) * len(s.steps)
     for t, (label, hops) in enumerate(zip(labels, task.written_out(s.problem, s.steps), strict=True)):
         if label is not None:
@@ -65,6 +74,8 @@ def critiques(s: Solution, kind: str) -> Iterator[dict]:
 
 
 def show(results: dict):
-    numbers = ", ".join(f"{results[name]:,} {name}" for name in ("solutions", "problems", "steps", "labelled"))
+    numbers = ", ".join(
+        f"{results[name]:,} {name}" for name in ("solutions", "problems", "steps", "labelled")
+    )
     print(f"{results['split']:<12}{numbers}; {results['label_kind']} labels")
     print(f"solutions   {results['path']}")

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.formats import encode
 from prm_jax.data.rows import read_rows, row_place, write_rows
 from prm_jax.data.sources import problem_and_text
 from prm_jax.data.steps import SPLITS, cut
 from prm_jax.evals.common import Setup, one_scorer
+from prm_jax.formats import encode
 from prm_jax.launch import cli
 from prm_jax.launch.config import Share, expect
 from prm_jax.scoring import CHUNK, ModelScorer
@@ -29,13 +29,20 @@ class Config:
 
     def __post_init__(self):
         expect(self.input is not None, "input", None, "a file of responses, input=FILE")
-        expect(self.split_by in (*SPLITS, "confidence"), "split_by", self.split_by, ", ".join([*SPLITS, "confidence"]))
+        expect(
+            self.split_by in (*SPLITS, "confidence"),
+            "split_by",
+            self.split_by,
+            ", ".join([*SPLITS, "confidence"]),
+        )
 
 
 def run(setup: Setup, cfg: Config) -> dict:
     """Writes solutions.jsonl: the rows of the file with `steps` in place of their text."""
     needed = "checkpoint=policy:FOLDER with split_by=confidence, and null with any other"
-    expect(bool(setup.checkpoints) == (cfg.split_by == "confidence"), "checkpoint", setup.cfg.checkpoint, needed)
+    expect(
+        bool(setup.checkpoints) == (cfg.split_by == "confidence"), "checkpoint", setup.cfg.checkpoint, needed
+    )
     counts = collections.Counter()
     rows, path = list(passes(cfg, counts)), setup.folder / "solutions.jsonl"
     cli.print_counts(counts)
@@ -49,7 +56,12 @@ def run(setup: Setup, cfg: Config) -> dict:
         row["steps"] = cut(text, cuts)
     write_rows(path, rows)
     n_steps = [len(row["steps"]) for row in rows]
-    sums = {"solutions": len(rows), "steps": sum(n_steps), "of_one_step": n_steps.count(1), "most_steps": max(n_steps)}
+    sums = {
+        "solutions": len(rows),
+        "steps": sum(n_steps),
+        "of_one_step": n_steps.count(1),
+        "most_steps": max(n_steps),
+    }
     return {"path": str(path), "split_by": cfg.split_by, **sums, "counts": dict(counts)}
 
 
@@ -82,13 +94,26 @@ def unsure_words(scorer, problems: list[str], texts: list[str], share: float) ->
     letters, log_odds = [], []  # of each text's tokens: the last letter, the probability
     with cli.progress("reading", len(texts), "response") as bar:
         for start in range(0, len(texts), CHUNK):
-            some, options = texts[start : start + CHUNK], {"add_special_tokens": False, "return_offsets_mapping": True}
-            tokens, rows = scorer.tokenizer(some, **options), zip(problems[start:], ((text,) for text in some))
+            some, options = (
+                texts[start : start + CHUNK],
+                {"add_special_tokens": False, "return_offsets_mapping": True},
+            )
+            tokens, rows = (
+                scorer.tokenizer(some, **options),
+                zip(problems[start:], ((text,) for text in some)),
+            )
             of_tokens = []
-            for ids, e in zip(tokens["input_ids"], encode(scorer.format, scorer.tokenizer, rows), strict=True):
+            for ids, e in zip(
+                tokens["input_ids"], encode(scorer.format, scorer.tokenizer, rows), strict=True
+            ):
                 end = e.start + len(ids)
                 is_whole = e.ids_L[e.start : end].tolist() == ids
-                expect(is_whole, "format", scorer.format.name, "one that writes a response as it is, such as plain")
+                expect(
+                    is_whole,
+                    "format",
+                    scorer.format.name,
+                    "one that writes a response as it is, such as plain",
+                )
                 of_tokens.append(dataclasses.replace(e, step_end_T=np.arange(e.start, end)))
             log_odds += scorer.score_encoded(of_tokens)
             letters += [[end - 1 for _, end in spans] for spans in tokens["offset_mapping"]]
@@ -97,12 +122,18 @@ def unsure_words(scorer, problems: list[str], texts: list[str], share: float) ->
     places = []
     for text, letter_L, x_L in zip(texts, letters, log_odds, strict=True):
         begins = [match.start() for match in re.finditer(r"\S+", text)]
-        words = {bisect.bisect_right(begins, i) - (not text[i].isspace()) for i, x in zip(letter_L, x_L) if x <= limit}
+        words = {
+            bisect.bisect_right(begins, i) - (not text[i].isspace())
+            for i, x in zip(letter_L, x_L)
+            if x <= limit
+        }
         places.append([begins[word] for word in sorted(words) if word < len(begins)])
     return places
 
 
 def show(results: dict):
     numbers = ", ".join(f"{results[name]:,} {name}" for name in ("solutions", "steps"))
-    print(f"{results['split_by']:<12}{numbers}, at most {results['most_steps']:,}; {results['of_one_step']:,} have one")
+    print(
+        f"{results['split_by']:<12}{numbers}, at most {results['most_steps']:,}; {results['of_one_step']:,} have one"
+    )
     print(f"solutions   {results['path']}")

@@ -10,7 +10,6 @@ from scipy import stats
 
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints.hf import load_tokenizer, locate
-from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals import biases, bounds, common, later
@@ -25,12 +24,20 @@ from prm_jax.launch.config import Count, Share
 from prm_jax.launch.run_log import read_log
 from prm_jax.metrics import labelled_steps, mean, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer, score_into
+from prm_jax.solutions import Solution
 from prm_jax.stats import problem_numbers, ratio_interval
 
-SAMPLED = ("policy_tokens", "lucky_share_of_right_answers")  # counts of an embedded task's samples: in report.txt
-REFUSED = 0.05  # share of right lines that any verifier calls wrong at the threshold of `missed_at_equal_refusals`
+SAMPLED = (
+    "policy_tokens",
+    "lucky_share_of_right_answers",
+)  # counts of an embedded task's samples: in report.txt
+REFUSED = (
+    0.05  # share of right lines that any verifier calls wrong at the threshold of `missed_at_equal_refusals`
+)
 COMPLETIONS = [2**i for i in range(7)]  # K of a Monte-Carlo label
-HARDLY_LEARNED = 0.03  # of step AUROC above the policy's own likelihood: default runs that fail end below, others above
+HARDLY_LEARNED = (
+    0.03  # of step AUROC above the policy's own likelihood: default runs that fail end below, others above
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,18 +77,29 @@ def run(setup: Setup, cfg: Config) -> dict:
             run |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
         if sides := common.bounds_of(scorer):
             files = [setup.folder / f"{side}_{i}.jsonl" for side in ("lower", "upper")]
-            z = [list(score_into(file, side, rows, len(test))) for file, side in zip(files, sides, strict=True)]
-            run |= bounds_of_steps(data_cfg, scorer.label_kind, test, p, z, moved(setup, name), setup.cfg.seed)
+            z = [
+                list(score_into(file, side, rows, len(test))) for file, side in zip(files, sides, strict=True)
+            ]
+            run |= bounds_of_steps(
+                data_cfg, scorer.label_kind, test, p, z, moved(setup, name), setup.cfg.seed
+            )
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
             run["baselines"] = baselines(scorer, data_cfg.label_kind, data.splits["train"], test)
             if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
                 run["baselines"]["likelihood"] = likelihood_auroc(setup, data_cfg, test)
-        runs.append(run | describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts} | trained(name))
+        runs.append(
+            run | describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts} | trained(name)
+        )
     groups = by_settings(runs)
-    return (groups[0] if len(groups) == 1 else {"groups": groups}) | {"runs": runs, "threshold": cfg.threshold}
+    return (groups[0] if len(groups) == 1 else {"groups": groups}) | {
+        "runs": runs,
+        "threshold": cfg.threshold,
+    }
 
 
-def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere) -> dict:
+def step_results(
+    cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere
+) -> dict:
     """Every number of one verifier's P(step good) on solutions with labels of this kind, and the figures' curves."""
     labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
     steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T, kind)[0]]
@@ -111,21 +129,38 @@ def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarra
 def moved(setup: Setup, name: str) -> list[float] | None:
     """By how many log-odds training has moved the bounds of a run's best checkpoint out; None where it has not."""
     summary = common.record_of(name, "summary.json") if setup.cfg.which == "best" else {}
-    return [summary[f"eval_shift_{side}"] for side in ("lower", "upper")] if "eval_shift_lower" in summary else None
+    return (
+        [summary[f"eval_shift_{side}"] for side in ("lower", "upper")]
+        if "eval_shift_lower" in summary
+        else None
+    )
 
 
-def bounds_of_steps(data_cfg, kind: str, test: list[Solution], p, z, shift: list[float] | None, seed: int) -> dict:
+def bounds_of_steps(
+    data_cfg, kind: str, test: list[Solution], p, z, shift: list[float] | None, seed: int
+) -> dict:
     """`bounds.coverage` of every step's exact value, where the labels are values and the task knows them, else of its label;
     `raw` as the head learned the bounds, before training moved them. z: log-odds of the lower and the upper bound."""
     exact = isinstance(data_cfg, TaskData) and kind == "value"
-    values = [tasks.TASKS[data_cfg.name].values(data_cfg.task, s.problem, s.steps) for s in test] if exact else None
+    values = (
+        [tasks.TASKS[data_cfg.name].values(data_cfg.task, s.problem, s.steps) for s in test]
+        if exact
+        else None
+    )
     value_n = np.concatenate([np.array(y, float) for y in values or [s.labels for s in test]])
     sizes, kept_n = [len(s.steps) for s in test], ~np.isnan(value_n)
     problem_n = np.repeat(problem_numbers(s.problem for s in test), sizes)
     depth_n, (lower_n, upper_n) = np.concatenate([np.arange(1, n + 1) for n in sizes]), map(np.concatenate, z)
 
     def measured(out: float, up: float) -> dict:
-        shares = probability(lower_n + out), np.concatenate(p), probability(upper_n - up), value_n, problem_n, depth_n
+        shares = (
+            probability(lower_n + out),
+            np.concatenate(p),
+            probability(upper_n - up),
+            value_n,
+            problem_n,
+            depth_n,
+        )
         return bounds.coverage(*(x_n[kept_n] for x_n in shares), seed)
 
     now = measured(0.0, 0.0)
@@ -163,10 +198,17 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
     for kind, errors in sorted(of_kind.items()):
         problems, p_n = zip(*errors)
         missed_n, missed_equal = np.array(p_n) >= threshold, float(np.mean(np.array(p_n) >= equal))
-        numbers = {"n": len(errors), "missed": float(missed_n.mean()), "missed_at_equal_refusals": missed_equal}
+        numbers = {
+            "n": len(errors),
+            "missed": float(missed_n.mean()),
+            "missed_at_equal_refusals": missed_equal,
+        }
         kinds[kind] = numbers | {"interval": interval_of(np.mean, problems, seed, missed_n)}
     most = sorted(of_line.items(), key=lambda line: (-sum(line[1]), line[0]))[:10]
-    return {"kinds": kinds, "lines": {line: {"n": len(x), "missed": float(np.mean(x))} for line, x in most if any(x)}}
+    return {
+        "kinds": kinds,
+        "lines": {line: {"n": len(x), "missed": float(np.mean(x))} for line, x in most if any(x)},
+    }
 
 
 def learning(name: str) -> dict[str, dict]:
@@ -285,21 +327,36 @@ def by_settings(runs: list[dict]) -> list[dict]:
 
 def average(runs: list[dict]) -> dict:
     """The mean over runs of every metric, and `spread`, that of each over them, where there are several."""
-    names = [name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")]
+    names = [
+        name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")
+    ]
     names = [name for name in names if all(name in run for run in runs)]
     means = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
     if len(runs) > 1:
         means["spread"] = {name: common.spread([run[name] for run in runs]) for name in names}
     if "baselines" in runs[0]:
-        means["baselines"] = {k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]}
+        means["baselines"] = {
+            k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]
+        }
     return means
 
 
-METRICS = ("step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1")
+METRICS = (
+    "step_auroc",
+    "step_accuracy",
+    "bad_step_f1",
+    "brier",
+    "ece",
+    "first_error_accuracy",
+    "first_error_f1",
+)
 METRICS += ("within_problem_auroc", "tail_miss_rate")
 # {metric: what it is undefined without}
 NEEDS = dict.fromkeys(("first_error_accuracy", "first_error_f1"), "solutions with and without a wrong step")
-NEEDS |= {"within_problem_auroc": "a problem with a right and a wrong solution", "tail_miss_rate": "bad steps"}
+NEEDS |= {
+    "within_problem_auroc": "a problem with a right and a wrong solution",
+    "tail_miss_rate": "bad steps",
+}
 
 
 def show(results: dict):
@@ -309,7 +366,9 @@ def show(results: dict):
         print("objective   orm: an outcome model, read at every step")
     kind = first["data"]["label_kind"]
     if first["label_kind"] not in (kind, "unknown"):
-        print(f"note        the verifier learned {first['label_kind']} labels and is measured on {kind} labels")
+        print(
+            f"note        the verifier learned {first['label_kind']} labels and is measured on {kind} labels"
+        )
     for group in results.get("groups", [results]):
         show_group(group, kind, of_steps=first["objective"] != "orm")
 
@@ -342,13 +401,19 @@ def detail(results: dict):
             later.detail(run)
     if "errors" in first:
         which = " (first run)" * (n > 1)
-        print(f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}")
+        print(
+            f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}"
+        )
         for name, x in first["errors"]["kinds"].items():
             print(f"  {name:<8}{x['n']:>6}  {x['missed']:.3f} {plus_minus(x['interval'])}")
-        lines = ", ".join(f"{line} {x['missed']:.2f} of {x['n']}" for line, x in first["errors"]["lines"].items())
+        lines = ", ".join(
+            f"{line} {x['missed']:.2f} of {x['n']}" for line, x in first["errors"]["lines"].items()
+        )
         print(f"  missed most often: {lines or 'none'}")
     for kind, x in first.get("lines", {}).items():
-        accuracy = f"balanced accuracy {x['balanced']:.4f} {plus_minus(x['interval'])}, AUROC {x['auroc']:.4f}"
+        accuracy = (
+            f"balanced accuracy {x['balanced']:.4f} {plus_minus(x['interval'])}, AUROC {x['auroc']:.4f}"
+        )
         print(f"lines       {kind}: {x['n']}, {x['wrong']} of them wrong: {accuracy}")
 
 
@@ -379,10 +444,21 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
         later.show(group)
     if "bound_coverage" in group:
         inside = f"{group['bound_coverage']:.3f} of the values inside"
-        print(f"bounds      nominal .90: {inside}, mean width {group['bound_width']:.3f}; by depth: report.txt")
+        print(
+            f"bounds      nominal .90: {inside}, mean width {group['bound_width']:.3f}; by depth: report.txt"
+        )
     baselines = ", ".join(f"{name} {x:.4f}" for name, x in group.get("baselines", {}).items())
-    missing = "left out: not asked for, or no labelled training split, as beside a file that is measured whole"
-    print(f"baselines   {f'step_auroc of what was never taught to verify: {baselines}' if baselines else missing}")
-    if of_steps and group["step_auroc"] < group.get("baselines", {}).get("likelihood", -math.inf) + HARDLY_LEARNED:
+    missing = (
+        "left out: not asked for, or no labelled training split, as beside a file that is measured whole"
+    )
+    print(
+        f"baselines   {f'step_auroc of what was never taught to verify: {baselines}' if baselines else missing}"
+    )
+    if (
+        of_steps
+        and group["step_auroc"] < group.get("baselines", {}).get("likelihood", -math.inf) + HARDLY_LEARNED
+    ):
         near = f"step_auroc {group['step_auroc']:.3f} is hardly above that of the policy's likelihood"
-        print(f"note        {near}: little was learned; another seed, more steps or a longer optimizer.warmup may help")
+        print(
+            f"note        {near}: little was learned; another seed, more steps or a longer optimizer.warmup may help"
+        )

@@ -18,14 +18,14 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError, rerank
-from prm_jax.data.formats import Encoded, encode
-from prm_jax.data.packing import doubled, layout_batch
 from prm_jax.evals.common import interval_of, plus_minus
+from prm_jax.formats import Encoded, encode
 from prm_jax.heads import good_logit
 from prm_jax.launch import cli
 from prm_jax.launch.config import Count, Natural, expect
 from prm_jax.launch.mesh import row_shards
 from prm_jax.model import PRM
+from prm_jax.packing import doubled, layout_batch
 from prm_jax.scoring import ModelScorer
 
 
@@ -66,10 +66,14 @@ def gradient_of(model: PRM, encoded: Encoded, aggregator: str) -> np.ndarray:
 
 
 def log_scores(scorer, aggregator: str, problem: str, versions) -> np.ndarray:
-    return rerank.solution_scores(scorer.score([(problem, steps) for steps in versions]), aggregator).astype(np.float64)
+    return rerank.solution_scores(scorer.score([(problem, steps) for steps in versions]), aggregator).astype(
+        np.float64
+    )
 
 
-def search(scorer: ModelScorer, cfg: TokenSearch, aggregator: str, problem: str, steps, is_wrong: Callable, rng=None):
+def search(
+    scorer: ModelScorer, cfg: TokenSearch, aggregator: str, problem: str, steps, is_wrong: Callable, rng=None
+):
     """(P before, P of the best version found that `is_wrong(problem, steps)` still calls wrong, that version); with `rng`
     candidates are drawn at random in place of by the gradient."""
 
@@ -79,7 +83,9 @@ def search(scorer: ModelScorer, cfg: TokenSearch, aggregator: str, problem: str,
     def version(x_n, place=None):
         """(the solution with these tokens, the first of which is at `place`), as a text, which is what is handed in; None
         where that is no plain one or has other ids."""
-        text = scorer.tokenizer.decode(x_n.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = scorer.tokenizer.decode(
+            x_n.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         new = (*steps[:t], steps[t] + text, *steps[t + 1 :])
         try:
             ids_L = encoded(new).ids_L
@@ -94,7 +100,9 @@ def search(scorer: ModelScorer, cfg: TokenSearch, aggregator: str, problem: str,
     # The search begins with a token that the solution lacks and that stays itself, so that its place is known.
     fresh = (np.full(cfg.tokens, v) for v in range(scorer.model.cfg.vocab) if v not in plain_L)
     x_n, made = next(((x_n, made) for x_n in fresh if (made := version(x_n))), (None, None))
-    expect(made, "token_search.tokens", cfg.tokens, f"fewer: no token stays itself so often after {steps[t]!r}")
+    expect(
+        made, "token_search.tokens", cfg.tokens, f"fewer: no token stays itself so often after {steps[t]!r}"
+    )
     (now, place), here, tried = made, -np.inf, set()
     before = log_scores(scorer, aggregator, problem, [steps])[0]
     best = before, steps
@@ -126,15 +134,21 @@ def table(scorer, cfg: TokenSearch, aggregator: str, wrong: list, is_wrong: Call
     values = dict(zip(("before", "gradient", "random"), p_N3.T, strict=True))
     values |= {f"{name}_above": p_N > 0.5 for name, p_N in values.items()} | {"gain": p_N3[:, 1] - p_N3[:, 2]}
     problems = np.array([problem for problem, _ in rows])
-    numbers = {name: [float(x_N.mean()), *interval_of(np.mean, problems, seed, x_N)] for name, x_N in values.items()}
+    numbers = {
+        name: [float(x_N.mean()), *interval_of(np.mean, problems, seed, x_N)] for name, x_N in values.items()
+    }
     names = "problem", "steps", "before", "after", "edited"
     texts = [dict(zip(names, (*row, *best), strict=True)) for row, (best, _) in zip(rows, made, strict=True)]
     return {"solutions": len(rows), "keys": dataclasses.asdict(cfg), "numbers": numbers, "found": texts}
 
 
 def show(results: dict):
-    shown = {name: f"{value:.3f} {plus_minus(low_high)}" for name, (value, *low_high) in results["numbers"].items()}
-    print(f"tokens      {results['keys']['tokens']} after the lowest line of {results['solutions']} unsound solutions")
+    shown = {
+        name: f"{value:.3f} {plus_minus(low_high)}" for name, (value, *low_high) in results["numbers"].items()
+    }
+    print(
+        f"tokens      {results['keys']['tokens']} after the lowest line of {results['solutions']} unsound solutions"
+    )
     print(f"{'':<12}{'mean P':<24}above .5")
     for name in ("before", "gradient", "random"):
         print(f"{name:<12}{shown[name]:<24}{shown[f'{name}_above']}")

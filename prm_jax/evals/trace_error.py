@@ -24,11 +24,15 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
     weight_PN, confidence_P = {"mean": present_PN / present_PN.sum(-1, keepdims=True)}, {}
 
     def vote(x_PN):
-        return np.asarray(votes.vote(answer_PN, x_PN, present_PN, ties=rules.ties, counts=rules.counts), float)
+        return np.asarray(
+            votes.vote(answer_PN, x_PN, present_PN, ties=rules.ties, counts=rules.counts), float
+        )
 
     if answer_PN is not None:
         weight_PN["majority"] = vote(None)
-        confidence_P["majority"] = winning_share(weight_PN["majority"], answer_PN, np.where(eligible_PN, 1.0, 0.0))
+        confidence_P["majority"] = winning_share(
+            weight_PN["majority"], answer_PN, np.where(eligible_PN, 1.0, 0.0)
+        )
     for scorer, x_PN in score_PN.items():
         x_PN, rule = np.where(eligible_PN, np.asarray(x_PN, float), -np.inf), f"{scorer}.best_of_n"
         best_PN = rerank.winner_probs(x_PN, x_PN.shape[-1], eligible_PN, present_PN, ties=rules.ties)
@@ -40,12 +44,18 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
             confidence_P[rule] = winning_share(win_PN, answer_PN, vote_PN)
     right_PX = np.stack([(x_PN * pool.right_PN).sum(-1) for x_PN in weight_PN.values()], -1)
     hidden_PX = np.stack([(x_PN * (pool.right_PN - trace_PN)).sum(-1) for x_PN in weight_PN.values()], -1)
-    final, trace = ratio_interval(1 - right_PX, np.ones_like(right_PX), seed), ratio_interval(hidden_PX, right_PX, seed)
+    final, trace = (
+        ratio_interval(1 - right_PX, np.ones_like(right_PX), seed),
+        ratio_interval(hidden_PX, right_PX, seed),
+    )
     column = {rule: i for i, rule in enumerate(weight_PN)}
     first, all_problems, differences = f"{next(iter(score_PN))}.best_of_n", np.arange(len(right_PX)), []
 
     def minus(problems, rule):
-        a, b = (ratio(hidden_PX[problems, column[name]], right_PX[problems, column[name]]) for name in (first, rule))
+        a, b = (
+            ratio(hidden_PX[problems, column[name]], right_PX[problems, column[name]])
+            for name in (first, rule)
+        )
         return a - b
 
     for rule in [rule for rule in column if rule != first and not rule.endswith(".weighted_vote")]:
@@ -81,7 +91,9 @@ def winning_share(win_PN, answer_PN, weight_PN) -> np.ndarray:
     """share_P of the votes that the winning answer has, in [0, 1]; 0 where nobody votes."""
     same_PNN = answer_PN[:, :, None] == answer_PN[:, None, :]
     weight_PN = np.where(answer_PN >= 0, weight_PN, 0.0)
-    group_PN = (same_PNN * weight_PN[:, None, :]).sum(-1) / np.maximum(weight_PN.sum(-1, keepdims=True), 1e-300)
+    group_PN = (same_PNN * weight_PN[:, None, :]).sum(-1) / np.maximum(
+        weight_PN.sum(-1, keepdims=True), 1e-300
+    )
     return (win_PN * group_PN).sum(-1)
 
 
@@ -89,7 +101,9 @@ def best_of_winners(win_PN, answer_PN, score_PN) -> np.ndarray:
     """A vote's probabilities of winning, each answer's moved to its candidates of the best score."""
     same_PNN = answer_PN[:, :, None] == answer_PN[:, None, :]
     best_PN = np.where(same_PNN, score_PN[:, None, :], -np.inf).max(-1)
-    group_PN = (same_PNN * win_PN[:, None, :]).sum(-1)  # under counts="first" it lies on the first member alone
+    group_PN = (same_PNN * win_PN[:, None, :]).sum(
+        -1
+    )  # under counts="first" it lies on the first member alone
     is_best_PN = (score_PN >= best_PN) & (group_PN > 0)
     return is_best_PN * group_PN / np.maximum((same_PNN * is_best_PN[:, None, :]).sum(-1), 1)
 

@@ -62,7 +62,10 @@ def run(args: list[str]):
     for name, (figure, draw, stages) in figures.items():
         every = [stage for line in stages.values() for stage in line]
         n = len({stage.folder for stage in every})
-        print(f"figure      {name}: {n} stages in {root / 'stages'}, each with its progress in log.txt", flush=True)
+        print(
+            f"figure      {name}: {n} stages in {root / 'stages'}, each with its progress in log.txt",
+            flush=True,
+        )
         if cfg.explain:
             print("\n".join(map(pipeline.explain, every)))
             continue

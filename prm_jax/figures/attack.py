@@ -20,9 +20,13 @@ def attack_figures(results: dict, folder: Path) -> list[Path]:
         axes.axvline(results["before"][key], color=GREY, linewidth=1, linestyle="--", label="no edit")
         low, high = floats([x[f"{key}_interval"] for x in tables]).T
         axes.hlines(y, low, high, color=line_style(0)["color"], linewidth=1, alpha=0.5)
-        axes.plot([x[key] for x in tables], y, **line_style(0) | {"linestyle": ""}, label="worst place of one edit")
+        axes.plot(
+            [x[key] for x in tables], y, **line_style(0) | {"linestyle": ""}, label="worst place of one edit"
+        )
         axes.set(title=title, xlim=(-0.03, 1.03), ylim=(len(y) - 0.5, -0.5))
         axes.set_yticks(y, [SHOWN.get(name, name) for name in results["edits"]])
     figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
     text = f"{results['solutions']} solutions, {results['sound']} sound; {results['aggregator']} of step scores; 95 % bootstrap"
-    return [save(figure, folder / "attack.png", f"{text} intervals over problems; {results['verifier']}", results)]
+    return [
+        save(figure, folder / "attack.png", f"{text} intervals over problems; {results['verifier']}", results)
+    ]

@@ -60,7 +60,9 @@ def processbench_thresholds(results: dict, path: Path) -> Path:
     """Draws F1 of every split, and their mean, against the threshold; the threshold in use is marked."""
     x, threshold = floats(results["curve"]["threshold"]), results["threshold"]
     curves, splits = results["curve"]["f1"], results["splits"]
-    lines = [(name, percent(curves[name]), splits[name]["f1"], line_style(i)) for i, name in enumerate(curves)]
+    lines = [
+        (name, percent(curves[name]), splits[name]["f1"], line_style(i)) for i, name in enumerate(curves)
+    ]
     if len(lines) > 1:
         mean = np.mean([y for _, y, *_ in lines], axis=0)
         lines.append(("mean", mean, results["mean_f1"], {"color": "black", "marker": "D", "linewidth": 2.2}))
@@ -108,14 +110,18 @@ def prmbench_figures(results: dict, folder: Path) -> list[Path]:
     for block, names in blocks.items():
         score = percent(results["groups"].get(block, {}).get("prmscore"))
         text = f"{block}{between}{score:.1f}" if np.isfinite(score) else block
-        axes.text(np.mean([places[name] for name in names]), 107, text, ha="center", fontsize=9, weight="bold")
+        axes.text(
+            np.mean([places[name] for name in names]), 107, text, ha="center", fontsize=9, weight="bold"
+        )
     labels = [name.replace("_", "\n") + ("" if name in values else "\n(no rows)") for name in places]
     labels = [label.replace("\n", " ") for label in labels] if turn else labels
     axes.set_xticks(list(places.values()), labels, fontsize=6.5, **turn)
     axes.tick_params(axis="x", length=0)
     axes.set(ylabel="PRMScore (%)", ylim=(0, 106), yticks=[0, 20, 40, 60, 80, 100])
     axes.legend(handles=handles, **OUTSIDE)
-    figure.suptitle(f"{'PRMBench' if tables else 'Socratic-PRMBench'}: PRMScore by class of error", fontsize=10)
+    figure.suptitle(
+        f"{'PRMBench' if tables else 'Socratic-PRMBench'}: PRMScore by class of error", fontsize=10
+    )
     text = "PRMScore: mean of F1 on good and on bad steps; of multi_solutions, which has no bad step, F1 on good steps"
     text += ". Group: mean of its classes. Line: 95 % bootstrap interval over problems"
     text += f". Markers, as published: {results['published']['source']}" if tables else ""

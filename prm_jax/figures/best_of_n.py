@@ -7,7 +7,18 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax.figures.steps import reliability
-from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels, plain, save, size_axis
+from prm_jax.figures.style import (
+    GREY,
+    NO_LINE,
+    Drawn,
+    floats,
+    line_style,
+    over_seeds,
+    panels,
+    plain,
+    save,
+    size_axis,
+)
 
 # Rules that need no scorer: dashes and label.
 RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle: any of n is right")}
@@ -22,7 +33,10 @@ TITLES = {
 
 def pool_text(results: dict, text: str) -> str:
     """A caption: the pool, how it is graded, `text`, the verifiers."""
-    missing, names = results["dropped"]["missing"], sorted({v["verifier"] for v in results["verifiers"].values()})
+    missing, names = (
+        results["dropped"]["missing"],
+        sorted({v["verifier"] for v in results["verifiers"].values()}),
+    )
     size = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
     size += f" at most ({missing} fewer in all; " if missing else " ("
     pool = f"{Path(results['pool']).name}); graded: {results['grading']['checker']}; ties: {results['ties']}"
@@ -40,19 +54,29 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
     runs, N, text = by_seed(results), list(results["oracle"])[-1], "95 % bootstrap intervals over problems"
     drawn, many = draw_best_of_n(runs), len(results["scorers"]) > 2
     text = f"beside the curves, at n = {N}: {text}" if many else f"bands: {text}"
-    return save(drawn.figure, folder / "best_of_n.png", pool_text(results, drawn.spread if runs[1:] else text), results)
+    return save(
+        drawn.figure,
+        folder / "best_of_n.png",
+        pool_text(results, drawn.spread if runs[1:] else text),
+        results,
+    )
 
 
 def by_seed(results: dict) -> list[dict]:
     """The results as if each seed had been measured by itself, with every scorer that has one seed; or as they are."""
     seeds = {group["scorers"][0]: group["scorers"] for group in results.get("over_seeds", ())}
     others = {name for group in seeds.values() for name in group[1:]}
-    names = {name: seeds.get(name, itertools.repeat(name)) for name in results["scorers"] if name not in others}
+    names = {
+        name: seeds.get(name, itertools.repeat(name)) for name in results["scorers"] if name not in others
+    }
     if len({*map(len, seeds.values())}) != 1:
         return [results]
     parts = "scorers", "headline"
     runs = [dict(zip(names, run, strict=True)) for run in zip(*names.values())]
-    return [results | {part: {name: results[part][x] for name, x in run.items()} for part in parts} for run in runs]
+    return [
+        results | {part: {name: results[part][x] for name, x in run.items()} for part in parts}
+        for run in runs
+    ]
 
 
 def draw_best_of_n(runs: list[dict]) -> Drawn:
@@ -61,11 +85,15 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
     votes have a panel of their own. With exact step labels a last panel counts winners without a wrong step."""
     first, many = runs[0], len(runs[0]["scorers"]) > 2
     N, sizes = first["n_candidates"], [int(n) for n in first["oracle"]]
-    tables = {scorer: [r["scorers"][scorer][name] for r in runs] for scorer, name in first["headline"].items()}
+    tables = {
+        scorer: [r["scorers"][scorer][name] for r in runs] for scorer, name in first["headline"].items()
+    }
     has_trace = all("trace" in table for scorer_tables in tables.values() for table in scorer_tables)
     shown = {"weighted_vote": many and "majority" in first, "trace": has_trace}
     titles = {rule: title for rule, title in TITLES.items() if shown.get(rule, True)}
-    rows, columns = (2, 2) if len(titles) == 3 else (1, len(titles))  # three in a row are not legible on a phone
+    rows, columns = (
+        (2, 2) if len(titles) == 3 else (1, len(titles))
+    )  # three in a row are not legible on a phone
     figure, axes_RC = panels(rows, columns, 4.1 if rows == 1 else 5.9, sharey=True)
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, exact over all subsets")
     drawn.spread = drawn.spread.replace("bands", f"beside the curves, at n = {N}") if many else drawn.spread
@@ -75,7 +103,9 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
         """Draws a rule in the panel `column`; its interval is a band, or at place 1, 2, ... beside the curves."""
         prefix, axes = "" if rule == "best_of_n" else f"{rule}_", panel[column]
         y_SX, line_SX = [list(t[rule].values()) for t in tables], [t.get(f"{prefix}curve") for t in tables]
-        x, line_SX = (range(1, N + 1), line_SX) if all(line_SX) else (sizes, y_SX)  # at every n in closed form
+        x, line_SX = (
+            (range(1, N + 1), line_SX) if all(line_SX) else (sizes, y_SX)
+        )  # at every n in closed form
         mean_X, *ends = over_seeds(line_SX)
         if len(runs) == 1:
             of_sizes = np.transpose(list(tables[0][f"{prefix}interval"].values()))
@@ -109,7 +139,9 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
         levels = [r["mean"] for r in runs]
         if rule == "trace":  # one solution is the same for every scorer
             levels = [table["trace"]["1"] for table in next(iter(tables.values()))]
-        mean = axes.axhline(np.mean(levels), color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
+        mean = axes.axhline(
+            np.mean(levels), color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates"
+        )
         size_axis(axes, sizes, "n, solutions a problem")
         axes.set_title(titles[rule][1], fontsize=9)
     handles = [*handles.values(), mean]
@@ -126,18 +158,27 @@ def aggregator_dots(results: dict, folder: Path) -> Path:
     N, scorers = str(results["n_candidates"]), results["scorers"]
     names = results["aggregators"]
     rules = [("best_of_n", "interval", f"Best of {N}")]
-    rules += [("weighted_vote", "weighted_vote_interval", f"Weighted vote of {N}")] if "majority" in results else []
+    rules += (
+        [("weighted_vote", "weighted_vote_interval", f"Weighted vote of {N}")]
+        if "majority" in results
+        else []
+    )
     size = 1.6 + 3.4 * len(rules), 1.4 + len(names) * (0.22 + 0.09 * len(scorers))
     figure, all_axes = plt.subplots(1, len(rules), figsize=size, sharex=True, sharey=True, squeeze=False)
     for axes, (rule, interval, title) in zip(all_axes[0], rules, strict=True):
         for i, (scorer, table) in enumerate(scorers.items()):
             y, style = np.arange(len(names)) + 0.7 * ((i + 0.5) / len(scorers) - 0.5), line_style(i)
-            share, (low, high) = [table[x][rule][N] for x in names], floats([table[x][interval][N] for x in names]).T
+            share, (low, high) = (
+                [table[x][rule][N] for x in names],
+                floats([table[x][interval][N] for x in names]).T,
+            )
             axes.hlines(y, low, high, color=style["color"], linewidth=1, alpha=0.5)
             axes.plot(floats(share), y, **style | NO_LINE, label=plain(scorer))
         for name, (dashes, _) in RULES.items():
             if name in results:
-                axes.axvline(results[name][N], color=GREY, linewidth=0.8, linestyle=dashes, label=name, zorder=0)
+                axes.axvline(
+                    results[name][N], color=GREY, linewidth=0.8, linestyle=dashes, label=name, zorder=0
+                )
         axes.set_yticks(range(len(names)), names)
         axes.set(title=title, xlabel="share of problems solved", ylim=(len(names) - 0.5, -0.5))
         for y in range(0, len(names), 2):
@@ -151,16 +192,23 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
     """Draws accuracy and mean score against KL from the reference, on a square-root axis as in Gao et al. 2023."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
     for i, (scorer, tables) in enumerate(results["reward_kl"].items()):
-        style, (tilt, best) = line_style(i) | {"markerfacecolor": "white"}, (tables["reweighted"], tables["best_of_n"])
+        style, (tilt, best) = (
+            line_style(i) | {"markerfacecolor": "white"},
+            (tables["reweighted"], tables["best_of_n"]),
+        )
         for axes, value in ((left, "accuracy"), (right, "score")):
             axes.plot(floats(tilt["kl"]), floats(tilt[value]), color=style["color"], linewidth=1.4)
             places = floats([best["kl"], best[value]])
             axes.plot(*places, **style | NO_LINE)
             if ref := tables.get("with_policy"):
-                axes.plot(floats(ref["kl"]), floats(ref[value]), color=style["color"], linewidth=1.4, linestyle="--")
+                axes.plot(
+                    floats(ref["kl"]), floats(ref[value]), color=style["color"], linewidth=1.4, linestyle="--"
+                )
             for n, place in zip(best["n"] if i == 0 else (), places.T, strict=False):
                 if np.isfinite(place).all():
-                    axes.annotate(n, place, xytext=(3, -9), textcoords="offset points", fontsize=7, color=GREY)
+                    axes.annotate(
+                        n, place, xytext=(3, -9), textcoords="offset points", fontsize=7, color=GREY
+                    )
         left.plot([], [], **style, label=plain(scorer))
     names = ", ".join(dict.fromkeys(results["headline"].values()))
     for axes, name in ((left, "expected accuracy (gold)"), (right, f"mean score, {names} (nats)")):
@@ -186,7 +234,11 @@ def calibration_figure(results: dict, folder: Path) -> Path:
 
     def curve(i, scorer, numbers):
         ece, brier, auroc = floats([numbers[name] for name in ("ece", "brier", "auroc")])
-        return numbers["reliability"], i, plain(f"{scorer}: ECE {ece:.3f}, Brier {brier:.3f}, AUROC {auroc:.3f}")
+        return (
+            numbers["reliability"],
+            i,
+            plain(f"{scorer}: ECE {ece:.3f}, Brier {brier:.3f}, AUROC {auroc:.3f}"),
+        )
 
     reliability(left, [curve(i, scorer, x["steps"]) for i, (scorer, x) in enumerate(tables.items())])
     solutions = {s: x["solutions"][headline[s]] for s, x in tables.items() if headline[s] in x["solutions"]}

@@ -30,11 +30,16 @@ def histories(folders: Sequence[Path]) -> list[dict[str, list[float]]]:
         # No tokens are written before the first step.
         runs.append({line["step"]: {"tokens": line.get("total_policy_tokens", 0)} | line for line in lines})
     steps = sorted(set.intersection(*map(set, runs)))
-    names = ("tokens", *PANELS)  # pass@4 is there where eval.n reaches it, the PRM's AUROC where the policy has one
+    names = (
+        "tokens",
+        *PANELS,
+    )  # pass@4 is there where eval.n reaches it, the PRM's AUROC where the policy has one
     return [{name: [run[step].get(name, np.nan) for step in steps] for name in names} for run in runs]
 
 
-def draw_runs(drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cost_S: Sequence[int], measured: dict):
+def draw_runs(
+    drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cost_S: Sequence[int], measured: dict
+):
     """Draws runs that differ in their seed; dotted, right answers behind the tokens of their verifiers' samples."""
     tokens = np.mean([run["tokens"] for run in runs], 0) / 1e3
     for panel, (name, title) in zip(axes.flat, measured.items(), strict=False):

@@ -23,7 +23,9 @@ UNTAUGHT = "dashed: majority vote, dash-dotted: the policy's likelihood, dotted:
 
 def results_at(stages: list[Stage], **sweep) -> list[dict]:
     """The results of the stages with these values of sweep keys, in the order of the figure."""
-    return [stage.results() for stage in stages if all(stage.sweep[key] == value for key, value in sweep.items())]
+    return [
+        stage.results() for stage in stages if all(stage.sweep[key] == value for key, value in sweep.items())
+    ]
 
 
 def values_of(stages: list[Stage], key: str) -> list:
@@ -46,7 +48,9 @@ def run_of(runs: list[dict], stage: Stage) -> dict:
     return next(run for run in runs if is_of(run, stage))
 
 
-def share_solved(pool: dict, stage: Stage, n: int, aggregator: str | None = None, rule: str = "best_of_n") -> float:
+def share_solved(
+    pool: dict, stage: Stage, n: int, aggregator: str | None = None, rule: str = "best_of_n"
+) -> float:
     """The share of problems solved at n under a stage's verifier, by its headline aggregator or by `aggregator`."""
     scorer = scorer_of(pool, stage)
     return pool["scorers"][scorer][aggregator or pool["headline"][scorer]][rule][str(n)]
@@ -56,7 +60,9 @@ def untaught(pools: Sequence[dict], n: int) -> dict[str, float]:
     """{name: mean share solved at n} of what nobody has taught to verify; the likelihood where pools have log p."""
     shares = {
         "majority vote": [pool["majority"][str(n)] for pool in pools],
-        "the policy's likelihood": [x["prod"]["best_of_n"][str(n)] for p in pools if (x := p["scorers"].get("policy"))],
+        "the policy's likelihood": [
+            x["prod"]["best_of_n"][str(n)] for p in pools if (x := p["scorers"].get("policy"))
+        ],
         "a candidate at random": [pool["mean"] for pool in pools],
     }
     return {name: float(np.mean(values)) for name, values in shares.items() if values}
@@ -74,7 +80,9 @@ def signed(x: float, low: float, high: float) -> str:
 
 def over(value_S) -> str:
     """Says what an interval over runs is (style.over_seeds)."""
-    return f"{'95 % t interval' if len(value_S) >= FEWEST_SEEDS else 'lowest to highest'}, {len(value_S)} runs"
+    return (
+        f"{'95 % t interval' if len(value_S) >= FEWEST_SEEDS else 'lowest to highest'}, {len(value_S)} runs"
+    )
 
 
 def spread_text(spread: str, n_seeds: int) -> str:
@@ -101,15 +109,26 @@ def compare(drawn: Drawn, comparisons: Sequence[Comparison]):
     secondary = [c for c in differences if c != comparisons[0]]
     tests = {c: f", by Holm {x:.3f}" for c, x in zip(secondary, holm([p[c] for c in secondary]), strict=True)}
     for c, value_S in differences.items():
-        name, x = f"{c.a} - {c.b}{c.b_panel and f' ({c.b_panel})' or ''}", "" if c.x is None else f" at {c.x:g}"
+        name, x = (
+            f"{c.a} - {c.b}{c.b_panel and f' ({c.b_panel})' or ''}",
+            "" if c.x is None else f" at {c.x:g}",
+        )
         interval = drawn.number(f"difference of {c.panel}", name, value_S, "" if c.x is None else c.x)
-        test, kind = f"p {p[c]:.3f}{tests.get(c, '')} ({over(value_S)})", "secondary" if c in tests else "primary"
+        test, kind = (
+            f"p {p[c]:.3f}{tests.get(c, '')} ({over(value_S)})",
+            "secondary" if c in tests else "primary",
+        )
         drawn.statements.append(f"{kind}: {c.panel}{x}: {name}: {signed(*interval)}, {test}")
     drawn.statements += left_out
 
 
 def draw(
-    drawing: Callable, name: str, stages: Stages, overrides: dict, folder: Path, comparisons: Sequence[Comparison] = ()
+    drawing: Callable,
+    name: str,
+    stages: Stages,
+    overrides: dict,
+    folder: Path,
+    comparisons: Sequence[Comparison] = (),
 ) -> list[Path]:
     """Writes the figure as PNG and PDF, its numbers as CSV, and figure.json: its statements, and what it rests on."""
     drawn = drawing(stages)

@@ -80,7 +80,9 @@ class Stage:
     command: str  # train.py, evaluate.py, or a module of prm_jax
     overrides: tuple[str, ...]
     needs: tuple["Stage", ...]
-    config: dict  # {dotted key: value} of what its numbers depend on, other stages by the names of their folders
+    config: (
+        dict  # {dotted key: value} of what its numbers depend on, other stages by the names of their folders
+    )
     keys: frozenset[str]  # the top-level keys of its configuration
     digest: str
     folder: Path
@@ -179,7 +181,9 @@ def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
     return table
 
 
-def make_stages(figure: Definition, overrides: dict[str, str], root: Path, folders: dict) -> tuple[dict, set[str]]:
+def make_stages(
+    figure: Definition, overrides: dict[str, str], root: Path, folders: dict
+) -> tuple[dict, set[str]]:
     """({line: its stages} of a figure, the overrides that no stage takes); InputError where a line names what is neither
     a line above it nor a key. An override goes to every line whose command has that key, except lines that set it by a
     sweep key. `folders`, {hash: folder}, is filled: what two stages, or two figures, have in common is made once."""
@@ -189,17 +193,23 @@ def make_stages(figure: Definition, overrides: dict[str, str], root: Path, folde
     for name, line in figure.stages.items():
         line = Line(line) if isinstance(line, str) else line
         words = REFERENCE.findall(line.run)
-        words += [x for word in words for text in table.get(word, {}).values() for x in REFERENCE.findall(text)]
+        words += [
+            x for word in words for text in table.get(word, {}).values() for x in REFERENCE.findall(text)
+        ]
         for word in words:
             known = f"a stage above it ({', '.join(made) or 'none'}) or a key of `sweep` ({', '.join(table)})"
             expect(word in made or word in table, f"stages.{name}", f"{{{word}}}", known)
         below = {word: made[word] for word in words if word in made}
         keys = [key for key in table if key in words or key in line.sweep]
-        taken = known_overrides(line.run, {word: list(table[word].values()) for word in words if word in table}, rest)
+        taken = known_overrides(
+            line.run, {word: list(table[word].values()) for word in words if word in table}, rest
+        )
         used.update(taken)
         combinations = itertools.product(*(table[key] for key in keys))
         sweeps = [dict(zip(keys, values, strict=True)) for values in combinations]
-        made[name] = [make_stage(name, sweep, line.run, table, below, taken, root, folders) for sweep in sweeps]
+        made[name] = [
+            make_stage(name, sweep, line.run, table, below, taken, root, folders) for sweep in sweeps
+        ]
     return made, rest.keys() - used
 
 
@@ -223,13 +233,17 @@ def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str,
     return {key: value for key, value in overrides.items() if key not in taken and is_known(key)}
 
 
-def make_stage(line, sweep: dict, text: str, table: dict, below: dict, overrides: dict, root: Path, folders) -> Stage:
+def make_stage(
+    line, sweep: dict, text: str, table: dict, below: dict, overrides: dict, root: Path, folders
+) -> Stage:
     """A stage at one combination of sweep keys; it uses the stages `below` that agree with it in these keys."""
 
     def agrees(stage: Stage) -> bool:
         return all(sweep.get(key, x) == x for key, x in stage.sweep.items())
 
-    text = REFERENCE.sub(lambda match: table[match[1]][sweep[match[1]]] if match[1] in sweep else match[0], text)
+    text = REFERENCE.sub(
+        lambda match: table[match[1]][sweep[match[1]]] if match[1] in sweep else match[0], text
+    )
     used = {name: list(filter(agrees, stages)) for name, stages in below.items() if f"{{{name}}}" in text}
     command, *words = shlex.split(text)
     words = [word for word in words if word.split("=")[0] not in overrides]
@@ -239,7 +253,9 @@ def make_stage(line, sweep: dict, text: str, table: dict, below: dict, overrides
         texts = {name: ",".join(map(written, stages)) for name, stages in used.items()}
         return [REFERENCE.sub(lambda match: texts.get(match[1], match[0]), word) for word in words]
 
-    cfg = compose(command, with_stages(lambda stage: f"{stage.name}-{stage.digest}"))  # whoever has made its folder
+    cfg = compose(
+        command, with_stages(lambda stage: f"{stage.name}-{stage.digest}")
+    )  # whoever has made its folder
     # Null keys are left out, so that a null key added by a later version changes no older folder's hash.
     pairs = ((key, x) for key, x in flatten(cfg) if x is not None)
     config = {key: x for key, x in pairs if key.split(".")[0] not in run_folder.KEYS_WITHOUT_EFFECT}
@@ -257,7 +273,9 @@ def contents(config: dict) -> dict[str, list[str]]:
     fingerprints = {}
     for key, x in config.items():
         names = [name for name in (x if isinstance(x, list) else [x]) if isinstance(name, str)]
-        if files := [name for name in (re.sub(r"\.py:\w+$", ".py", name) for name in names) if os.path.isfile(name)]:
+        if files := [
+            name for name in (re.sub(r"\.py:\w+$", ".py", name) for name in names) if os.path.isfile(name)
+        ]:
             fingerprints[f"{key} (content)"] = [file_fingerprint(file) for file in files]
     return fingerprints
 
@@ -298,7 +316,9 @@ def changed_keys(stage: Stage) -> str:
         if path.parent != stage.folder and older["name"] == stage.name:
             before = older["config"]
             rows = [(k, before.get(k, MISSING), config.get(k, MISSING)) for k in sorted(config | before)]
-            changed[path.parent.name] = [f"{k}: {short(old)} -> {short(new)}" for k, old, new in rows if old != new]
+            changed[path.parent.name] = [
+                f"{k}: {short(old)} -> {short(new)}" for k, old, new in rows if old != new
+            ]
     if not changed:
         return ""
     nearest = min(changed, key=lambda name: len(changed[name]))

@@ -64,7 +64,9 @@ def folders(root: Path) -> list[Path]:
         is_job = Path(folder).name.isdigit() and (Path(folder).parent / "multirun.yaml").exists()
         runs += [Path(folder)] if made or is_job else []
         names[:] = [name for name in names if name not in LARGE and not name.startswith(".")]
-    return sorted(runs, key=lambda p: [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in p.parts])
+    return sorted(
+        runs, key=lambda p: [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in p.parts]
+    )
 
 
 def why_not(folder: Path) -> str:
@@ -80,7 +82,11 @@ def read_summary(path: Path) -> list[Record]:
     values, settings = run_folder.read_json(path), settings_of(path.parent)
     overrides = tuple(values.get("overrides", ()))
     known = (settings or as_settings(overrides)) | {"seed": values.get("seed")}
-    return [Record(str(path.parent), "summary", known, overrides, values, (), path.stat().st_mtime, bool(settings))]
+    return [
+        Record(
+            str(path.parent), "summary", known, overrides, values, (), path.stat().st_mtime, bool(settings)
+        )
+    ]
 
 
 def read_metrics(path: Path) -> list[Record]:
@@ -92,7 +98,10 @@ def read_metrics(path: Path) -> list[Record]:
         (run,) = read_summary(summary)
         origin = {name: run.values.get(name) for name in ("objective", "versions")}
         return [dataclasses.replace(run, kind="metrics", values=lines[-1] | origin, curve=lines)]
-    settings, overrides = settings_of(path.parent) or {"file": str(path)}, tuple(run_folder.overrides_of(path.parent))
+    settings, overrides = (
+        settings_of(path.parent) or {"file": str(path)},
+        tuple(run_folder.overrides_of(path.parent)),
+    )
     return [Record(str(path.parent), "metrics", settings, overrides, lines[-1], lines, path.stat().st_mtime)]
 
 
@@ -125,7 +134,9 @@ def read_file(path: Path) -> list[Record]:
     try:
         return READ[path.name](path)
     except (AttributeError, LookupError, TypeError, RecursionError) as error:
-        raise InputError(f"runs: {path}: is not as a command writes it ({error}); leave it out or delete it") from None
+        raise InputError(
+            f"runs: {path}: is not as a command writes it ({error}); leave it out or delete it"
+        ) from None
 
 
 def settings_of(folder: Path) -> dict:
@@ -160,4 +171,6 @@ def near(key: str, keys: Iterable[str]) -> str:
     keys = sorted(set(keys))
     parts = [k for k in keys if key.split(".")[-1] in k.replace(".", "_")]
     close = [*difflib.get_close_matches(key, keys, n=3, cutoff=0.5), *parts][:4]
-    return f"did you mean {', '.join(dict.fromkeys(close))}?" if close else f"there are {', '.join(keys[:20])}"
+    return (
+        f"did you mean {', '.join(dict.fromkeys(close))}?" if close else f"there are {', '.join(keys[:20])}"
+    )

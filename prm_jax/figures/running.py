@@ -29,7 +29,11 @@ def argv(stage: Stage, launcher: str | None) -> list[str]:
     if launcher is None:
         return [sys.executable, *script, *overrides, f"hydra.run.dir={folder}"]
     # A sweep of one job, which Hydra's launcher takes elsewhere and waits for.
-    keys = f"hydra/launcher={launcher}", f"hydra.sweep.dir={folder.parent}", f"hydra.sweep.subdir={folder.name}"
+    keys = (
+        f"hydra/launcher={launcher}",
+        f"hydra.sweep.dir={folder.parent}",
+        f"hydra.sweep.subdir={folder.name}",
+    )
     return [sys.executable, *script, "-m", *overrides, *keys]
 
 
@@ -47,7 +51,9 @@ def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
         if stage.can_resume and "resume" not in stage.keys:  # begins again, in a folder that is now ours
             for path in set(stage.folder.iterdir()) - {stage.folder / "log.txt"}:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        code = " ".join(dict.fromkeys(filter(None, [begun, code_fingerprint()])))  # what is gone on with is of both
+        code = " ".join(
+            dict.fromkeys(filter(None, [begun, code_fingerprint()]))
+        )  # what is gone on with is of both
         record = {"name": stage.name, "config": stage.config, "code": code}
         run_folder.write_json(stage.folder / "stage.json", record)
         log.write(f"$ {shlex.join(command)}\n".encode())
@@ -67,8 +73,12 @@ def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
             for stage in [stage for stage in waiting if stage.done]:
                 waiting.remove(stage)
                 seconds = f"{stage.record()['seconds']:>7.1f} s"
-                print(f"read        {stage.name:<28} {seconds}  {stage.folder}{stage.by_other_code}", flush=True)
-            for stage in [stage for stage in waiting if all(x.done for x in stage.needs)][: jobs - len(running)]:
+                print(
+                    f"read        {stage.name:<28} {seconds}  {stage.folder}{stage.by_other_code}", flush=True
+                )
+            for stage in [stage for stage in waiting if all(x.done for x in stage.needs)][
+                : jobs - len(running)
+            ]:
                 waiting.remove(stage)
                 resumed = stage.can_resume and "resume" in stage.keys
                 running[start(stage, launcher)] = stage, time.monotonic(), resumed
@@ -89,12 +99,24 @@ def finish(code: int, cpu: float, stage: Stage, began: float, resumed: bool):
     """Writes DONE, or raises InputError where the stage has failed."""
     seconds, log = time.monotonic() - began, stage.folder / "log.txt"
     if code:
-        lines = log.read_text(errors="replace").rsplit("\n$ ", 1)[-1].strip().splitlines()  # since it was last started
+        lines = (
+            log.read_text(errors="replace").rsplit("\n$ ", 1)[-1].strip().splitlines()
+        )  # since it was last started
         reason = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1]).strip()
-        raise InputError(f"stage {stage.name}: failed after {seconds:.1f} s (exit {code}): {reason[:300]}; see {log}")
-    record = {"seconds": seconds, "cpu_seconds": cpu, "resumed": resumed, "commit": run_folder.versions()["commit"]}
+        raise InputError(
+            f"stage {stage.name}: failed after {seconds:.1f} s (exit {code}): {reason[:300]}; see {log}"
+        )
+    record = {
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "resumed": resumed,
+        "commit": run_folder.versions()["commit"],
+    }
     run_folder.write_json(stage.folder / "DONE", record)
-    print(f"{'resumed' if resumed else 'made':<12}{stage.name:<28} {seconds:>7.1f} s  {stage.folder}", flush=True)
+    print(
+        f"{'resumed' if resumed else 'made':<12}{stage.name:<28} {seconds:>7.1f} s  {stage.folder}",
+        flush=True,
+    )
 
 
 @contextlib.contextmanager

@@ -32,13 +32,17 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
     groups = [(results, results["runs"], "steps.png")]
     if "groups" in results:
         members = [[results["runs"][i] for i in group["runs"]] for group in results["groups"]]
-        groups = [(*pair, f"steps_{i}.png") for i, pair in enumerate(zip(results["groups"], members, strict=True))]
+        groups = [
+            (*pair, f"steps_{i}.png") for i, pair in enumerate(zip(results["groups"], members, strict=True))
+        ]
     pages = [step_page(group, runs, results, folder / name) for group, runs, name in groups]
     if "errors" in results["runs"][0]:
         pages += [errors_figure(groups[0][1], results, folder / "errors.png")]
     if exact := {run_names(runs): runs for _, runs, _ in groups if all("value_depth" in run for run in runs)}:
         drawn, n, data = draw_value_depth(exact), len(results["runs"]), results["runs"][0]["data"]
-        text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
+        text = (
+            "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
+        )
         text += f"; {data['name']} data; value: P(right answer from here) by its noisy solver or exact play; {n} run{'s' * (n > 1)}"
         pages += [save(drawn.figure, folder / "value_depth.png", drawn.text + text, results)]
     return pages
@@ -63,7 +67,9 @@ def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
                 interval = [tables[0].get(d, {}).get(f"{number}_interval", (None, None)) for d in depth]
                 interval = floats(interval).reshape(-1, 2).T if len(runs) == 1 else None
                 panel = f"{title} by steps {side}"
-                drawn.curve(axes[row, column], panel, name, x, y_SX, line_style(i), share=False, interval=interval)
+                drawn.curve(
+                    axes[row, column], panel, name, x, y_SX, line_style(i), share=False, interval=interval
+                )
             axes[row, column].set_title(f"mean of {title}", fontsize=9)
         axes[0, column].axhline(0, color=GREY, linewidth=0.9, linestyle="--")
         constant = floats([depths[d]["constant"] for d in depth])
@@ -159,7 +165,9 @@ def solution_figure(drawn: dict, results: dict, folder: Path) -> Path:
     low = unit.low if np.isfinite(unit.low) else min(0.0, score_T.min())
     high = unit.high if np.isfinite(unit.high) else max(0.0, score_T.max())
     high = high if high > low else low + 1.0
-    wrapped = [plain(textwrap.shorten(f"{t + 1}. {step}", 90, placeholder=" ...")) for t, step in enumerate(steps)]
+    wrapped = [
+        plain(textwrap.shorten(f"{t + 1}. {step}", 90, placeholder=" ...")) for t, step in enumerate(steps)
+    ]
     figure, axes = plt.subplots(figsize=(9, 1.3 + 0.32 * len(steps)))
     weakest = int(np.argmin(score_T))
     color_T = BAD_TO_GOOD((score_T - low) / (high - low))

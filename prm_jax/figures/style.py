@@ -72,7 +72,9 @@ class Drawn:
     statements: list[str] = dataclasses.field(default_factory=list)
     spread: str = "thin lines: runs, bands: 95 % t intervals of their mean"
 
-    def curve(self, axes, panel: str, series: str, x, y_SX, style: dict, share=True, band=True, interval=None):
+    def curve(
+        self, axes, panel: str, series: str, x, y_SX, style: dict, share=True, band=True, interval=None
+    ):
         """Draws the mean over runs with its band, and adds a row to the table for each x. share: values lie in [0, 1],
         and so does the band. interval: (low_X, high_X) of a single run."""
         x, (mean_X, *ends) = np.asarray(x, float), over_seeds(y_SX)
@@ -105,9 +107,14 @@ class Drawn:
 
     def row(self, panel: str, series: str, x, y, low, high, value_S):
         """Adds a number to the table: its interval, how many runs have it, and the value of each."""
-        numbers = [float(f"{number:.6g}") if isinstance(number, float) else number for number in (x, y, low, high)]
+        numbers = [
+            float(f"{number:.6g}") if isinstance(number, float) else number for number in (x, y, low, high)
+        ]
         row = dict(zip(("panel", "series", "x", "y", "low", "high"), (panel, series, *numbers), strict=True))
-        n, values = int(np.isfinite(floats(value_S)).sum()), " ".join(f"{value:.6g}" for value in floats(value_S))
+        n, values = (
+            int(np.isfinite(floats(value_S)).sum()),
+            " ".join(f"{value:.6g}" for value in floats(value_S)),
+        )
         self.rows.append(row | {"runs": n, "values": values})
 
 
@@ -142,6 +149,9 @@ def save(figure, path: Path, text: str = "", results: dict | None = None) -> Pat
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", pil_kwargs={"compress_level": 0})  # it is read again at once
     plt.close(figure)
-    few = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}  # median cut may lose a thin line's colour
+    few = {
+        "method": Image.Quantize.FASTOCTREE,
+        "dither": Image.Dither.NONE,
+    }  # median cut may lose a thin line's colour
     Image.open(drawn).convert("RGB").quantize(256, **few).save(path, optimize=True)
     return path

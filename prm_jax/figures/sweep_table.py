@@ -48,12 +48,17 @@ def make_table(cfg: Config) -> dict:
     records, ys = choose(records, texts(cfg.y), cfg.x)
     records = newest(records, left_out)
     known = {key for r in records for key in r.settings}
-    for name, keys in (("x", texts(cfg.x) if cfg.x != "step" else []), ("by", texts(cfg.by)), ("over", cfg.over)):
+    for name, keys in (
+        ("x", texts(cfg.x) if cfg.x != "step" else []),
+        ("by", texts(cfg.by)),
+        ("over", cfg.over),
+    ):
         for key in [key for key in keys if key not in known]:
             raise InputError(f"{name}: got {key!r}, which no run was told; {near(key, known)}")
     over = [key for key in cfg.over if key != cfg.x]
     settings = [
-        {k: str(x) if isinstance(x, list) else x for k, x in r.settings.items() if k not in over} for r in records
+        {k: str(x) if isinstance(x, list) else x for k, x in r.settings.items() if k not in over}
+        for r in records
     ]
     groups = run_folder.group_by_settings(settings)
     varied = sorted({key for setting, _ in groups for key in setting})
@@ -98,7 +103,9 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
         kind = next((kind for kind in kinds if records_of[kind]), None)
         # Where runs have different losses, which share no unit, accuracies take their place.
         measure = "loss" if kind and have_one_loss(records_of[kind]) else "accuracy"
-        ys = [y for y in (name.replace("loss", measure) for name in DEFAULT_Y.get(kind, ())) if y in keys[kind]]
+        ys = [
+            y for y in (name.replace("loss", measure) for name in DEFAULT_Y.get(kind, ())) if y in keys[kind]
+        ]
     for kind in kinds:
         if ys and keys[kind].issuperset(ys):
             return records_of[kind], ys
@@ -122,7 +129,9 @@ def have_one_loss(records: list[Record]) -> bool:
 
 def mark_best(rows: list[dict], y: str, have_one_loss: bool):
     """Marks the settings with the best mean of `y`, where it is known which way is better and losses compare."""
-    sign = 1 if y.endswith(HIGHEST) else -1 if y.endswith(LOWEST) and (have_one_loss or "loss" not in y) else 0
+    sign = (
+        1 if y.endswith(HIGHEST) else -1 if y.endswith(LOWEST) and (have_one_loss or "loss" not in y) else 0
+    )
     if sign and len(rows) > 1:
         best = max(sign * row["mean"] for row in rows)
         for row in rows:
@@ -141,7 +150,9 @@ def newest(records: list[Record], left_out: dict) -> list[Record]:
 def choose_x(varied: list[str], settings: list[dict]) -> str | None:
     """The numeric key with most values, or else the first that varies."""
     numeric = [key for key in varied if all(is_number(setting.get(key)) for setting in settings)]
-    return max(numeric, key=lambda key: len({s[key] for s in settings}), default=varied[0] if varied else None)
+    return max(
+        numeric, key=lambda key: len({s[key] for s in settings}), default=varied[0] if varied else None
+    )
 
 
 def is_number(x) -> bool:
@@ -163,7 +174,10 @@ def value_of(r: Record, y: str, left_out: dict) -> float:
 
 def curve_rows(runs: list[Record], y: str, group: dict, kind: str, left_out: dict) -> list[dict]:
     """A row for each step at which all runs of a setting have the number."""
-    curves = {r.name: {line["step"]: number(line, y) for line in r.curve if number(line, y) is not None} for r in runs}
+    curves = {
+        r.name: {line["step"]: number(line, y) for line in r.curve if number(line, y) is not None}
+        for r in runs
+    }
     left_out |= {f"{name}: {y}": "no such number" for name, curve in curves.items() if not curve}
     curves = [curve for curve in curves.values() if curve]
     steps = sorted(set.intersection(*map(set, curves))) if curves else []

@@ -55,7 +55,10 @@ def shown(x) -> str:
 def cells(table: dict) -> tuple[list[str], list[list[str]]]:
     """(head, body) of the table as texts: a row a setting, a column for each of its keys, for n, and for each y a mean
     with its interval. Learning curves have their last step."""
-    keys, step = [k for k in [*table["lines"], table["x"]] if k and k != "step"], ["step"] * (table["x"] == "step")
+    keys, step = (
+        [k for k in [*table["lines"], table["x"]] if k and k != "step"],
+        ["step"] * (table["x"] == "step"),
+    )
     rows_of, body = {}, []
     for row in table["rows"]:
         rows_of.setdefault(tuple(shown(row["setting"].get(k)) for k in keys), {})[row["y"]] = row
@@ -104,7 +107,15 @@ def write(table: dict, folder: Path):
         out.writerow([*keys, "y", "n", "mean", "low", "high", "interval", "best", "values", "runs"])
         for row in table["rows"]:
             setting = [place_of(row, k) for k in keys]
-            numbers = [row["y"], row["n"], row["mean"], row["low"], row["high"], table["interval"], row.get("best")]
+            numbers = [
+                row["y"],
+                row["n"],
+                row["mean"],
+                row["low"],
+                row["high"],
+                table["interval"],
+                row.get("best"),
+            ]
             out.writerow([*setting, *numbers, ";".join(map(str, row["values"])), ";".join(row["runs"])])
     (folder / "sweep.tex").write_text(latex(table))
     print(f"table       {folder / 'sweep.csv'}, .tex, .json")
@@ -114,10 +125,14 @@ def write(table: dict, folder: Path):
 def latex(table: dict) -> str:
     """The table for a paper (package booktabs), with its source in a comment above."""
     marks = {character: rf"\{character}" for character in "_%&#${}"}
-    marks = str.maketrans(marks | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
+    marks = str.maketrans(
+        marks | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    )
     head, body = cells(table)
     texts = [[text.translate(marks) for text in line] for line in (head, *body)]
-    lines = [" & ".join(re.sub(r"(.+) \*$", r"\\textbf{\1}", text) for text in line) + r" \\" for line in texts]
+    lines = [
+        " & ".join(re.sub(r"(.+) \*$", r"\\textbf{\1}", text) for text in line) + r" \\" for line in texts
+    ]
     columns = "l" * (len(head) - len(table["y"])) + "r" * len(table["y"])
     comment = f"% {means(table)}; all: {' '.join(table['everywhere'])}; commits {', '.join(table['commits'])}"
     top = comment, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"
@@ -146,12 +161,16 @@ def draw(table: dict, path: Path) -> Path:
             x_n = [place_of(row, x) if numeric else places.index(place_of(row, x)) for row in rows]
             style = line_style(i) | {"label": plain(name), "linestyle": ("-", "--", ":")[i // 7 % 3]}
             if x != "step":
-                x_n = aside(np.array(x_n, float), places if numeric else None, is_log, i - (len(lines) - 1) / 2)
+                x_n = aside(
+                    np.array(x_n, float), places if numeric else None, is_log, i - (len(lines) - 1) / 2
+                )
             draw_line(axes, rows, x_n, style if numeric or x == "step" else style | NO_LINE, x == "step")
         if is_log:
             axes.set_xscale("log")
         if x != "step" and len(places) <= 8:
-            axes.set_xticks(places if numeric else range(len(places)), [plain(shown(place)) for place in places])
+            axes.set_xticks(
+                places if numeric else range(len(places)), [plain(shown(place)) for place in places]
+            )
             axes.minorticks_off()
         axes.set(xlabel=x or "", ylabel=plain(y))
         axes.grid(linewidth=0.3, alpha=0.6)
@@ -161,7 +180,11 @@ def draw(table: dict, path: Path) -> Path:
     n_out, commits = len(table["left_out"]), table["commits"]
     text = f"{table['n_runs']} runs" + f", {n_out} left out" * bool(n_out)
     words = {"brackets": "bands" if x == "step" else "bars", "*": "ring"}
-    text += "; " + re.sub(r"brackets|\*", lambda match: words[match[0]], means(table)) + "; dots: runs" * (x != "step")
+    text += (
+        "; "
+        + re.sub(r"brackets|\*", lambda match: words[match[0]], means(table))
+        + "; dots: runs" * (x != "step")
+    )
     text += f". All runs: {' '.join(table['everywhere']) or 'no shared override'}"
     text += f". Runs of {len(commits)} commits, among them" * (len(commits) > 1)
     caption(figure, text, {"versions": {"commit": commits[-1]}})
@@ -190,7 +213,9 @@ def draw_line(axes, rows: list[dict], places, style: dict, is_curve: bool):
     for place, row in zip(places, rows, strict=True):
         if row.get("best"):
             axes.plot(place, row["mean"], "o", fillstyle="none", color=style["color"], markersize=11)
-        axes.plot([place] * len(row["values"]), row["values"], ".", color=style["color"], alpha=0.4, markersize=4)
+        axes.plot(
+            [place] * len(row["values"]), row["values"], ".", color=style["color"], alpha=0.4, markersize=4
+        )
 
 
 if __name__ == "__main__":

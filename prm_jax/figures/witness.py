@@ -17,14 +17,20 @@ BETA_LABEL = r"$\beta$ (nats of score per nat of KL)"
 def witness_figures(results: dict, folder: Path) -> list[Path]:
     """Draws the mass of the traces by beta and the winner by beta, error and aggregator; writes the page."""
     # The page has grids of its own.
-    shown = {key: x for key, x in results.items() if key not in ("by_beta", "plane", "aggregators", "versions")}
+    shown = {
+        key: x for key, x in results.items() if key not in ("by_beta", "plane", "aggregators", "versions")
+    }
     page = witness.page(folder / "witness.html", shown)
     phases = witness_phases(results, folder / "witness_phases.png")
     return [witness_mass(results, folder / "witness_mass.png"), phases, page]
 
 
 def witness_mass(results: dict, path: Path) -> Path:
-    titles = {"outcome": "Outcome verifier", "process": "Process verifier", "hacked": "Process verifier, hacked"}
+    titles = {
+        "outcome": "Outcome verifier",
+        "process": "Process verifier",
+        "hacked": "Process verifier, hacked",
+    }
     by_beta, beta, traces = results["by_beta"], results["beta"], results["traces"]
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.1), sharey=True)
     for axis, (verifier, title) in zip(axes, titles.items(), strict=True):
@@ -35,7 +41,12 @@ def witness_mass(results: dict, path: Path) -> Path:
             axis.plot(beta, policy[i], "o", color=colour, markersize=4)
             if mass_b[0] > 0.1:  # its name at the left end, the winner's above its curve
                 side = 1 if mass_b[0] == mass_Nb[:, 0].max() else -1
-                place = {"xytext": (4, 6 * side), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
+                place = {
+                    "xytext": (4, 6 * side),
+                    "textcoords": "offset points",
+                    "va": "center",
+                    "fontsize": 7.5,
+                }
                 axis.annotate(traces[i], (by_beta["beta"][0], mass_b[0]), **place)
         axis.axvline(beta, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         largest = [f"{traces[i]} {policy[i]:.3f}" for i in np.argsort(policy)[:-3:-1] if policy[i] >= 0.0005]
@@ -45,11 +56,17 @@ def witness_mass(results: dict, path: Path) -> Path:
         axis.set_title(title, fontsize=10, loc="left", pad=18)
         axis.xaxis.set_major_formatter("{x:g}")
     reference, middle = results["reference"], np.mean(results["reference"])
-    outside = {"xycoords": ("axes fraction", "data"), "textcoords": ("axes fraction", "data"), "fontsize": 7.5}
+    outside = {
+        "xycoords": ("axes fraction", "data"),
+        "textcoords": ("axes fraction", "data"),
+        "fontsize": 7.5,
+    }
     for place, i in enumerate(np.argsort(reference)):
         arrow = {"arrowstyle": "-", "color": TRACE_STYLES[i][0], "linewidth": 0.8}
         text, target = (1.07, middle + 0.075 * (place - 1.5)), (1, reference[i])
-        axes[2].annotate(f"{traces[i]} {reference[i]:.2f}", target, text, va="center", arrowprops=arrow, **outside)
+        axes[2].annotate(
+            f"{traces[i]} {reference[i]:.2f}", target, text, va="center", arrowprops=arrow, **outside
+        )
     axes[2].annotate("reference", (1.07, middle + 0.2), **outside)
     axes[0].set_ylabel("probability mass of a trace")
     figure.supxlabel(BETA_LABEL, fontsize=9)
@@ -71,7 +88,9 @@ def witness_phases(results: dict, path: Path) -> Path:
         for i in winners:
             ahead_eb = np.where(winner_eb == i, abs(lead_eb), -abs(lead_eb))  # 0 between the grid's points
             colour, _, hatch = TRACE_STYLES[i]
-            axis.contourf(beta_b, error_e, ahead_eb, [0, np.inf], colors=[colour], alpha=0.35, hatches=[hatch])
+            axis.contourf(
+                beta_b, error_e, ahead_eb, [0, np.inf], colors=[colour], alpha=0.35, hatches=[hatch]
+            )
         for mass, dashes in MASSES.items():
             axis.contour(beta_b, error_e, valid_eb, [mass], colors="black", linewidths=0.9, linestyles=dashes)
         axis.axvline(results["beta"], color=GREY, linewidth=0.8, linestyle="--")
@@ -81,7 +100,9 @@ def witness_phases(results: dict, path: Path) -> Path:
     keys = []
     for i in winners:
         colour, _, hatch = TRACE_STYLES[i]
-        keys.append(plt.Rectangle((0, 0), 1, 1, facecolor=colour, alpha=0.35, hatch=hatch, label=f"{traces[i]} wins"))
+        keys.append(
+            plt.Rectangle((0, 0), 1, 1, facecolor=colour, alpha=0.35, hatch=hatch, label=f"{traces[i]} wins")
+        )
     for mass, dashes in MASSES.items():
         label = f"{mass} of the mass on traces without a wrong step"
         keys.append(plt.Line2D([], [], color="black", linewidth=0.9, linestyle=dashes, label=label))

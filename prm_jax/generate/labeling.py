@@ -28,14 +28,22 @@ from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
 from prm_jax.data.pools import Candidate, Problem, is_pool, read_pool, solutions_of
 from prm_jax.data.rows import append_rows, field, field_error, read_rows, require_same, write_rows
-from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.steps import steps_of
-from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, build_tree, estimate, find_first_error, run_batched
+from prm_jax.generate.omegaprm import (
+    MC,
+    RollOut,
+    TreeConfig,
+    build_tree,
+    estimate,
+    find_first_error,
+    run_batched,
+)
 from prm_jax.generate.sampling import Policy, PolicyConfig, fingerprint, policy_at_work
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.protocols import Prefix
+from prm_jax.solutions import Solution, native_row
 from prm_jax.tasks.checkers import choose_checker, is_own, open_grader
 
 
@@ -170,11 +178,15 @@ def prefixes_of(s: Solution) -> list[Prefix]:
     return [(s.problem, s.steps[:t]) for t in range(len(s.steps) + 1)]
 
 
-def label_all_prefixes(solutions: Sequence[Solution], cfg: Labels, complete: Completions) -> list[list[float | None]]:
+def label_all_prefixes(
+    solutions: Sequence[Solution], cfg: Labels, complete: Completions
+) -> list[list[float | None]]:
     """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome, as in the
     programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
     first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
-    complete([prefix for s in solutions for prefix in prefixes_of(s)[first : None if s.outcome is None else -1]])
+    complete(
+        [prefix for s in solutions for prefix in prefixes_of(s)[first : None if s.outcome is None else -1]]
+    )
     labels = []
     for s in solutions:
         mc = list(map(complete.mc, prefixes_of(s)))
@@ -186,24 +198,32 @@ def label_all_prefixes(solutions: Sequence[Solution], cfg: Labels, complete: Com
 
 def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
     """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one."""
-    wrong = iter(run_batched([find_first_error(s.problem, s.steps) for s in solutions if s.outcome < 0.5], complete))
+    wrong = iter(
+        run_batched([find_first_error(s.problem, s.steps) for s in solutions if s.outcome < 0.5], complete)
+    )
     errors = [(len(s.steps), next(wrong) if s.outcome < 0.5 else len(s.steps)) for s in solutions]
     return [[None if t > error else float(t < error) for t in range(n)] for n, error in errors]
 
 
-def tree_lines(groups: Sequence[list[Solution]], complete: Completions, cfg: Labels, origin: dict) -> list[dict]:
+def tree_lines(
+    groups: Sequence[list[Solution]], complete: Completions, cfg: Labels, origin: dict
+) -> list[dict]:
     """A line for each problem, given by its solutions: its tree, and a row for each path of it. A state's MC labels the
     first path through it; the last step has 0. start: steps of the state that was searched from; visits: of each state;
     q, u: the scores that chose the path."""
     roots = [[RollOut(s.steps, s.answer, s.outcome >= 0.5, True, 0) for s in group] for group in groups]
-    trees = [build_tree(group[0].problem, root, cfg.k, cfg.tree) for group, root in zip(groups, roots, strict=True)]
+    trees = [
+        build_tree(group[0].problem, root, cfg.k, cfg.tree) for group, root in zip(groups, roots, strict=True)
+    ]
     lines = []
     for group, (states, paths) in zip(groups, run_batched(trees, complete), strict=True):
         first, mc, rows, labelled = group[0], states[()].mc, [], set()
         for i, (steps, answer, search) in enumerate(paths):
             s = Solution(first.problem, steps, None, None, 0.0, answer, f"{first.id}/tree/{i}", first.task)
             prefixes = [steps[: t + 1] for t in range(len(steps))]
-            labels = [states[p].mc.share if p in states and p not in labelled else None for p in prefixes[:-1]]
+            labels = [
+                states[p].mc.share if p in states and p not in labelled else None for p in prefixes[:-1]
+            ]
             labelled.update(prefixes)
             visits = [states[p].visits if p in states else None for p in prefixes]
             rows.append({**row_of(s, [*labels, 0.0], complete), **search, "visits": visits, **origin})
@@ -235,7 +255,9 @@ def counts_of(line: dict) -> collections.Counter:
     return collections.Counter(costs, solutions=len(rows), steps=steps, labelled=labelled)
 
 
-def label_file(path: Path, policy, solutions: list[Solution], golds: dict, cfg: Labels, seed: int, grade) -> dict:
+def label_file(
+    path: Path, policy, solutions: list[Solution], golds: dict, cfg: Labels, seed: int, grade
+) -> dict:
     """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the counts. A
     search leaves out and counts solutions without an outcome, such as cut ones, which may not be wrong. label=tree
     makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in `draw_pool`."""
@@ -247,14 +269,21 @@ def label_file(path: Path, policy, solutions: list[Solution], golds: dict, cfg: 
     origin = {"label_kind": KINDS.get(cfg.label, "value"), "completer": policy.name, "seed": seed}
     origin["noise"] = settings["noise"]
     weights, sampling = fingerprint(policy.model), dataclasses.asdict(policy.sampling)
-    used = {"weights": weights, "sampling": sampling, "format": policy.format.name, "batch_rows": policy.batch_rows}
+    used = {
+        "weights": weights,
+        "sampling": sampling,
+        "format": policy.format.name,
+        "batch_rows": policy.batch_rows,
+    }
     about = {**origin, **used, **settings}
 
     def label_chunk(chunk: Sequence, _, old: int) -> list[dict]:
         complete = Completions(cfg, lambda p, k: roll_outs(policy, p, golds, k, seed, cfg.noise, grade))
         if is_tree:
             return tree_lines(chunk, complete, cfg, origin)[old:]
-        labels = label_to_first_error(chunk, complete) if is_search else label_all_prefixes(chunk, cfg, complete)
+        labels = (
+            label_to_first_error(chunk, complete) if is_search else label_all_prefixes(chunk, cfg, complete)
+        )
         return [row_of(s, label_T, complete) | origin for s, label_T in zip(chunk, labels, strict=True)][old:]
 
     def check(line: dict, item):
@@ -271,7 +300,10 @@ def label_file(path: Path, policy, solutions: list[Solution], golds: dict, cfg: 
     chunks = [groups[i : i + size] for i in range(0, len(groups), size)]
     chunks = chunks if is_tree else [list(itertools.chain(*chunk)) for chunk in chunks]
     lines, unit = (path.with_name("trees.jsonl"), "problem") if is_tree else (path, "solution")
-    with described_file(lines, about) as counts, cli.progress("labelling", sum(map(len, chunks)), unit) as bar:
+    with (
+        described_file(lines, about) as counts,
+        cli.progress("labelling", sum(map(len, chunks)), unit) as bar,
+    ):
         counts.update({"without_outcome_left_out": n_given - len(solutions)} if is_search else {})
         for new, old in append_rows(lines, chunks, None, check, label_chunk):
             counts.update(resumed=old)
@@ -299,7 +331,12 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
                 expected = "the one right answer of its text, which completions are checked against"
                 raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
         return [solution for p in pool for solution in solutions_of(p)], golds
-    expect(not by_answer, "checker", checker, "task for native rows, which have no right answers; a pool has them")
+    expect(
+        not by_answer,
+        "checker",
+        checker,
+        "task for native rows, which have no right answers; a pool has them",
+    )
     solutions, counts = sources.load(path, "native")
     cli.print_counts(counts)
     return solutions, {s.problem: None for s in solutions}

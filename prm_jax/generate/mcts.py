@@ -31,8 +31,12 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
         weights = [child.weight for child in children] + [0.0] * (K - len(children))
         return np.log(np.maximum(weights, 1e-9), dtype=np.float32)
 
-    roots = dict(zip(problems, expand(state, [Child(Node(p), 1.0, 1.0) for p in problems], branch), strict=True))
-    trees = [[roots.get(p, [])] for p in range(P)]  # the children of each problem's nodes, in the order of mctx
+    roots = dict(
+        zip(problems, expand(state, [Child(Node(p), 1.0, 1.0) for p in problems], branch), strict=True)
+    )
+    trees = [
+        [roots.get(p, [])] for p in range(P)
+    ]  # the children of each problem's nodes, in the order of mctx
     value_P = np.array([nodes[0][-1].probability if nodes[0] else 0.0 for nodes in trees], np.float32)
     prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
     root = mctx.RootFnOutput(prior_logits=prior_PK, value=value_P, embedding=np.zeros(P, np.int32))
@@ -43,7 +47,10 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
         prior_PK, reward_P, discount_P, value_P = new_node
         tree = grow(None, i, new_node) if tree is None else tree
         descent = grow(tree, i, new_node)
-        parent_P, action_P = np.asarray(descent.parents[:, i + 1]), np.asarray(descent.action_from_parent[:, i + 1])
+        parent_P, action_P = (
+            np.asarray(descent.parents[:, i + 1]),
+            np.asarray(descent.action_from_parent[:, i + 1]),
+        )
         actions = enumerate(zip(parent_P, action_P, strict=True))
         leaves = {p: trees[p][n][k] for p, (n, k) in actions if k < len(trees[p][n])}
         active = {p for p, n in enumerate(idle_P) if n < MAX_IDLE and state.continues(p, branch)}
@@ -91,7 +98,9 @@ def mctx_step(root, tree, i, new_node, key, *, rule: str, simulations: int):
     mctx runs all simulations in one loop under jit, where the policy cannot be called for the new node's numbers. So
     each is two calls: one with zeros shows which child the descent reaches, the second has its numbers."""
     prior_PK, reward_P, discount_P, value_P = new_node
-    output = mctx.RecurrentFnOutput(reward=reward_P, discount=discount_P, prior_logits=prior_PK, value=value_P)
+    output = mctx.RecurrentFnOutput(
+        reward=reward_P, discount=discount_P, prior_logits=prior_PK, value=value_P
+    )
     recurrent = lambda params, key, action, embedding: (output, embedding)
 
     def one_simulation(low, high, body, start):

@@ -91,7 +91,9 @@ class State:
     """A completed prefix."""
 
     mc: MC
-    pending: list[tuple[float, int, RollOut]]  # (Q, rank, roll-out) of those to be searched, the best one last
+    pending: list[
+        tuple[float, int, RollOut]
+    ]  # (Q, rank, roll-out) of those to be searched, the best one last
     visits: int = 0
 
 

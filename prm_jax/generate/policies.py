@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from prm_jax.data.formats import Format
+from prm_jax.formats import Format
 from prm_jax.launch.config import Count, NotNegative, Share, expect
 
 
@@ -52,4 +52,6 @@ class SamplingStats:
 def check_format(fmt: Format):
     """InputError where the next step would not start right after the separator of the last one."""
     unlike = fmt.suffix or fmt.between or fmt.shift or fmt.probe or fmt.drop_separator or fmt.chat
-    expect(not unlike, "format", fmt.name, "a convention in which nothing but the separator stands between steps")
+    expect(
+        not unlike, "format", fmt.name, "a convention in which nothing but the separator stands between steps"
+    )

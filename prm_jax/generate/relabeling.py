@@ -25,7 +25,6 @@ from prm_jax.data import sources
 from prm_jax.data.equations import verdict
 from prm_jax.data.pools import is_pool, read_pool, scores_in_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
-from prm_jax.data.solutions import Solution, first_error, native_row, relabel_after_error
 from prm_jax.data.splits import LabelKind
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.generate.labeling import read_input
@@ -36,6 +35,7 @@ from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import score_into
+from prm_jax.solutions import Solution, first_error, native_row, relabel_after_error
 from prm_jax.tasks.checkers import checker_of, is_own, own_function, own_labels
 
 
@@ -110,7 +110,9 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
         expect(n == m, f"other: {cfg.other}", m, f"{n} solutions, as {cfg.input} has")
         for i, (s, other) in enumerate(zip(solutions, others, strict=True), 1):
             if (s.problem, s.steps) != (other.problem, other.steps):
-                raise InputError(f"other: {row_place(cfg.other, i)}: another solution than row {i} of {cfg.input}")
+                raise InputError(
+                    f"other: {row_place(cfg.other, i)}: another solution than row {i} of {cfg.input}"
+                )
         return solutions, [other.labels for other in others]
     if cfg.by == "labels":
         solutions, _ = sources.load(cfg.input, "native", labels_required=True)
@@ -118,7 +120,9 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
     solutions, answers = read_input(cfg.input, cfg.checker if is_own(cfg.checker) else "task")
     if cfg.by == "checker" and is_own(cfg.checker):
         ask = own_function(cfg.checker, own_labels)
-        return solutions, [np.array(ask(s.problem, s.steps, answers[s.problem]), np.float64) for s in solutions]
+        return solutions, [
+            np.array(ask(s.problem, s.steps, answers[s.problem]), np.float64) for s in solutions
+        ]
     if cfg.by == "checker":
         name = tasks.name_of(tasks.of_files([cfg.input], cfg.checker))
         solutions = [dataclasses.replace(s, task=name) for s in solutions]
@@ -128,12 +132,16 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
     if cfg.by != "scores":
         return solutions, None
     if not is_pool(next(iter(read_rows(cfg.input)))[1]):
-        raise InputError(f"{cfg.input}: by=scores reads the step scores of a pool, and this file has no candidates")
+        raise InputError(
+            f"{cfg.input}: by=scores reads the step scores of a pool, and this file has no candidates"
+        )
     scores, unit = scores_in_unit(read_pool(cfg.input, [cfg.scores]), cfg.scores, cfg.scores_unit)
     return solutions, [as_probability(score_T, unit) for score_T in scores]
 
 
-def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solution], stored) -> Iterator[list | None]:
+def label_all(
+    cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solution], stored
+) -> Iterator[list | None]:
     """The labels of each solution, None where it is dropped; stored: from `read`; path: keeps a scorer's scores."""
     if cfg.by == "consensus":
         bounds = 0.5 if cfg.threshold is None else cfg.threshold, cfg.other_threshold
@@ -147,10 +155,14 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
         rows = ((s.id, s.problem, s.steps) for s in solutions)
         labels = map(probability, score_into(path, scorer, rows, len(solutions)))
     else:
-        labels = stored or (np.zeros(len(s.steps)) for s in solutions)  # values have no weight without a value model
+        labels = stored or (
+            np.zeros(len(s.steps)) for s in solutions
+        )  # values have no weight without a value model
     if cfg.by == "td":  # a solution without an outcome, such as a cut one, has nothing to spread: all null
         outcomes = [np.nan if s.outcome is None else s.outcome for s in solutions]
-        labels = (td_targets(y_T, y, cfg.td_lambda, cfg.gamma) for y_T, y in zip(labels, outcomes, strict=True))
+        labels = (
+            td_targets(y_T, y, cfg.td_lambda, cfg.gamma) for y_T, y in zip(labels, outcomes, strict=True)
+        )
     if cfg.threshold is not None:
         labels = (np.where(np.isnan(y_T), np.nan, y_T >= cfg.threshold) for y_T in labels)
     return ([None if np.isnan(y) else y for y in y_T.tolist()] for y_T in labels)
@@ -164,12 +176,18 @@ def label_kind(cfg: RelabelingConfig, scorer) -> str:
     else:
         fixed = {"checker": "correctness", "equations": "correctness", "td": "value", "scores": "unknown"}
         kind = fixed.get(cfg.by) or kind_of(scorer)
-    expect(cfg.label_kind in (None, kind) or kind == "unknown", "label_kind", cfg.label_kind, f"null or {kind}")
+    expect(
+        cfg.label_kind in (None, kind) or kind == "unknown", "label_kind", cfg.label_kind, f"null or {kind}"
+    )
     return cfg.label_kind or kind
 
 
 # by -> the keys that its labels depend on, besides those of all
-KEYS = {"scores": ("scores", "scores_unit"), "td": ("td_lambda", "gamma"), "consensus": ("other", "other_threshold")}
+KEYS = {
+    "scores": ("scores", "scores_unit"),
+    "td": ("td_lambda", "gamma"),
+    "consensus": ("other", "other_threshold"),
+}
 
 
 def labelled_rows(solutions, labels, origin: dict, counts: collections.Counter) -> Iterator[dict]:
@@ -178,7 +196,9 @@ def labelled_rows(solutions, labels, origin: dict, counts: collections.Counter) 
         counts["solutions_dropped_where_they_differ" if y_T is None else "solutions"] += 1
         if y_T is None:
             continue
-        y_T = relabel_after_error(dataclasses.replace(s, labels=tuple(y_T)), origin["after_first_error"]).labels
+        y_T = relabel_after_error(
+            dataclasses.replace(s, labels=tuple(y_T)), origin["after_first_error"]
+        ).labels
         known = [y for y in y_T if y is not None]
         counts.update(steps=len(y_T), labels=len(known), labels_good=sum(y >= 0.5 for y in known))
         counts.update(steps_without_label=len(y_T) - len(known), solutions_without_label=not known)
@@ -195,12 +215,22 @@ def main(cfg):
     with run_folder.locked_run_folder(folder, raw_cfg, resumes), jax.set_mesh(mesh):
         if cfg.by in ("scorer", "td") and cfg.checkpoint is not None:
             opening = cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch_rows, None, cfg.reference
-            scorer = open_verifier(cfg.checkpoint, OpenOptions(*opening, task=cfg.checker, files=(cfg.input,)))
+            scorer = open_verifier(
+                cfg.checkpoint, OpenOptions(*opening, task=cfg.checker, files=(cfg.input,))
+            )
         if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
-            raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
-        keys = {key: getattr(cfg, key) for key in ("by", "threshold", "after_first_error", *KEYS.get(cfg.by, ()))}
+            raise InputError(
+                f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model"
+            )
+        keys = {
+            key: getattr(cfg, key) for key in ("by", "threshold", "after_first_error", *KEYS.get(cfg.by, ()))
+        }
         keys |= {"checker": cfg.checker} if is_own(cfg.checker) else {}
-        origin = {"label_kind": label_kind(cfg, scorer), **keys, **({"scorer": scorer.name} if scorer else {})}
+        origin = {
+            "label_kind": label_kind(cfg, scorer),
+            **keys,
+            **({"scorer": scorer.name} if scorer else {}),
+        }
         weights = {"weights": fingerprint(scorer.model)} if hasattr(scorer, "model") else {}
         about = {**origin, "files": {file: file_fingerprint(file) for file in cfg.files}, **weights}
         resumable = folder / "scores.jsonl" if scorer else path

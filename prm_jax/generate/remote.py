@@ -28,9 +28,9 @@ import jax
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.formats import Format, numbered
 from prm_jax.data.rows import writable
 from prm_jax.data.steps import step_sums
+from prm_jax.formats import Format, numbered
 from prm_jax.generate.policies import Sampling, SamplingStats, check_format, prefix_numbers, sample_keys
 from prm_jax.launch import cli
 from prm_jax.launch.config import Count, Natural, Positive, expect
@@ -66,7 +66,12 @@ def sampling_fields(kind: str, s: Sampling) -> dict:
         fields |= {"logprobs": 0} if kind == "vllm" or s.temperature == 1 else {}
         return fields | ({"return_token_ids": True} if kind == "vllm" else {})
     if kind == "transformers":  # greedy without do_sample, whatever the temperature
-        config = {"do_sample": s.temperature > 0, "top_k": s.top_k or 0, "repetition_penalty": 1.0, "min_p": 0.0}
+        config = {
+            "do_sample": s.temperature > 0,
+            "top_k": s.top_k or 0,
+            "repetition_penalty": 1.0,
+            "min_p": 0.0,
+        }
         return fields | {"generation_config": json.dumps(config)}
     expect(s.top_k is None, "sampling.top_k", s.top_k, "null: it is no field of the completions protocol")
     return fields
@@ -84,8 +89,12 @@ def open_client(url: str, server: Server, max_tokens: int):
     try:
         import openai
     except ImportError:
-        raise InputError(f"{url}: a policy behind a server needs the package openai: pip install openai") from None
-    reply = threading.local()  # of the request that this thread has sent: its end, and the bytes that it may yet have
+        raise InputError(
+            f"{url}: a policy behind a server needs the package openai: pip install openai"
+        ) from None
+    reply = (
+        threading.local()
+    )  # of the request that this thread has sent: its end, and the bytes that it may yet have
 
     def begin(request):
         reply.end = time.monotonic() + server.timeout
@@ -116,7 +125,9 @@ def open_client(url: str, server: Server, max_tokens: int):
     key = os.environ.get("OPENAI_API_KEY", "none")
     http = openai.DefaultHttpxClient(event_hooks={"request": [begin], "response": [refuse_packed]})
     options = {"max_retries": server.retries, "timeout": server.timeout, "http_client": http}
-    return openai.OpenAI(base_url=base, api_key=key, default_headers={"Accept-Encoding": "identity"}, **options)
+    return openai.OpenAI(
+        base_url=base, api_key=key, default_headers={"Accept-Encoding": "identity"}, **options
+    )
 
 
 def are_numbers(values, kinds: tuple[type, ...], low: float, high: float) -> bool:
@@ -142,7 +153,9 @@ class RemotePolicy:
         check_format(self.format)
         expect(self.format.name != "auto" and "{pad}" not in self.format.prefix + self.format.separator,
                "format", self.format.name, "a convention that is text, without a tokenizer")  # fmt: skip
-        expect(jax.process_count() == 1, "distributed", jax.process_count(), "null: one process asks a server")
+        expect(
+            jax.process_count() == 1, "distributed", jax.process_count(), "null: one process asks a server"
+        )
         self.client = self.client or open_client(self.url, self.server, self.sampling.max_tokens)
         self.model = self.model or self.find_model()
         # `transformers serve` writes one text at a time, with the seed of the newest request.
@@ -155,7 +168,9 @@ class RemotePolicy:
         listing, why = self.get("/models")
         rows = listing.get("data") if isinstance(listing, dict) else None
         rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-        owner_of = {writable(row["id"]): row.get("owned_by") for row in rows if isinstance(row.get("id"), str)}
+        owner_of = {
+            writable(row["id"]): row.get("owned_by") for row in rows if isinstance(row.get("id"), str)
+        }
         names, chosen = list(owner_of), self.server.model
         kind = next((owner for owner in owner_of.values() if owner in ("vllm", "sglang")), "other")
         if kind == "other":
@@ -168,7 +183,12 @@ class RemotePolicy:
             models = ", ".join(names) or f"no model at /models ({why})"
             raise InputError(f"{self.url}: lists {models}; name one: server.model=NAME")
         else:
-            expect(chosen is None or not names or chosen in names, "server.model", chosen, f"of {self.url}: {names}")
+            expect(
+                chosen is None or not names or chosen in names,
+                "server.model",
+                chosen,
+                f"of {self.url}: {names}",
+            )
         return Served(chosen or names[0], kind)
 
     def get(self, path: str) -> tuple[object, str]:
@@ -176,10 +196,14 @@ class RemotePolicy:
         import openai
 
         try:  # with one retry: some servers drop a connection after an error
-            return self.client.with_options(max_retries=1).get(path, cast_to=object), "not in the protocol's form"
+            return self.client.with_options(max_retries=1).get(
+                path, cast_to=object
+            ), "not in the protocol's form"
         except openai.APIStatusError as error:
             if error.status_code in (401, 403):
-                raise InputError(f"{self.url}: {reason(error)}; its key is read from OPENAI_API_KEY") from None
+                raise InputError(
+                    f"{self.url}: {reason(error)}; its key is read from OPENAI_API_KEY"
+                ) from None
             return None, reason(error)
         except (openai.APIError, ValueError, RecursionError) as error:
             raise InputError(f"{self.url}: no server of the completions protocol: {reason(error)}") from None
@@ -196,7 +220,9 @@ class RemotePolicy:
     def prompt(self, problem: str, steps: Sequence[str]) -> str:
         """The text before the next step."""
         f = self.format
-        text = f.prefix.replace("{problem}", problem) + "".join(s + f.separator for s in numbered(f, tuple(steps)))
+        text = f.prefix.replace("{problem}", problem) + "".join(
+            s + f.separator for s in numbered(f, tuple(steps))
+        )
         expect(text, f"prefix {problem[:60]!r}", text, "a text of at least one token")
         return text
 
@@ -220,9 +246,16 @@ class RemotePolicy:
         raw = [request.result() for request in requests]
         samples = [dataclasses.replace(c, text=writable(c.text)) for c in raw]
         if replaced := sum(c.text != new.text for c, new in zip(raw, samples, strict=True)):
-            print(f"samples     {self.name}: {replaced:,} of {size:,} texts have U+FFFD for what is no character")
+            print(
+                f"samples     {self.name}: {replaced:,} of {size:,} texts have U+FFFD for what is no character"
+            )
         groups = [samples[i : i + n] for i in range(0, size, n)]
-        if self.sampling.temperature > 0 and n > 1 and size > 16 and all(len({c.text for c in g}) == 1 for g in groups):
+        if (
+            self.sampling.temperature > 0
+            and n > 1
+            and size > 16
+            and all(len({c.text for c in g}) == 1 for g in groups)
+        ):
             alike = f"the {n} of each prefix are the same text; does it heed temperature and seed?"
             print(f"samples     {self.name}: {alike}")
         self.stats.prompts += len(set(prompts))
@@ -235,7 +268,9 @@ class RemotePolicy:
         """One sample; InputError where there is none."""
         body = self.fields | {"prompt": text, "seed": seed}
         body |= {"stop": [self.format.separator]} if stop == "step" else {}
-        return self.post(body, lambda answer: self.continuation(answer, stop), f"no continuation of {text[-60:]!r}")
+        return self.post(
+            body, lambda answer: self.continuation(answer, stop), f"no continuation of {text[-60:]!r}"
+        )
 
     def continuation(self, answer, stop: str) -> Continuation:
         """The one choice of an answer; ValueError where there is none, or neither the model nor the limit ended it."""
@@ -245,14 +280,18 @@ class RemotePolicy:
             logprobs = choice.get("logprobs") or {}
             logp, tokens = logprobs.get("token_logprobs") or [], logprobs.get("tokens") or []
             is_right = isinstance(text, str) and finish in ("stop", "length") and len(ids) in (0, n)
-            is_right &= are_numbers([n], (int,), 0, self.sampling.max_tokens) and are_numbers(ids, (int,), 0, 2**31 - 1)
+            is_right &= are_numbers([n], (int,), 0, self.sampling.max_tokens) and are_numbers(
+                ids, (int,), 0, 2**31 - 1
+            )
             is_right &= len(text) <= PER_TOKEN * (n + 1)
             is_right &= are_numbers([x for x in logp if x is not None], (int, float), -1e30, 1e-3)
             is_right &= all(isinstance(token, str) for token in tokens)
         except (AttributeError, KeyError, TypeError, ValueError):
             is_right = False
         if not is_right:
-            expected = f"one choice that has ended, with its usage of at most {self.sampling.max_tokens} tokens"
+            expected = (
+                f"one choice that has ended, with its usage of at most {self.sampling.max_tokens} tokens"
+            )
             raise ValueError(f"answered {str(answer)[:200]!r}, expected {expected}")
         is_known = len(logp) == n and None not in logp
         logp_L = np.array(logp if is_known else [np.nan] * n, np.float32)
@@ -260,7 +299,9 @@ class RemotePolicy:
         # What follows the text, such as its end, has no text there; a server that names its tokens otherwise has no logp.
         starts = itertools.accumulate(map(len, tokens), initial=0)
         tokens = [token if start < len(text) else "" for token, start in zip(tokens, starts)]
-        logp_T = step_sums(self.format, tokens, logp_L, text) if is_known and "".join(tokens) == text else None
+        logp_T = (
+            step_sums(self.format, tokens, logp_L, text) if is_known and "".join(tokens) == text else None
+        )
         return Continuation(np.array(ids or [-1] * n, np.int32), logp_L, text, reason, logp_T)
 
     def ending(self, choice: dict, text: str, finish: str, stop: str) -> tuple[str, str]:
@@ -276,7 +317,9 @@ class RemotePolicy:
             if separator in stops:
                 return text + separator, "stop"
             if not stops and self.model.server != "transformers":
-                expected = "stop_reason (vLLM), matched_stop (SGLang) or the separator in the text (transformers)"
+                expected = (
+                    "stop_reason (vLLM), matched_stop (SGLang) or the separator in the text (transformers)"
+                )
                 raise ValueError(f"does not say whether the step or the text ended, expected {expected}")
         return text, "eos"
 

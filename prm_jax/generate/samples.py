@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from prm_jax import InputError, tasks
-from prm_jax.data.formats import read_format
 from prm_jax.data.pools import Problem, iter_pool
 from prm_jax.data.questions import Question
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
+from prm_jax.formats import read_format
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
@@ -25,9 +25,16 @@ from prm_jax.launch.hosts import max_over_processes
 
 ROWS = 512  # decoded at a time: fastest for a small model on CPU
 # The code that decides a sample. The checker's is not part of it: kept samples have no grades.
-CODE = ["model.py", "attention.py", "rope.py", "generate/samples.py", "generate/sampling.py", "generate/policies.py"]
+CODE = [
+    "model.py",
+    "attention.py",
+    "rope.py",
+    "generate/samples.py",
+    "generate/sampling.py",
+    "generate/policies.py",
+]
 CODE += ["kernels/cpu.py", "kernels/accelerator.py", "kernels/draw.py"]
-CODE += ["data/formats.py", "data/questions.py", "data/steps.py"]
+CODE += ["formats.py", "data/questions.py", "data/steps.py"]
 
 
 def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:

@@ -27,18 +27,26 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
-from prm_jax.data.formats import Format, encode
 from prm_jax.data.pools import Problem, problem_of
 from prm_jax.data.questions import COUNTS, as_candidate, counts_of, read_questions
 from prm_jax.data.rows import append_rows, require_same
 from prm_jax.data.steps import step_sums
+from prm_jax.formats import Format, encode
 from prm_jax.generate.policies import Sampling, SamplingStats, check_format, prefix_numbers, sample_keys
 from prm_jax.generate.remote import AS_USUAL, RemotePolicy, Served, Server
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import described_file, start_command, writable_folder
-from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
+from prm_jax.launch.mesh import (
+    MeshConfig,
+    check_divides,
+    make_mesh,
+    path_names,
+    replicate,
+    row_shards,
+    shard_batch,
+)
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
 from prm_jax.tasks.checkers import CHECKERS, checker_of, choose_checker, is_own, open_grader
@@ -97,7 +105,10 @@ def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampli
     """Up to `slots` more tokens of each row from position t on: the state, (id_tB, logp_tB, whether all are done)."""
     model, (cache, id_B, done_B) = for_decoding(model), state
     cache, place_B = cache.grow(slots), jnp.full_like(id_B[:, None], ALWAYS)
-    uniform_tB, pos_tB = uniforms(rows["key"], t, slots), cache.length + jnp.arange(slots)[:, None] - rows["first"]
+    uniform_tB, pos_tB = (
+        uniforms(rows["key"], t, slots),
+        cache.length + jnp.arange(slots)[:, None] - rows["first"],
+    )
     ropes_tB1k = model.ropes(pos_tB)  # the loop would compute the angles again for each layer and head
     empty = jnp.zeros_like(uniform_tB, jnp.int32), jnp.zeros_like(uniform_tB)
 
@@ -155,7 +166,9 @@ class Policy:
         """The text of each id; none of one that ends a text, or that the tokenizer does not know."""
         vocab = self.model.cfg.vocab
         texts = self.tokenizer.batch_decode([[i] for i in range(min(len(self.tokenizer), vocab))])
-        return ["" if i in self.eos_ids else text for i, text in enumerate(texts)] + [""] * (vocab - len(texts))
+        return ["" if i in self.eos_ids else text for i, text in enumerate(texts)] + [""] * (
+            vocab - len(texts)
+        )
 
     def prefix_ids(self, prefixes: Sequence[Prefix]) -> list[np.ndarray]:
         """Ids of the texts to continue: all that precedes the next step's tokens in training."""
@@ -167,8 +180,17 @@ class Policy:
 
     def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, first + i), or first[i]."""
-        stop_V, start, number_P = self.stop_masks[stop], time.perf_counter(), prefix_numbers(first, len(prefixes))
-        expect(stop_V is not None, "format.separator", self.format.separator, f"a text within one token of {self.name}")
+        stop_V, start, number_P = (
+            self.stop_masks[stop],
+            time.perf_counter(),
+            prefix_numbers(first, len(prefixes)),
+        )
+        expect(
+            stop_V is not None,
+            "format.separator",
+            self.format.separator,
+            f"a text within one token of {self.name}",
+        )
         check_divides(self.model.cfg, self.batch_rows, "batch_rows")
         requests = collections.defaultdict(list)  # distinct ids, which are computed once -> their prefixes
         for i, ids_L in enumerate(self.prefix_ids(prefixes)):
@@ -203,7 +225,9 @@ class Policy:
         rows = max(1, min(32, 512 // tokens), 1 << (n - 1).bit_length())
         return min(self.batch_rows, -(-rows // row_shards()) * row_shards())
 
-    def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number_P, stage=CACHE_GROWTH["end"]):
+    def decode(
+        self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number_P, stage=CACHE_GROWTH["end"]
+    ):
         """Yields (ids, log-probabilities) of each of the rows (prompt, prefix, sample), cut where it stopped."""
         P = self.bucket_rows(len(group), L)
         ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
@@ -249,7 +273,9 @@ class Policy:
         is_end = ids_L[-1] in self.eos_ids
         text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end], clean_up_tokenization_spaces=False)
         logp_T = step_sums(self.format, [self.token_texts[i] for i in ids_L], logp_L, text)
-        return Continuation(ids_L, logp_L, text, "eos" if is_end else "stop" if stop_V[ids_L[-1]] else "length", logp_T)
+        return Continuation(
+            ids_L, logp_L, text, "eos" if is_end else "stop" if stop_V[ids_L[-1]] else "length", logp_T
+        )
 
 
 def padded_length(ids: Sequence[int]) -> int:
@@ -257,7 +283,13 @@ def padded_length(ids: Sequence[int]) -> int:
 
 
 def open_policy(
-    path: str | Path, which: str, fmt: Format, dtype: str, sampling: Sampling, batch_rows: int, server=AS_USUAL
+    path: str | Path,
+    which: str,
+    fmt: Format,
+    dtype: str,
+    sampling: Sampling,
+    batch_rows: int,
+    server=AS_USUAL,
 ) -> Policy | RemotePolicy:
     """The language model at `path`, a folder, hub name or http://HOST:PORT, with its own format or `fmt`."""
     if str(path).startswith(("http://", "https://")):
@@ -271,11 +303,15 @@ def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling,
     ends = {loaded.tokenizer.eos_token_id}
     folder = None if loaded.config is not None else hf.locate(str(path))
     for name in ("generation_config.json", "config.json") if folder else ():
-        if (folder / name).exists() and (ids := run_folder.read_json(folder / name).get("eos_token_id")) is not None:
+        if (folder / name).exists() and (
+            ids := run_folder.read_json(folder / name).get("eos_token_id")
+        ) is not None:
             ends |= set(ids if isinstance(ids, list) else [ids])
             break
     ends = tuple(sorted(ends - {None}))
-    return Policy(loaded.model, loaded.tokenizer, loaded.format or fmt, loaded.name, sampling, batch_rows, ends)
+    return Policy(
+        loaded.model, loaded.tokenizer, loaded.format or fmt, loaded.name, sampling, batch_rows, ends
+    )
 
 
 def fingerprint(model: PRM | Served) -> str:
@@ -290,7 +326,13 @@ def fingerprint(model: PRM | Served) -> str:
 
 
 def draw_pool(
-    path: str | Path, policy: Policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
+    path: str | Path,
+    policy: Policy,
+    problems: Iterable,
+    n: int,
+    seed: int,
+    grade: Callable,
+    total: int | None = None,
 ) -> dict:
     """Appends one graded problem a line to `path`, n solutions each, with about.json beside it; returns the counts.
 
@@ -298,7 +340,13 @@ def draw_pool(
     resumed, and the file becomes that of an undisturbed call byte for byte, since problems are drawn in fixed chunks.
     InputError where the file has other problems or settings.
     """
-    origin = {"policy": policy.name, "weights": fingerprint(policy.model), "dtype": policy.dtype, "n": n, "seed": seed}
+    origin = {
+        "policy": policy.name,
+        "weights": fingerprint(policy.model),
+        "dtype": policy.dtype,
+        "n": n,
+        "seed": seed,
+    }
     settings = {name: dataclasses.asdict(getattr(policy, name)) for name in ("format", "sampling")}
     about = {**origin, **settings, "batch_rows": policy.batch_rows}
 
@@ -309,7 +357,9 @@ def draw_pool(
 
     def draw_rows(questions, first: int, old: int) -> list[dict]:
         rows, prefixes = [], [(q.problem, ()) for q in questions]
-        for q, samples in zip(questions, policy.extend(prefixes, n, "end", jax.random.key(seed), first), strict=True):
+        for q, samples in zip(
+            questions, policy.extend(prefixes, n, "end", jax.random.key(seed), first), strict=True
+        ):
             candidates = tuple(as_candidate(policy.format, c) for c in samples)
             graded = grade(Problem(q.id, q.problem, q.answer, candidates))
             rows.append({**dataclasses.asdict(graded), "policy_tokens": sum(len(c.ids_L) for c in samples)})
@@ -353,7 +403,9 @@ class PolicyConfig(CommandConfig):
 def policy_at_work(cfg: PolicyConfig):
     """The policy, on the mesh; prints its cost at the end."""
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)):
-        policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
+        policy = open_policy(
+            cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
+        )
         yield policy
     if policy.stats.tokens:
         print(policy.stats.summary())
@@ -381,7 +433,11 @@ def main(cfg):
         counts = draw_pool(path, policy, read(), cfg.n, cfg.seed, grader.grade, total)
     cli.print_counts(counts, totals=())
     graded = counts["candidates"] - counts["ungraded"]  # a cut candidate fills a place, and is not right
-    rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {grader.name}" if graded else "no answer to grade by"
+    rate = (
+        f"{counts['right'] / graded:.3f} of {graded:,} right by {grader.name}"
+        if graded
+        else "no answer to grade by"
+    )
     if graded and counts["unanswered"] == counts["candidates"]:
         rate += " (an answer was found in none; checker=chain reads those of the embedded task)"
     print(f"pool        {rate}; {path}")

@@ -49,7 +49,9 @@ def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, a
         nodes = list(itertools.chain(*(distinct.values() for distinct in rivals.values())))
         nodes, beams = iter(state.look_ahead(nodes, ahead) if ahead else nodes), []
         for (_, group), distinct in rivals.items():
-            best = sorted(itertools.islice(nodes, len(distinct)), key=lambda node: node.value, reverse=True)[:keep]
+            best = sorted(itertools.islice(nodes, len(distinct)), key=lambda node: node.value, reverse=True)[
+                :keep
+            ]
             still_open = itertools.cycle([node for node in best if node.is_open])
             beams += [(node, group) for node in itertools.islice(still_open, keep)]
         if not beams:
@@ -81,7 +83,13 @@ class Method(NamedTuple):
 def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1, ahead: int = 0) -> dict:
     """A beam of `width` samples a step, rounded down to a multiple of `branch`."""
     branch = min(width, options.branch)
-    return {"width": width // branch * branch, "branch": branch, "apart": apart, "ahead": ahead, "block": block}
+    return {
+        "width": width // branch * branch,
+        "branch": branch,
+        "apart": apart,
+        "ahead": ahead,
+        "block": block,
+    }
 
 
 BRANCH = operator.attrgetter("branch")
@@ -89,9 +97,13 @@ METHODS = {
     "best_of_n": Method(best_of_n, lambda width, o: {"width": width}),
     "beam": Method(beam, plan_beam, step=BRANCH),
     "dvts": Method(beam, lambda width, o: plan_beam(width, o, apart=True), step=BRANCH),
-    "lookahead": Method(beam, lambda width, o: plan_beam(width, o, ahead=o.ahead), lambda o: 1 + o.ahead, BRANCH),
+    "lookahead": Method(
+        beam, lambda width, o: plan_beam(width, o, ahead=o.ahead), lambda o: 1 + o.ahead, BRANCH
+    ),
     "vgs": Method(beam, lambda width, o: plan_beam(width, o, apart=True, block=o.block), step=BRANCH),
-    "mcts": Method(mcts, lambda n, o: {"simulations": o.simulations, "branch": min(o.branch, n), "rule": o.rule}),
+    "mcts": Method(
+        mcts, lambda n, o: {"simulations": o.simulations, "branch": min(o.branch, n), "rule": o.rule}
+    ),
 }
 
 
@@ -117,13 +129,18 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
     if options.stop_at is not None:
         return search_unsolved(state, method, budget, options)
     P = len(state.problems)
-    unit = measured = per_solution * METHODS[method].cost(options)  # tokens a unit of width, estimated and as measured
+    unit = measured = per_solution * METHODS[method].cost(
+        options
+    )  # tokens a unit of width, estimated and as measured
     for problems in filter(None, (list(range(0, P, 2)), list(range(1, P, 2)))):
         left = budget * P - state.tokens_P.sum()
         width = max(1.0, min(budget, left / len(problems)) / measured)
         measured = search_by_width(state, method, problems, width, options) / width
     while measured:  # 0: a server's empty texts
-        left, least_first = budget * P - state.tokens_P.sum(), sorted(range(P), key=lambda p: state.tokens_P[p])
+        left, least_first = (
+            budget * P - state.tokens_P.sum(),
+            sorted(range(P), key=lambda p: state.tokens_P[p]),
+        )
         problems = [p for p in least_first if state.tokens_P[p] + unit <= budget]
         if problems and left >= unit * len(problems):
             width = min(left, sum(budget - state.tokens_P[problems])) / len(problems) / unit
@@ -135,7 +152,9 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
             break
 
 
-def search_by_width(state: SearchState, method: str, problems: list[int], width: float, options: Options) -> float:
+def search_by_width(
+    state: SearchState, method: str, problems: list[int], width: float, options: Options
+) -> float:
     """Searches each problem once with a mean `width`: 2.1 is 3 for a tenth of them, else 2. Returns the mean tokens."""
     step = METHODS[method].step(options) if width >= METHODS[method].step(options) else 1
     before, low = state.tokens_P.sum(), int(width / step) * step

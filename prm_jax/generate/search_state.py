@@ -26,7 +26,9 @@ class Node:
     steps: tuple[str, ...] = ()
     logit_T: np.ndarray = dataclasses.field(default_factory=lambda: NO_STEPS)  # log-odds of each step
     value: float = 0.0  # their aggregate; 0, the log of 1, for a bare problem
-    finish_reason: str = "stop"  # a Continuation's: stop: can be continued | eos: finished | length: cut, a dead end
+    finish_reason: str = (
+        "stop"  # a Continuation's: stop: can be continued | eos: finished | length: cut, a dead end
+    )
     tokens: int = 0  # the policy's tokens of all its steps
     logp_T: tuple[float, ...] | None = ()  # log p of each step, see Continuation
 
@@ -39,10 +41,25 @@ class SearchState:
     """The problems, all nodes so far, and their cost. A continued prefix draws with a number of its own problem, so
     that draws do not depend on other problems."""
 
-    def __init__(self, policy: Policy, scorer: Scorer, problems: Sequence[str], aggregator: str, max_steps: int, key):
-        self.policy, self.scorer, self.problems, self.aggregator, self.key = policy, scorer, problems, aggregator, key
-        self.greedy = dataclasses.replace(policy, sampling=dataclasses.replace(policy.sampling, temperature=0))
-        self.max_steps, self.budget, self.per_solution, self.stop_at = max_steps, np.inf, 0.0, None  # see `search`
+    def __init__(
+        self, policy: Policy, scorer: Scorer, problems: Sequence[str], aggregator: str, max_steps: int, key
+    ):
+        self.policy, self.scorer, self.problems, self.aggregator, self.key = (
+            policy,
+            scorer,
+            problems,
+            aggregator,
+            key,
+        )
+        self.greedy = dataclasses.replace(
+            policy, sampling=dataclasses.replace(policy.sampling, temperature=0)
+        )
+        self.max_steps, self.budget, self.per_solution, self.stop_at = (
+            max_steps,
+            np.inf,
+            0.0,
+            None,
+        )  # see `search`
         self.nodes: list[list[Node]] = [[] for _ in problems]  # the scored nodes of each problem
         self.tokens_P = np.zeros(len(problems), int)  # policy tokens, lookahead included
         self.prefixes_P = np.zeros(len(problems), int)  # number of continued prefixes
@@ -53,7 +70,9 @@ class SearchState:
     def row(self, node: Node) -> Prefix:
         return self.problems[node.problem], node.steps
 
-    def write(self, nodes: Sequence[Node], n: int, stop="step", policy: Policy | None = None) -> list[list[Node]]:
+    def write(
+        self, nodes: Sequence[Node], n: int, stop="step", policy: Policy | None = None
+    ) -> list[list[Node]]:
         """n continuations of each node, without scores."""
         policy, numbers, written = policy or self.policy, [], []
         for node in nodes:
@@ -66,7 +85,9 @@ class SearchState:
                 steps, length = (*node.steps, *steps_of(policy.format, sample.text)), len(sample.ids_L)
                 logp_T = joined(node.logp_T, sample.logp_T, len(steps))
                 reason = sample.finish_reason
-                children.append(Node(node.problem, steps, NO_STEPS, 0.0, reason, node.tokens + length, logp_T))
+                children.append(
+                    Node(node.problem, steps, NO_STEPS, 0.0, reason, node.tokens + length, logp_T)
+                )
                 tokens += length
             self.tokens_P[node.problem] += tokens
             if stop == "step":
@@ -79,7 +100,10 @@ class SearchState:
         unknown = [i for i, node in enumerate(nodes) if node.steps and self.row(node) not in self.scores]
         scores = self.scorer.score([self.row(nodes[i]) for i in unknown])
         to_log_odds = UNITS[self.scorer.unit].log_odds
-        new = {i: np.asarray(to_log_odds(score_T), np.float32) for i, score_T in zip(unknown, scores, strict=True)}
+        new = {
+            i: np.asarray(to_log_odds(score_T), np.float32)
+            for i, score_T in zip(unknown, scores, strict=True)
+        }
         self.scores |= {self.row(nodes[i]): logit_T for i, logit_T in new.items()}
         logits = [new.get(i, self.scores.get(self.row(node), NO_STEPS)) for i, node in enumerate(nodes)]
         values = rerank.solution_scores(logits, self.aggregator).tolist()
@@ -108,7 +132,9 @@ class SearchState:
             rows = [row for row, node in reached.items() if node.is_open]
             written = self.write([reached[row] for row in rows], 1, policy=self.greedy)
             reached |= {row: node for row, (node,) in zip(rows, written, strict=True)}
-        values = {row: node.value for row, node in zip(reached, self.score(list(reached.values())), strict=True)}
+        values = {
+            row: node.value for row, node in zip(reached, self.score(list(reached.values())), strict=True)
+        }
         return [dataclasses.replace(node, value=values[self.row(node)]) for node in nodes]
 
     def finished(self, p: int) -> list[Node]:
@@ -145,9 +171,13 @@ class SearchState:
         """The finished solutions of each problem; where there is none, a cut or an empty one marked unfinished."""
         problems = []
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
-            nodes = self.finished(p) or [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
+            nodes = (
+                self.finished(p) or [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
+            )
             candidates = []
-            for node in [node for node in nodes if node.steps] or [Node(p, ("",), np.zeros(1), finish_reason="length")]:
+            for node in [node for node in nodes if node.steps] or [
+                Node(p, ("",), np.zeros(1), finish_reason="length")
+            ]:
                 scores = {name: tuple(map(float, node.logit_T))}
                 stated, finished = extract("\n".join(node.steps)), node.finish_reason == "eos"
                 candidates.append(Candidate(node.steps, stated, None, finished, scores, node.logp_T or None))

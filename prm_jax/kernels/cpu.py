@@ -336,11 +336,15 @@ def _tiled_backward(cap, saved, do_NGmK):
 
         dq_NGKm, dk_NGtK, dv_NGtK = carry
         zeros_GtK = jnp.zeros(k_GtK.shape)
-        dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(j, last_N[j] + 1, query_tile, (dq_NGKm, zeros_GtK, zeros_GtK))
+        dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(
+            j, last_N[j] + 1, query_tile, (dq_NGKm, zeros_GtK, zeros_GtK)
+        )
         return dq_NGKm, _write(dk_NGtK, dk_GtK, j), _write(dv_NGtK, dv_GtK, j)
 
     dq_NGKm = jnp.zeros(q_NGmK.swapaxes(2, 3).shape)
-    zeros_NGtK = jnp.zeros(k_NGtK.shape)  # float32: XLA would convert all of a bfloat16 array to write one tile
+    zeros_NGtK = jnp.zeros(
+        k_NGtK.shape
+    )  # float32: XLA would convert all of a bfloat16 array to write one tile
     start = dq_NGKm, zeros_NGtK, zeros_NGtK
     dq_NGKm, dk_NGtK, dv_NGtK = jax.lax.fori_loop(0, len(last_N), key_tile, start)
     return dq_NGKm.swapaxes(2, 3).astype(dtype), dk_NGtK.astype(dtype), dv_NGtK.astype(dtype), None

@@ -14,7 +14,10 @@ def most_likely(p_BV, weight_BV, target_B):
     """p_BV with zeros but for the fewest largest entries whose weights sum to the target; equal entries stay
     together. The smallest entry to keep is bisected over the bits of a float, which order as the floats do. That
     takes 31 sums, while a sort of the vocabulary would cost more than the model."""
-    bits_BV, top = jax.lax.bitcast_convert_type(p_BV, jnp.int32), np.float32(1).view(np.int32) + 1  # p is at most 1
+    bits_BV, top = (
+        jax.lax.bitcast_convert_type(p_BV, jnp.int32),
+        np.float32(1).view(np.int32) + 1,
+    )  # p is at most 1
 
     def halve(_, bounds):
         low_B1, high_B1 = bounds

@@ -101,7 +101,9 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
         def start():
             if {"--help", "-h"} & set(sys.argv[1:]):
                 try:
-                    print_help(config_name, main.__doc__, [word for word in sys.argv[1:] if not word.startswith("-")])
+                    print_help(
+                        config_name, main.__doc__, [word for word in sys.argv[1:] if not word.startswith("-")]
+                    )
                     sys.stdout.flush()
                 except BrokenPipeError:  # `--help | head`
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -124,7 +126,9 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 run()
                 is_whole = True
             except Exception as error:
-                is_known = isinstance(error, (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException))
+                is_known = isinstance(
+                    error, (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException)
+                )
                 if full_error or started and not is_known:
                     raise
                 if not is_known:  # Hydra's own, such as for data=null
@@ -198,7 +202,9 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
         return f"error: {mistyped[1]}: no such key in the configuration; {hint}"
     options = r"Available options in '[^']+': (.*?)(?: Config search path|$)"
     if unknown := re.match(rf".*Could not find '([\w/]+)/([^'/]+)'.*?{options}", text):
-        names = sorted(unknown[3].split(), key=lambda x: -difflib.SequenceMatcher(None, unknown[2], x).ratio())
+        names = sorted(
+            unknown[3].split(), key=lambda x: -difflib.SequenceMatcher(None, unknown[2], x).ratio()
+        )
         return f"error: {unknown[1]}: got {unknown[2]!r}, expected {', '.join(names)}"
     is_whole = error.__cause__ is None or isinstance(error, InputError)
     if not is_whole and (cause := str(error.__cause__).partition("\n")[0]) not in text:
@@ -251,7 +257,11 @@ def print_help(config_name: str, doc: str, names: list[str]):
             base = re.search(r"(?m)^defaults: \[(\w+), _self_\]", texts.get(stem, ""))
             shown = [texts[x] for x in (stem, base and base[1]) if x in texts]
         shown += [sections[group]] if group in sections else []
-        print("\n".join(shown or having(name, groups, sections) or [f"--help {name}: no such group, section or key"]))
+        print(
+            "\n".join(
+                shown or having(name, groups, sections) or [f"--help {name}: no such group, section or key"]
+            )
+        )
     if names:
         return
     command = command_name(config_name)
@@ -260,8 +270,14 @@ def print_help(config_name: str, doc: str, names: list[str]):
         print(f"Groups of files, group=name chooses one; {command} --help GROUP shows its keys:")
     for group, default, about in groups:
         paths = sorted((CONF / group).glob("*.yaml"))
-        stems = ", ".join(x.stem for x in paths if group != "experiment" or experiment_of(x) in (None, config_name))
-        print(textwrap.fill(f"{group:<12}{about or ''} (default: {default}): {stems}", 120, subsequent_indent=" " * 12))
+        stems = ", ".join(
+            x.stem for x in paths if group != "experiment" or experiment_of(x) in (None, config_name)
+        )
+        print(
+            textwrap.fill(
+                f"{group:<12}{about or ''} (default: {default}): {stems}", 120, subsequent_indent=" " * 12
+            )
+        )
     print(f"\nKeys of the command; --help SECTION shows one:\n\n{top}")
 
 
@@ -271,7 +287,12 @@ def having(name: str, groups: list[tuple], sections: dict[str, str]) -> list[str
     line = rf"(?m)^(?: +|\w+: {{(?:[^#\n]*, )?|){re.escape(key)}:.*(?:\n +#.*)*"
     if texts := [text for x, text in sections.items() if inside in ("", x) and re.search(line, text)]:
         return texts
-    files = [path for group, *_ in groups if inside in ("", group) for path in sorted((CONF / group).glob("*.yaml"))]
+    files = [
+        path
+        for group, *_ in groups
+        if inside in ("", group)
+        for path in sorted((CONF / group).glob("*.yaml"))
+    ]
     lines = ((path, re.search(line, path.read_text())) for path in files)
     return [f"# ----- {path.parent.name}={path.stem} -----\n{x[0]}" for path, x in lines if x]
 
@@ -291,7 +312,15 @@ def progress(what: str, total: int, unit: str, initial: int = 0, **more) -> tqdm
     import jax
 
     interval = dict.fromkeys(("mininterval", "maxinterval"), 0.5 if sys.stderr.isatty() else 20)
-    return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=jax.process_index() > 0, **interval, **more)
+    return tqdm(
+        desc=what,
+        total=total,
+        initial=initial,
+        unit=unit,
+        disable=jax.process_index() > 0,
+        **interval,
+        **more,
+    )
 
 
 def print_counts(counts: dict[str, float], totals=("rows", "solutions", "steps", "labels")):

@@ -25,7 +25,11 @@ def script(name: str) -> str:
     """How train.py or evaluate.py is started from here: as the one of them that runs, or by `name`, train or evaluate."""
     running = Path(sys.argv[0])
     is_file = running.name in ("train.py", "evaluate.py")
-    return f"python {shlex.quote(str(running.with_name(f'{name}.py')))}" if is_file else f"python -m prm_jax {name}"
+    return (
+        f"python {shlex.quote(str(running.with_name(f'{name}.py')))}"
+        if is_file
+        else f"python -m prm_jax {name}"
+    )
 
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
@@ -50,9 +54,14 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     dot = f"{key}." if key else ""
     for unknown in sorted(values.keys() - hints.keys(), key=str):
         close = difflib.get_close_matches(str(unknown), hints.keys(), n=1)
-        raise InputError(f"{dot}{unknown}: unknown key" + (f"; did you mean {dot}{close[0]}?" if close else ""))
+        raise InputError(
+            f"{dot}{unknown}: unknown key" + (f"; did you mean {dot}{close[0]}?" if close else "")
+        )
     for field in dataclasses.fields(cls):
-        if field.name not in {*values, *done} and field.default is field.default_factory is dataclasses.MISSING:
+        if (
+            field.name not in {*values, *done}
+            and field.default is field.default_factory is dataclasses.MISSING
+        ):
             raise InputError(f"{dot}{field.name}: missing key, expected {type_name(hints[field.name])}")
     return cls(**done, **{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
 
@@ -74,7 +83,9 @@ class one_of:
 
 
 # No count of ours comes near 10^8: more is a slip of the keyboard, with which a command would hang in silence.
-Count = typing.Annotated[int, Rule(lambda n: n >= 1, "at least 1"), Rule(lambda n: n <= 10**8, "at most 10^8")]
+Count = typing.Annotated[
+    int, Rule(lambda n: n >= 1, "at least 1"), Rule(lambda n: n <= 10**8, "at most 10^8")
+]
 Natural = typing.Annotated[int, Rule(lambda n: n >= 0, "at least 0")]
 Seed = typing.Annotated[int, Rule(lambda n: 0 <= n < 2**32, "at least 0 and below 2^32")]
 Share = typing.Annotated[float, Rule(lambda x: 0 <= x <= 1, "a number in [0, 1]")]
@@ -108,7 +119,9 @@ def _value(value, hint, key: str):
             value = float(value)
         if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
             if typing.get_origin(kind) is dict:
-                return {name: _value(x, typing.get_args(kind)[1], f"{key}.{name}") for name, x in value.items()}
+                return {
+                    name: _value(x, typing.get_args(kind)[1], f"{key}.{name}") for name, x in value.items()
+                }
             if origin is list:
                 is_flat = not any(x is None or isinstance(x, list | dict) for x in value)
                 expect(is_flat, key, value, "texts or numbers in the list")
@@ -127,7 +140,9 @@ def type_name(hint) -> str:
 
 def flatten(node, prefix: str = ""):
     """(dotted key, value) pairs of a nested config."""
-    for key, value in OmegaConf.to_container(node, resolve=True).items() if OmegaConf.is_config(node) else node.items():
+    for key, value in (
+        OmegaConf.to_container(node, resolve=True).items() if OmegaConf.is_config(node) else node.items()
+    ):
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{key}.")
         else:

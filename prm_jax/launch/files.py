@@ -110,10 +110,20 @@ def read_json(path: Path, remedy: str = AGAIN, **kinds) -> dict:
     try:
         value = decode_json(path.read_bytes(), str(path))
         expect(isinstance(value, dict), str(path), type_name(type(value)), "an object with named fields")
-        if value.pop("checksum", None) not in (None, sha256(json.dumps(value))):  # an earlier version wrote none
-            raise InputError(f"{path}: checksum: is that of other content: the file is damaged, or was edited")
+        if value.pop("checksum", None) not in (
+            None,
+            sha256(json.dumps(value)),
+        ):  # an earlier version wrote none
+            raise InputError(
+                f"{path}: checksum: is that of other content: the file is damaged, or was edited"
+            )
         for key, kind in kinds.items():
-            expect(isinstance(value.get(key), kind), f"{path}: {key}", type_name(type(value.get(key))), type_name(kind))
+            expect(
+                isinstance(value.get(key), kind),
+                f"{path}: {key}",
+                type_name(type(value.get(key))),
+                type_name(kind),
+            )
     except (InputError, RecursionError) as error:
         why = str(error) if isinstance(error, InputError) else f"{path}: nested too deeply"
         raise InputError(f"{why}; {remedy}") from None

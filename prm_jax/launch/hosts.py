@@ -33,7 +33,9 @@ def set_cpu_devices(n: int | None):
         jax.config.update("jax_num_cpu_devices", n or min(2, cores))
     except RuntimeError:  # a process makes its devices once, in a sweep for its first job
         if n not in (None, present := len(jax.local_devices(backend="cpu"))):
-            print(f"devices     cpu_devices={n} has no effect: this process has made {present} of its CPU already")
+            print(
+                f"devices     cpu_devices={n} has no effect: this process has made {present} of its CPU already"
+            )
 
 
 def keep_freed_memory():
@@ -58,7 +60,9 @@ def init_distributed(cfg):
     is_right = setting == "auto" or getattr(setting, "keys", dict)() == names.keys()
     expect(is_right, "distributed", setting, f"null, auto or {explicit}")
     try:
-        jax.distributed.initialize(**{} if setting == "auto" else {names[key]: x for key, x in setting.items()})
+        jax.distributed.initialize(
+            **{} if setting == "auto" else {names[key]: x for key, x in setting.items()}
+        )
     except (ValueError, TypeError, RuntimeError) as error:
         why = f"{setting}: {str(error).splitlines()[0]}"
         if setting == "auto":
@@ -124,7 +128,9 @@ def described_file(path: Path, about: dict):
     start, counts, beside = time.perf_counter(), collections.Counter(), path.with_name("about.json")
     share_file(path), share_file(sums_file(path)), share_file(beside)
     if path.exists() and path.stat().st_size:
-        expect(beside.exists(), str(path), "a file without about.json", "one beside it that says how it was made")
+        expect(
+            beside.exists(), str(path), "a file without about.json", "one beside it that says how it was made"
+        )
         stored = read_json(beside, f"delete {path} to make it again")
         for name, value in json.loads(json.dumps(about)).items():
             expected = f"{value!r}, which this command has; write into another folder"

@@ -43,7 +43,9 @@ def create_run_folder(folder: Path, cfg: DictConfig):
         os.rename(temporary, record)  # `record` may be an empty folder
     except OSError:
         shutil.rmtree(temporary)
-        hint = f"resume={folder} continues one that was stopped" if "resume" in cfg else "choose another folder"
+        hint = (
+            f"resume={folder} continues one that was stopped" if "resume" in cfg else "choose another folder"
+        )
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation; {hint}") from None
 
 
@@ -112,7 +114,9 @@ def newest_run() -> Path:
         hint = f"run `{script('train')}` first, or name one"
         raise InputError(f"checkpoint: no finished run under {Path('runs').resolve()}; {hint}")
     if (finished[-1] / "summary.json").stat().st_mtime > time.time() + CLOCK:
-        print(f"note        {finished[-1]} is dated in the future: taken for the newest, name another with checkpoint=")
+        print(
+            f"note        {finished[-1]} is dated in the future: taken for the newest, name another with checkpoint="
+        )
     return finished[-1].resolve()
 
 
@@ -125,7 +129,9 @@ def runs_of(folder: Path) -> list[Path]:
     if not finished:
         raise InputError(f"checkpoint: {folder} holds {len(numbered)} runs of a sweep, none of them finished")
     if missing := [p.name for p in numbered if p not in finished]:
-        print(f"left out    {len(missing)} of {len(numbered)} runs of the sweep: not finished: {', '.join(missing)}")
+        print(
+            f"left out    {len(missing)} of {len(numbered)} runs of the sweep: not finished: {', '.join(missing)}"
+        )
     return finished
 
 
@@ -141,7 +147,15 @@ def run_config(folder: Path) -> DictConfig:
 
 
 # Keys and sections that change no number of a finished run or evaluation.
-KEYS_WITHOUT_EFFECT = ["resume", "log_every", "checkpoint_every", "tensorboard", "wandb", "distributed", "server"]
+KEYS_WITHOUT_EFFECT = [
+    "resume",
+    "log_every",
+    "checkpoint_every",
+    "tensorboard",
+    "wandb",
+    "distributed",
+    "server",
+]
 # Keys that change the order of sums: a run may be resumed with others, but its result differs by rounding.
 DEVICES = ["cpu_devices", "mesh"]
 
@@ -149,7 +163,11 @@ DEVICES = ["cpu_devices", "mesh"]
 def settings(folder: str | Path) -> dict:
     """{dotted key: value} of a run's configuration without the seed: runs that differ only in it are one setting."""
     pairs = flatten(run_config(Path(folder)))
-    return {key: value for key, value in pairs if key.split(".")[0] not in ("seed", *KEYS_WITHOUT_EFFECT, *DEVICES)}
+    return {
+        key: value
+        for key, value in pairs
+        if key.split(".")[0] not in ("seed", *KEYS_WITHOUT_EFFECT, *DEVICES)
+    }
 
 
 def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
@@ -184,12 +202,16 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     except InputError as error:
         raise InputError(f"resume: {error}") from None
     old, new, overrides = dict(flatten(stored)), dict(flatten(cfg)), overridden_keys()
-    if "resume" not in overrides:  # a job of a sweep: begin_job has compared the overrides that change a result
+    if (
+        "resume" not in overrides
+    ):  # a job of a sweep: begin_job has compared the overrides that change a result
         overrides = [key for key in overrides if key.split(".")[0] in KEYS_WITHOUT_EFFECT + DEVICES]
     if "experiment" in overrides:
         raise InputError("resume: uses the run's own configuration, expected no experiment= beside it")
     differing = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
-    changed = [key for key in differing if any(key == name or key.startswith(f"{name}.") for name in overrides)]
+    changed = [
+        key for key in differing if any(key == name or key.startswith(f"{name}.") for name in overrides)
+    ]
     if "steps" in changed and "lengthened" in cfg:  # training alone has the key
         more = f"more than the {old['steps']} that the run has: a resumed run can only be made longer"
         expect(type(new["steps"]) is int and new["steps"] > old["steps"], "steps", new["steps"], more)
@@ -199,7 +221,9 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     if refused := [key for key in changed if key.split(".")[0] not in KEYS_WITHOUT_EFFECT + DEVICES]:
         listed = ", ".join(f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in refused)
         raise InputError(f"resume: {listed}: would change the result; start a new run instead")
-    for key in reversed(changed):  # a section after its keys, so that its parser says what is wrong with mesh=4
+    for key in reversed(
+        changed
+    ):  # a section after its keys, so that its parser says what is wrong with mesh=4
         OmegaConf.update(stored, key, new.get(key))
     stored.resume = cfg.resume
     return run, stored
@@ -243,7 +267,10 @@ def versions() -> dict[str, str]:
     git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
         is_clone = ROOT == PACKAGE.parent
-        commit = is_clone and subprocess.run(git, cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
+        commit = (
+            is_clone
+            and subprocess.run(git, cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
+        )
     except FileNotFoundError:  # a machine without git
         commit = ""
     python = {"prm_jax": __version__, "python": platform.python_version()}
@@ -260,7 +287,9 @@ def machine() -> dict:
     import jax  # not above: tables of runs need none
 
     info = Path("/proc/cpuinfo")
-    cpu = dict(re.findall(r"(?m)^(model name|flags|Features)\s*: (.*)", info.read_text() if info.exists() else ""))
+    cpu = dict(
+        re.findall(r"(?m)^(model name|flags|Features)\s*: (.*)", info.read_text() if info.exists() else "")
+    )
     flags = (cpu.get("flags") or cpu.get("Features") or "").split()
     return {
         "processor": cpu.get("model name") or platform.processor() or platform.machine(),

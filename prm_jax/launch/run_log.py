@@ -43,12 +43,16 @@ class MetricsLog:
             names = {"project": "prm_jax", "group": run.parent.name, "name": f"{run.parent.name}/{run.name}"}
             run_id = sha256(path)[:16]  # the same for a resumed run
             config, quiet = dict(flatten(run_config(run))), Settings(silent=True, console="off")
-            self.wandb = init(**names, dir=path, config=config, id=run_id, resume="allow", mode=wandb, settings=quiet)
+            self.wandb = init(
+                **names, dir=path, config=config, id=run_id, resume="allow", mode=wandb, settings=quiet
+            )
         path = run / "metrics.jsonl"
         rows, broken = read_log(path)
         kept = [row for row in rows if row["step"] <= first]
         if every and len(kept) + broken < first // every:
-            lines = f"has {len(kept)} lines up to step {first}, expected {first // every} at log_every={every}"
+            lines = (
+                f"has {len(kept)} lines up to step {first}, expected {first // every} at log_every={every}"
+            )
             print(f"metrics     {path} {lines}: others are lost, or log_every was larger")
         with replaced(path) as temporary:  # a kill now loses no line
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
@@ -78,7 +82,12 @@ def read_log(path: Path) -> tuple[list[dict], int]:
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             row = decode_json(line, "a line")
-            expect(type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1), "step", row, "rising")
+            expect(
+                type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1),
+                "step",
+                row,
+                "rising",
+            )
             rows.append(row)
         except (InputError, LookupError, TypeError):
             broken += 1
@@ -123,7 +132,11 @@ class StepReader:
         self.tokens += metrics["n_tokens"]
         spent = self.spent
         rate = self.tokens / (spent["seconds"] - self.before["seconds"])
-        shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}", "tok/s": f"{rate:,.0f}"}
+        shown = {
+            "loss": f"{metrics['loss']:.4f}",
+            "accuracy": f"{metrics['accuracy']:.3f}",
+            "tok/s": f"{rate:,.0f}",
+        }
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update()
         return {"step": step, **metrics, **self.position(step), "tokens_per_second": rate, **spent}

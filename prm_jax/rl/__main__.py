@@ -27,7 +27,6 @@ from prm_jax import InputError, rerank, tasks
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.packing import fits_window, shuffled
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
 from prm_jax.generate.policies import Sampling, SamplingStats
@@ -40,6 +39,7 @@ from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, requi
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.metrics import step_metrics
 from prm_jax.model import choose_dtype
+from prm_jax.packing import fits_window, shuffled
 from prm_jax.rl import advantages
 from prm_jax.rl.online import Online, OnlineConfig, open_prm
 from prm_jax.rl.problems import Problems, QuestionsConfig, of_critic, of_files, of_task
@@ -99,13 +99,28 @@ class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says 
     def __post_init__(self):
         s, has_prm = self.sampling, self.reward.prm_checkpoint is not None
         exact = s.temperature == 1 and s.top_k is None and s.top_p == 1
-        expect(exact, "sampling", f"{s}", "temperature 1 and all tokens, the distribution that the gradient is of")
+        expect(
+            exact,
+            "sampling",
+            f"{s}",
+            "temperature 1 and all tokens, the distribution that the gradient is of",
+        )
         alone = self.n == 1 and self.estimator.needs_group
         expect(not alone, "n", self.n, "at least 2: the other responses to a problem are the baseline")
         drops = self.select == "mixed"
         expect(drops or not self.resample, "resample", self.resample, "0, or select=mixed, which drops")
-        expect(self.select != "prof" or has_prm, "reward.prm_checkpoint", None, "a verifier, which select=prof asks")
-        expect(not self.online.every or has_prm, "reward.prm_checkpoint", None, "a verifier, which online.every trains")
+        expect(
+            self.select != "prof" or has_prm,
+            "reward.prm_checkpoint",
+            None,
+            "a verifier, which select=prof asks",
+        )
+        expect(
+            not self.online.every or has_prm,
+            "reward.prm_checkpoint",
+            None,
+            "a verifier, which online.every trains",
+        )
 
 
 @cli.command("rl")
@@ -113,7 +128,12 @@ def main(cfg):
     """Train a policy by rewards of its steps and answers."""
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
-    expect(isinstance(data_cfg, TaskData), "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
+    expect(
+        isinstance(data_cfg, TaskData),
+        "data",
+        raw_cfg.data.name,
+        f"an embedded task: {', '.join(tasks.TASKS)}",
+    )
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     require_packages(cfg.tensorboard, cfg.wandb)
     mesh, texts, questions = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run), cfg.questions
@@ -141,7 +161,9 @@ def main(cfg):
     best = "(the best of these evaluations {best_pass_at_1:.3f}, at step {best_step})".format(**final)
     print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} now {}".format(score, best, **final))
     for k in [k for k in cfg.eval.k if 1 < k <= cfg.eval.n]:
-        print(f"            pass@{k} {final[f'pass_at_{k}']:.3f} before, {final[f'eval_pass_at_{k}']:.3f} now")
+        print(
+            f"            pass@{k} {final[f'pass_at_{k}']:.3f} before, {final[f'eval_pass_at_{k}']:.3f} now"
+        )
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print(("time        " + times + "{share_update:.0%} updates").format(**final))
     if jax.process_index() == 0:
@@ -151,7 +173,9 @@ def main(cfg):
     checked = tasks.name_of(problems.task) if problems.task else grader and grader.checker
     following = f"python -m prm_jax.sampling checkpoint={run} input=FILE checker={checked}"
     if questions.critic:
-        following = f"{script('evaluate')} task=steps data={data_cfg.name} checkpoint={run} format={questions.critic}"
+        following = (
+            f"{script('evaluate')} task=steps data={data_cfg.name} checkpoint={run} format={questions.critic}"
+        )
     print(f"next        {following}")
 
 
@@ -167,13 +191,19 @@ class Trainer:
         self.policy, self.reference = open_policy(*options), open_policy(*options).model
         expect(self.policy.format == cfg.format, "format", cfg.format.name, f"that of {cfg.policy}")
         if cfg.reward.prm_checkpoint and self.policy.stop_masks["step"] is None:
-            raise InputError(f"format.separator: steps are rewarded: expected a text within one token of {cfg.policy}")
+            raise InputError(
+                f"format.separator: steps are rewarded: expected a text within one token of {cfg.policy}"
+            )
         if cfg.optimizer.trainable == "lora":
-            self.policy.model = make_sharded(lambda m: attach(m, cfg.lora, cfg.seed), self.policy.model, donate=0)
+            self.policy.model = make_sharded(
+                lambda m: attach(m, cfg.lora, cfg.seed), self.policy.model, donate=0
+            )
         self.opt = make_optimizer(self.policy.model, cfg.optimizer, cfg.steps * cfg.update.passes)
 
         prompts = self.policy.prefix_ids([(p, ()) for p in (*problems.train, *problems.held_out)])
-        needed = max(map(len, prompts)) + cfg.sampling.max_tokens + 1  # a verifier reads a cut step with its mark
+        needed = (
+            max(map(len, prompts)) + cfg.sampling.max_tokens + 1
+        )  # a verifier reads a cut step with its mark
         expect(needed <= width, "batch.tokens", width, f"at least {needed}, the longest row")
         check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
 
@@ -197,7 +227,10 @@ class Trainer:
         if not best:
             record = require_finite(0, self.evaluate(samples, 0))
             best = {name.removeprefix("eval_"): x for name, x in record.items() if "pass_at" in name}
-        started, bar = time.perf_counter() - seconds_before, cli.progress("training", cfg.steps, "step", first)
+        started, bar = (
+            time.perf_counter() - seconds_before,
+            cli.progress("training", cfg.steps, "step", first),
+        )
         boards = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
         log = MetricsLog(texts, -1 if record else first, *boards)
         if record:
@@ -219,16 +252,24 @@ class Trainer:
                         is_best = scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
                         best = {**best, **scores, "best_step": step} if is_best else best
                         bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
-                    kept = {"seconds": time.perf_counter() - started, "spent": dict(self.spent), "last": scores}
+                    kept = {
+                        "seconds": time.perf_counter() - started,
+                        "spent": dict(self.spent),
+                        "last": scores,
+                    }
                     newest = self.policy.model
                     checkpoints.save(step, newest, self.learners(), best | kept, newest if is_best else None)
                 if evaluates or step % cfg.log_every == 0:
                     log.write({"step": step, **record, "seconds": time.perf_counter() - started})
-                bar.set_postfix({"right": f"{record['right']:.3f}", "reward": f"{record['reward']:.3f}"}, refresh=False)
+                bar.set_postfix(
+                    {"right": f"{record['right']:.3f}", "reward": f"{record['reward']:.3f}"}, refresh=False
+                )
                 bar.update()
                 if is_stopping:
                     name = signal.Signals(received).name
-                    print(f"stopped     by {name} after step {step}; continue with: python -m prm_jax.rl resume={run}")
+                    print(
+                        f"stopped     by {name} after step {step}; continue with: python -m prm_jax.rl resume={run}"
+                    )
                     sys.exit(128 + received)
         spent, whole = self.spent, max(sum(self.spent[name] for name in PARTS), 1e-9)
         final = {**best, "best_pass_at_1": best["eval_pass_at_1"], **scores}
@@ -236,7 +277,9 @@ class Trainer:
         final |= {f"share_{name}": spent[name] / whole for name in PARTS}
         final |= {"seconds_evaluate": spent["evaluate"], "policy_tokens": spent["tokens"]}
         final["tokens_per_second"] = spent["tokens"] / max(spent["roll_out"], 1e-9)
-        return final | getattr(self.rewards.prm, "about", {})  # a critic's: what its critiques since this start became
+        return final | getattr(
+            self.rewards.prm, "about", {}
+        )  # a critic's: what its critiques since this start became
 
     def learners(self):
         """What a checkpoint holds beside the policy."""
@@ -268,7 +311,9 @@ class Trainer:
         clock.append(time.perf_counter())
         seconds = dict(zip(PARTS, np.diff(clock).tolist(), strict=True))
         self.spent.update(seconds)
-        numbers = means | self.diagnose(rollouts, scores) | {"reward": (step_reward_NT.sum(1) + outcome_N).mean()}
+        numbers = (
+            means | self.diagnose(rollouts, scores) | {"reward": (step_reward_NT.sum(1) + outcome_N).mean()}
+        )
         numbers |= {"kept": keep_N.mean(), "policy_tokens": tokens, **online, **updated}
         numbers["total_policy_tokens"] = self.spent["tokens"]  # of all steps: a log may leave lines out
         numbers |= {f"seconds_{name}": x for name, x in seconds.items()}
@@ -282,32 +327,47 @@ class Trainer:
             number = step + more * cfg.steps
             places = shuffled(len(train), (number - 1) * cfg.problems, number * cfg.problems, cfg.seed)
             key = jax.random.fold_in(self.key, number)
-            first, drawn = len(rollouts) // cfg.n, roll_out(self.policy, [train[i] for i in places], cfg.n, key)
+            first, drawn = (
+                len(rollouts) // cfg.n,
+                roll_out(self.policy, [train[i] for i in places], cfg.n, key),
+            )
             rollouts += [dataclasses.replace(r, group=r.group + first) for r in drawn]
-            if more == cfg.resample or keep_mixed(cfg, self.rewards.right(rollouts), rollouts).sum() == len(drawn):
+            if more == cfg.resample or keep_mixed(cfg, self.rewards.right(rollouts), rollouts).sum() == len(
+                drawn
+            ):
                 break
         return rollouts
 
     def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
         """Makes `passes` updates on the roll-outs with a nonzero advantage; with a KL loss, on all."""
-        cfg, most, (step_NL, mask_NL, group_N) = self.cfg.update, self.cfg.problems * self.cfg.n, arrays(rollouts)
+        cfg, most, (step_NL, mask_NL, group_N) = (
+            self.cfg.update,
+            self.cfg.problems * self.cfg.n,
+            arrays(rollouts),
+        )
         old_NL = padded([r.logp_L for r in rollouts])
         reference_NL = self.reference_logps(rollouts, most) if cfg.kl else np.zeros_like(old_NL)
         token_reward_NL = None
         if cfg.kl_as == "reward" and cfg.kl:
             token_reward_NL = -cfg.kl * np.asarray(kl(old_NL - reference_NL, cfg.kl_estimator))
-        advantage_NL = self.cfg.estimate(step_reward_NT, outcome_N, step_NL, mask_NL, group_N, token_reward_NL)
+        advantage_NL = self.cfg.estimate(
+            step_reward_NT, outcome_N, step_NL, mask_NL, group_N, token_reward_NL
+        )
         weight_NL = token_weights(mask_NL, cfg.loss_norm, self.cfg.sampling.max_tokens)
         if self.cfg.share_counts:
             weight_NL /= np.maximum(padded(advantages.shared_by([r.ids_L for r in rollouts], group_N)), 1)
         teaches_N = (advantage_NL != 0).any(1) | cfg.has_kl_loss
         metrics = {}
         if teaches_N.any():
-            layout = self.lay_out([r for r, teaches in zip(rollouts, teaches_N, strict=True) if teaches], most)
+            layout = self.lay_out(
+                [r for r, teaches in zip(rollouts, teaches_N, strict=True) if teaches], most
+            )
             inputs = (x_NL[teaches_N] for x_NL in (weight_NL, advantage_NL, old_NL, reference_NL, mask_NL))
             batch = shard_batch(layout.batch | loss_inputs(layout, *inputs), self.cfg.batch.rows, axis=1)
             for _ in range(cfg.passes):
-                self.policy.model, self.opt, metrics = update(self.policy.model, self.opt, batch, layout.used, cfg)
+                self.policy.model, self.opt, metrics = update(
+                    self.policy.model, self.opt, batch, layout.used, cfg
+                )
         return {"teach": teaches_N.mean(), **metrics}
 
     def lay_out(self, rollouts: list[Rollout], most: int) -> Layout:
@@ -331,11 +391,15 @@ class Trainer:
         ratio_NL = padded([r.logp_L for r in rollouts]) - self.reference_logps(rollouts, len(rollouts))
         reward, divergence = (step_reward_NT.sum(1) + outcome_N).mean(), kl(ratio_NL[mask_NL], "k3").mean()
         numbers = self.diagnose(rollouts, scores) | {"reward": reward, "kl": divergence}
-        pass_at_n = np.asarray(rerank.pass_at_n(scores.right_N.reshape(-1, self.cfg.eval.n))).mean(0)  # in groups of n
+        pass_at_n = np.asarray(rerank.pass_at_n(scores.right_N.reshape(-1, self.cfg.eval.n))).mean(
+            0
+        )  # in groups of n
         numbers["pass_at_1"] = numbers.pop("right")
         numbers |= {f"pass_at_{k}": pass_at_n[k - 1] for k in self.cfg.eval.k if 1 < k <= len(pass_at_n)}
         if samples:
-            write_samples(samples, step, as_rows(rollouts, step_reward_NT, outcome_N, scores), self.cfg.eval.n)
+            write_samples(
+                samples, step, as_rows(rollouts, step_reward_NT, outcome_N, scores), self.cfg.eval.n
+            )
         self.spent["evaluate"] += time.perf_counter() - start
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
 
@@ -343,10 +407,19 @@ class Trainer:
         """Numbers that show hacking: gold beside proxy, lengths, restated steps, the PRM's quality on new roll-outs."""
         steps, verdicts, restated = [len(r.steps) for r in rollouts], scores.verdicts, []
         for r, judged in zip(rollouts, verdicts or [[""] * n for n in steps], strict=True):
-            restated += [x == "neutral" or step == before for x, step, before in zip(judged, r.steps, ("", *r.steps))]
-        entropy = -np.concatenate([r.logp_L for r in rollouts]).mean()  # of the distribution that was sampled from
+            restated += [
+                x == "neutral" or step == before for x, step, before in zip(judged, r.steps, ("", *r.steps))
+            ]
+        entropy = -np.concatenate(
+            [r.logp_L for r in rollouts]
+        ).mean()  # of the distribution that was sampled from
         cut, tokens = np.mean([not r.finished for r in rollouts]), np.mean([len(r.ids_L) for r in rollouts])
-        numbers = {"entropy": entropy, "right": scores.right_N.mean(), "cut": cut, "steps_a_solution": np.mean(steps)}
+        numbers = {
+            "entropy": entropy,
+            "right": scores.right_N.mean(),
+            "cut": cut,
+            "steps_a_solution": np.mean(steps),
+        }
         # restated: lines that do nothing, or repeat the one before.
         numbers |= {"tokens_a_solution": tokens, "restated": np.mean(restated)}
         if verdicts is not None:
@@ -354,7 +427,9 @@ class Trainer:
             sound = [right and label_T[-1] > 0 for right, label_T in zip(scores.right_N, labels, strict=True)]
             numbers["sound"] = np.mean(sound)
             if scores.prm is not None:
-                metrics = step_metrics([probability(x) for x in scores.prm], labels, [r.group for r in rollouts])
+                metrics = step_metrics(
+                    [probability(x) for x in scores.prm], labels, [r.group for r in rollouts]
+                )
                 names = [name for name in ("step_auroc", "ece") if np.isfinite(metrics[name])]
                 numbers |= {f"prm_{name}": metrics[name] for name in names}
         return numbers | self.problems.watch(rollouts)

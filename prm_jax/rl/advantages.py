@@ -94,7 +94,9 @@ def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalis
     return np.where(mask_NL, centred(outcome_N + step_reward_NT.sum(1), group_N, normalise)[:, None], 0.0)
 
 
-def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
+def grpo_process(
+    step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True
+) -> np.ndarray:
     """GRPO with process supervision (Shao et al. 2024, 4.1.3): r~ = (r - mean R) / std R over all steps of all
     responses in the group, A = the sum of r~ from the token's step on, plus `grpo` of the outcome. Steps have a price."""
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
@@ -102,7 +104,9 @@ def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, 
     centred_NT = np.zeros(is_step_NT.shape)
     centred_NT[row_n, step_n] = centred(step_reward_NT[row_n, step_n], np.asarray(group_N)[row_n], normalise)
     process_NL = at_tokens(returns(centred_NT), step_of_token_NL, mask_NL)
-    return process_NL + grpo(np.zeros((len(outcome_N), 1)), outcome_N, step_of_token_NL, mask_NL, group_N, normalise)
+    return process_NL + grpo(
+        np.zeros((len(outcome_N), 1)), outcome_N, step_of_token_NL, mask_NL, group_N, normalise
+    )
 
 
 def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
@@ -141,7 +145,9 @@ def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) 
     is_step_NT, mean_N = step_means(step_reward_NT, step_of_token_NL, mask_NL)
     baseline_N = mean_N - leave_one_out(mean_N, group_N)
     centred_NT = np.where(is_step_NT, step_reward_NT - baseline_N[:, None], 0.0)
-    return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
+    return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(
+        outcome_N, mask_NL, group_N
+    )
 
 
 def prime(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
@@ -149,8 +155,12 @@ def prime(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.n
     eq. 5 a step's own response is in its baseline, n / (n - 1) r_s - the sum of all n mean step rewards / (n - 1). Steps have a price."""
     is_step_NT, mean_N = step_means(step_reward_NT, step_of_token_NL, mask_NL)
     n_N = of_group(np.ones(len(mean_N)), group_N)
-    centred_NT = is_step_NT * ((n_N * step_reward_NT.T - of_group(mean_N, group_N)) / np.maximum(n_N - 1, 1)).T
-    return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
+    centred_NT = (
+        is_step_NT * ((n_N * step_reward_NT.T - of_group(mean_N, group_N)) / np.maximum(n_N - 1, 1)).T
+    )
+    return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(
+        outcome_N, mask_NL, group_N
+    )
 
 
 def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="min") -> np.ndarray:
@@ -181,7 +191,9 @@ def pure_main(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, for
     reward_NT = form_weights(step_reward_NT, n_NT > 0, form) * step_reward_NT
     a_token_N1 = others_a_token(reward_NT.sum(1), mask_NL.sum(1), group_N)[:, None]
     learns_NL = mask_NL & ~step_ends(step_of_token_NL, mask_NL)
-    return_NT = returns(reward_NT - a_token_N1 * tokens_of_steps(step_of_token_NL, learns_NL, reward_NT.shape[1]))
+    return_NT = returns(
+        reward_NT - a_token_N1 * tokens_of_steps(step_of_token_NL, learns_NL, reward_NT.shape[1])
+    )
     return at_tokens(return_NT, step_of_token_NL, learns_NL) + outcome_rloo(outcome_N, learns_NL, group_N)
 
 
@@ -201,7 +213,11 @@ def form_weights(step_reward_NT, is_step_NT, form: str, temperature: float = 0.1
     """The weight of each step's reward, weight_NT. min: softmax(-r / temperature) over a response's steps; sum: 1;
     mean: 1 / their number."""
     if form != "min":
-        return is_step_NT / np.maximum(is_step_NT.sum(1, keepdims=True), 1) if form == "mean" else is_step_NT * 1.0
+        return (
+            is_step_NT / np.maximum(is_step_NT.sum(1, keepdims=True), 1)
+            if form == "mean"
+            else is_step_NT * 1.0
+        )
     logit_NT = np.where(is_step_NT, -step_reward_NT / temperature, -np.inf)
     top_N1 = np.max(logit_NT, 1, keepdims=True, initial=-1e30)
     weight_NT = np.exp(logit_NT - top_N1)
@@ -221,7 +237,9 @@ def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, first_ste
     return at_tokens(step_reward_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
-def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, discount: float = 1.0) -> np.ndarray:
+def reinforce(
+    step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, discount: float = 1.0
+) -> np.ndarray:
     """REINFORCE++ (Hu 2025, arXiv 2501.03262), before it is whitened: discounted returns of a step's reward at its last
     token and the outcome at the response's last; groups play no part. discount=1 is unbiased."""
     N, L = mask_NL.shape
@@ -284,9 +302,13 @@ class EstimatorConfig:  # the estimator and the options of all of them; conf/rl.
         go: outside of baselines and of PURE's softmin, as in OpenRLHF and PURE, but before the whitening of REINFORCE++."""
         options = {name: getattr(self, name) for name in self.estimator.options}
         learns_NL = self.estimator.learns(step_of_token_NL, mask_NL)
-        advantage_NL = self.estimator.f(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, **options)
+        advantage_NL = self.estimator.f(
+            step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, **options
+        )
         if token_reward_NL is not None:
-            advantage_NL = advantage_NL + learns_NL * returns(mask_NL * token_reward_NL, options.get("discount", 1.0))
+            advantage_NL = advantage_NL + learns_NL * returns(
+                mask_NL * token_reward_NL, options.get("discount", 1.0)
+            )
         return whitened(advantage_NL, learns_NL) if self.estimator.whitens else advantage_NL
 
 
@@ -307,7 +329,11 @@ def keep_mixed(right_N, group_N, low: float = 0.0, high: float = 1.0) -> np.ndar
     """keep_N is True for groups with right and wrong answers (DAPO, Yu et al. 2025, arXiv 2503.14476) whose share of
     right ones is in [low, high] (PRIME's filter: .2, .8)."""
     share_N = right_N - centred(right_N, group_N, False)
-    return (of_group((right_N - share_N) ** 2, group_N) > TINY) & (share_N >= low - TINY) & (share_N <= high + TINY)
+    return (
+        (of_group((right_N - share_N) ** 2, group_N) > TINY)
+        & (share_N >= low - TINY)
+        & (share_N <= high + TINY)
+    )
 
 
 def keep_prof(mean_step_N, right_N, group_N, share: float = 0.5) -> np.ndarray:

@@ -23,7 +23,11 @@ from prm_jax.rl.advantages import ESTIMATORS, Estimator, form_weights
 
 STEPS, LOGITS = 3, 5
 FIRST_IS_GOOD, IS_GOOD, ENDS = 0.6, (0.4, 0.7), (0.3, 0.5)  # the latter two after a bad and after a good step
-OPTIONS = {"normalise": (True, False), "form": ("min", "sum", "mean"), "discount": (1.0,)}  # every value gets a row
+OPTIONS = {
+    "normalise": (True, False),
+    "form": ("min", "sum", "mean"),
+    "discount": (1.0,),
+}  # every value gets a row
 OPTIONS["first_step"] = "reward", "group"
 
 
@@ -86,7 +90,9 @@ def exact(estimator: Estimator, options: dict, r: Responses, goal_N, n: int = 3)
         weight_GnL = chance_G[:, None, None] * learns_GnL
         advantage_GnL = advantage_GnL - (weight_GnL * advantage_GnL).sum() / weight_GnL.sum()
     gradient_GK = np.einsum("gnl,gnlk->gk", advantage_GnL * learns_GnL, r.score_NLK[members_Gn]) / n
-    true_K, of_steps_K = (np.einsum("n,n,nlk->k", r.chance_N, x_N, r.score_NLK) for x_N in (goal_N, r.steps_N))
+    true_K, of_steps_K = (
+        np.einsum("n,n,nlk->k", r.chance_N, x_N, r.score_NLK) for x_N in (goal_N, r.steps_N)
+    )
     expected_K = chance_G @ gradient_GK
     scale, scaled_hidden = np.linalg.lstsq(np.stack([true_K, of_steps_K], 1), expected_K)[0]
     length, rest_K = np.linalg.norm(expected_K), expected_K - scale * true_K - scaled_hidden * of_steps_K

@@ -18,15 +18,15 @@ import jax
 from prm_jax import tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
-from prm_jax.data.examples import Example, make_example
-from prm_jax.data.packing import Plan, doubled, make_groups, pack_batch
-from prm_jax.data.solutions import Solution, relabel_after_error
+from prm_jax.examples import Example, make_example
 from prm_jax.generate.sampling import Policy
 from prm_jax.launch.config import Count, Natural, Positive, expect
 from prm_jax.launch.mesh import shard_batch
+from prm_jax.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.rl.rewards import RolloutScores, as_scored
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scoring import ModelScorer
+from prm_jax.solutions import Solution, relabel_after_error
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step, with_reference
 
 ROWS = 16  # packed rows of a micro-batch
@@ -61,12 +61,19 @@ class Online:
         expect(has_model, "online.every", cfg.every, "0: reward.prm_checkpoint has nothing that trains")
         self.is_implicit = scorer.reference is not None
         by_outcome = cfg.labels == "outcome"
-        expect(by_outcome or not self.is_implicit, "online.labels", cfg.labels, "outcome, as an implicit PRM learns")
+        expect(
+            by_outcome or not self.is_implicit,
+            "online.labels",
+            cfg.labels,
+            "outcome, as an implicit PRM learns",
+        )
         kind = {"value": "outcome", "correctness": "steps"}.get(scorer.label_kind, cfg.labels)
         kind = "outcome" if scorer.objective == "orm" else kind
         expect(cfg.labels == kind, "online.labels", cfg.labels, f"{kind}: what the verifier's scores mean")
         self.cfg, self.scorer, self.policy, self.row_tokens = cfg, scorer, policy, row_tokens
-        self.loss = LossConfig("implicit" if self.is_implicit else "prm", "bce", 1.0, 0.0, beta=scorer.format.beta)
+        self.loss = LossConfig(
+            "implicit" if self.is_implicit else "prm", "bce", 1.0, 0.0, beta=scorer.format.beta
+        )
         optimizer = OptimizerConfig(cfg.lr, 0.0, 1.0, 0.0, 0.9, 0.98, 1.0, "all", "float32")
         self.opt = make_optimizer(scorer.model, optimizer, steps // cfg.every * cfg.passes)
 
@@ -75,13 +82,21 @@ class Online:
         examples, key = self.examples(rollouts, scores), jax.random.key(0)
         share = not self.is_implicit  # each token of an implicit PRM needs one next token
         groups = make_groups(examples, self.row_tokens, share)
-        plan = Plan(self.row_tokens, self.row_tokens, groups, share)  # slots for each response's steps, shared or not
+        plan = Plan(
+            self.row_tokens, self.row_tokens, groups, share
+        )  # slots for each response's steps, shared or not
         packs = plan.rows(range(len(groups)))
         packs += [[]] * (doubled(ROWS, len(packs)) - len(packs))
-        batch = pack_batch([[examples[i] for i in pack] for pack in packs], self.row_tokens, plan.step_slots, share)
-        batch = shard_batch({name: x.reshape(-1, ROWS, x.shape[1]) for name, x in batch.items()}, ROWS, axis=1)
+        batch = pack_batch(
+            [[examples[i] for i in pack] for pack in packs], self.row_tokens, plan.step_slots, share
+        )
+        batch = shard_batch(
+            {name: x.reshape(-1, ROWS, x.shape[1]) for name, x in batch.items()}, ROWS, axis=1
+        )
         for _ in range(self.cfg.passes):
-            self.scorer.model, self.opt, metrics = train_step(self.scorer.model, self.opt, batch, self.loss, key)
+            self.scorer.model, self.opt, metrics = train_step(
+                self.scorer.model, self.opt, batch, self.loss, key
+            )
         return {f"online_{name}": float(metrics[name]) for name in ("loss", "accuracy")}
 
     def examples(self, rollouts: Sequence[Rollout], scores: RolloutScores) -> list[Example]:

@@ -11,15 +11,15 @@ import numpy as np
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints.verifiers import members_of, needs_folder
 from prm_jax.data.critiques import prompt_text, verdict_at
-from prm_jax.data.formats import read_format
 from prm_jax.data.grading import RULES
 from prm_jax.data.questions import read_questions
-from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_splits, problem_hash
+from prm_jax.formats import read_format
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
 from prm_jax.rl.rollouts import Rollout
+from prm_jax.solutions import Solution
 from prm_jax.tasks.checkers import CHECKERS, Grader, checker_of, is_own
 
 VERIFIER = "verifier"
@@ -51,7 +51,9 @@ class QuestionsConfig:  # conf/rl.yaml says what each key means
         members = dict.fromkeys(member for name in verifiers if name for member in members_of(name))
         runs = [name for name in members if (Path(name) / "data.json").exists()]
         for name in filter(needs_folder, members.keys() - {*runs}):
-            print(f"note        {name} does not say on which problems it was trained: some may be among these")
+            print(
+                f"note        {name} does not say on which problems it was trained: some may be among these"
+            )
         return runs
 
 
@@ -60,14 +62,19 @@ class Problems(NamedTuple):
     held_out: list[str]
     is_right: Callable[[Rollout], bool]
     task: ModuleType | None  # the embedded task whose exact checker judges the steps
-    verdict: Callable[[Rollout], bool | None] | None = None  # of a critic: whether it says good; None: it says nothing
+    verdict: Callable[[Rollout], bool | None] | None = (
+        None  # of a critic: whether it says good; None: it says nothing
+    )
 
     def watch(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """The shares of a critic's roll-outs that say good (half of them should) and that come to no verdict."""
         if self.verdict is None:
             return {}
         verdicts = [self.verdict(r) for r in rollouts]
-        return {"says_good": verdicts.count(True) / len(verdicts), "no_verdict": verdicts.count(None) / len(verdicts)}
+        return {
+            "says_good": verdicts.count(True) / len(verdicts),
+            "no_verdict": verdicts.count(None) / len(verdicts),
+        }
 
 
 def of_task(data: TaskData, n_held_out: int, seed: int, apart: Iterable[str] = ()) -> Problems:
@@ -92,14 +99,20 @@ def of_files(cfg: QuestionsConfig, grader: Grader, n_held_out: int) -> Problems:
     for path in (cfg.input, cfg.held_out):
         splits.append(problems := {})
         for q in read_questions(path, is_own(grader.checker)):
-            expect(not by_answer or q.answer is not None, f"{path}: answer of {q.id}", None, "the right answer")
+            expect(
+                not by_answer or q.answer is not None, f"{path}: answer of {q.id}", None, "the right answer"
+            )
             is_new = q.problem not in answers or q.problem in problems
             expect(is_new, f"{path}: {q.id}", q.problem[:60], "one not learned from")
             if answers.setdefault(q.problem, q.answer) != q.answer:
-                raise InputError(f"{path}: {q.id}: has the answer {q.answer}, but before it was {answers[q.problem]}")
+                raise InputError(
+                    f"{path}: {q.id}: has the answer {q.answer}, but before it was {answers[q.problem]}"
+                )
             problems[q.problem] = None
     train, held_out = list(splits[0]), list(splits[1])[:n_held_out]
-    return Problems(train, held_out, lambda r: grader.right(r.problem, r.steps, answers[r.problem]), grader.task)
+    return Problems(
+        train, held_out, lambda r: grader.right(r.problem, r.steps, answers[r.problem]), grader.task
+    )
 
 
 def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems:
@@ -107,7 +120,12 @@ def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems
     wrong steps are equally many, as in StepWiser (arXiv 2508.19229, 3.3); surplus ones are left out."""
     fmt, splits, labels = read_format(name), load_splits(data, seed, policy_pool).splits, {}
     writes = fmt.critic and fmt.critic.ask is None and fmt.critic.next is None
-    expect(writes, "questions.critic", name, "a critic that writes its verdict and is asked each step anew: lab_critic")
+    expect(
+        writes,
+        "questions.critic",
+        name,
+        "a critic that writes its verdict and is asked each step anew: lab_critic",
+    )
 
     def balanced(solutions: Iterable[Solution], rng) -> list[str]:
         steps = [(s, t, y >= 0.5) for s in solutions for t, y in enumerate(s.labels) if y is not None]
@@ -124,5 +142,7 @@ def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems
         start = verdict_at(fmt, text := "\n".join(r.steps))
         return None if start is None else text.startswith(fmt.good, start)
 
-    train, held_out = (balanced(splits[side], np.random.default_rng(seed)) for side in ("train", "validation"))
+    train, held_out = (
+        balanced(splits[side], np.random.default_rng(seed)) for side in ("train", "validation")
+    )
     return Problems(train, held_out[:n_held_out], lambda r: verdict(r) is labels[r.problem], None, verdict)

@@ -15,8 +15,8 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from prm_jax import tasks
-from prm_jax.data.formats import Encoded
 from prm_jax.data.units import probability
+from prm_jax.formats import Encoded
 from prm_jax.generate.sampling import Policy
 from prm_jax.launch.config import Finite, expect, one_of
 from prm_jax.launch.own import read_function
@@ -39,8 +39,15 @@ class RolloutScores(NamedTuple):
 
 def exact_steps(scores: RolloutScores) -> list[np.ndarray]:
     """1 for each right or neutral step, 0 for the others."""
-    expect(scores.verdicts is not None, "reward", "steps", "problems of an embedded task, whose steps can be checked")
-    return [np.array([verdict in tasks.RATINGS for verdict in verdicts], float) for verdicts in scores.verdicts]
+    expect(
+        scores.verdicts is not None,
+        "reward",
+        "steps",
+        "problems of an embedded task, whose steps can be checked",
+    )
+    return [
+        np.array([verdict in tasks.RATINGS for verdict in verdicts], float) for verdicts in scores.verdicts
+    ]
 
 
 def has_drop(log_odds_T: np.ndarray, share: float = 0.3) -> bool:
@@ -61,7 +68,9 @@ SOURCES = {
     # +1 and -1 by the exact checker of steps (VPRM, arXiv 2601.17223)
     "steps": lambda rollouts, scores: [2 * right_T - 1 for right_T in exact_steps(scores)],
     # the share of right steps where the answer is right, else 0 (Interplay, arXiv 2512.07783)
-    "process_accuracy": lambda rollouts, scores: scores.right_N * [right_T.mean() for right_T in exact_steps(scores)],
+    "process_accuracy": lambda rollouts, scores: (
+        scores.right_N * [right_T.mean() for right_T in exact_steps(scores)]
+    ),
     "prm": lambda rollouts, scores: scores.prm_reward,
     # PS-GRPO (URSA, arXiv 2501.04686, eq. 6): 1 where the answer is right, .5 where the PRM's P(good) falls on the way
     "psgrpo": lambda rollouts, scores: scores.right_N * [1 - 0.5 * has_drop(x) for x in scores.prm],
@@ -125,7 +134,9 @@ class Rewards:
         place = self.cfg.own_function
         self.custom = place and read_function("reward.own_function", place, as_arrays)
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, RolloutScores, dict[str, float]]:
+    def __call__(
+        self, rollouts: Sequence[Rollout]
+    ) -> tuple[np.ndarray, np.ndarray, RolloutScores, dict[str, float]]:
         """(step_reward_NT, outcome_N, scores, the mean reward a response of each source)."""
         scores, outcome_N, means = self.judge(rollouts), np.zeros(len(rollouts)), {}
         step_reward_NT = padded([np.zeros(len(r.steps)) for r in rollouts])
@@ -147,13 +158,17 @@ class Rewards:
         right_N = self.right(rollouts)
         verdicts = [self.task.verdicts(r.problem, r.steps) for r in rollouts] if self.task else None
         prm, orm = (scorer and score(scorer, self.policy, rollouts) for scorer in (self.prm, self.orm))
-        before = 1.0 if self.prm and self.prm.label_kind == "correctness" else 0.5  # an empty solution is right
+        before = (
+            1.0 if self.prm and self.prm.label_kind == "correctness" else 0.5
+        )  # an empty solution is right
         form = FORMS[self.cfg.prm_form]
         prm_reward = [form(logit_T, before) for logit_T in prm] if prm else None
         if prm and self.cfg.prm_where == "right":
             prm_reward = [right * row for right, row in zip(right_N, prm_reward, strict=True)]
         prm_reward = over_largest_return(prm_reward) if prm and self.cfg.prm_norm == "return" else prm_reward
-        return RolloutScores(right_N, verdicts, prm, prm_reward, orm, self.custom, self.policy.sampling.max_tokens)
+        return RolloutScores(
+            right_N, verdicts, prm, prm_reward, orm, self.custom, self.policy.sampling.max_tokens
+        )
 
 
 def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | list[np.ndarray]:
@@ -165,7 +180,9 @@ def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | l
     shapes, step_shapes = [row.shape for row in rows], [(len(r.steps),) for r in rollouts]
     is_right = shapes in ([()] * len(rollouts), step_shapes) and all(row.dtype.kind in "biuf" for row in rows)
     description = f"{type(reward).__name__} of {len(rows)}, of shapes {shapes[:3]}..."
-    expected = f"{len(rollouts)} numbers, or as many rows, of shapes {step_shapes[:3]}...: a number for each step"
+    expected = (
+        f"{len(rollouts)} numbers, or as many rows, of shapes {step_shapes[:3]}...: a number for each step"
+    )
     expect(is_right, where, description, expected)
     finite = all((np.abs(row.astype(float)) <= LARGEST).all() for row in rows)
     expect(finite, where, "one that is none, or too large", f"numbers of at most {LARGEST:g}")
@@ -190,4 +207,6 @@ def as_scored(policy: Policy, r: Rollout) -> Encoded:
     if not ids or not policy.stop_masks["step"][ids[-1]]:
         ids, step_n = [*ids, *separator], [*step_n, *[len(r.steps) - 1] * len(separator)]
     start, end_T = len(r.prompt_L), np.searchsorted(step_n, np.arange(len(r.steps)), side="right") - 1
-    return Encoded(np.concatenate([r.prompt_L, np.array(ids, np.int32)]), (start + end_T).astype(np.int32), start)
+    return Encoded(
+        np.concatenate([r.prompt_L, np.array(ids, np.int32)]), (start + end_T).astype(np.int32), start
+    )

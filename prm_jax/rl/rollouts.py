@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax.data.formats import Encoded
-from prm_jax.data.packing import layout_batch, plan_rows
 from prm_jax.data.steps import step_of_tokens, steps_of
+from prm_jax.formats import Encoded
 from prm_jax.generate.sampling import Policy
+from prm_jax.packing import layout_batch, plan_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +39,21 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollo
         for sample in samples:
             steps, step_L = split_steps(policy, sample.ids_L, texts)
             finished = sample.finish_reason == "eos" and bool(steps[0].strip())
-            rollouts.append(Rollout(problem, group, steps, finished, prompt_L, sample.ids_L, sample.logp_L, step_L))
+            rollouts.append(
+                Rollout(problem, group, steps, finished, prompt_L, sample.ids_L, sample.logp_L, step_L)
+            )
     return rollouts
 
 
-def split_steps(policy: Policy, ids_L: np.ndarray, texts: dict | None = None) -> tuple[tuple[str, ...], np.ndarray]:
+def split_steps(
+    policy: Policy, ids_L: np.ndarray, texts: dict | None = None
+) -> tuple[tuple[str, ...], np.ndarray]:
     """(steps, step_L), the step of each token (`step_of_tokens`). `texts` is filled with the text of each step's ids, since
     the same steps come again and again."""
-    fmt, step_L = policy.format, np.array(step_of_tokens(policy.format, [policy.token_texts[i] for i in ids_L]), int)
+    fmt, step_L = (
+        policy.format,
+        np.array(step_of_tokens(policy.format, [policy.token_texts[i] for i in ids_L]), int),
+    )
     steps, texts, is_text_L = [], {} if texts is None else texts, np.ones(len(ids_L), bool)
     is_text_L[-1] = ids_L[-1] not in policy.eos_ids
     for t in range(step_L.max(initial=0) + 1):

@@ -58,9 +58,17 @@ def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray
 def loss_inputs(layout, weight_NL, advantage_NL, old_NL, reference_NL, mask_NL) -> dict[str, np.ndarray]:
     """The inputs of `policy_loss` besides the ids, {name: x_ABL} at the places of a rollouts.Layout."""
     gain_NL = weight_NL * advantage_NL
-    sums = {"up": np.maximum(gain_NL, 0), "down": np.minimum(gain_NL, 0), "weight": weight_NL, "count": mask_NL}
+    sums = {
+        "up": np.maximum(gain_NL, 0),
+        "down": np.minimum(gain_NL, 0),
+        "weight": weight_NL,
+        "count": mask_NL,
+    }
     sums = {name: layout.scatter(x_NL) for name, x_NL in sums.items()}
-    means = {"old": old_NL * mask_NL, "reference": reference_NL * mask_NL}  # over the responses that share a token
+    means = {
+        "old": old_NL * mask_NL,
+        "reference": reference_NL * mask_NL,
+    }  # over the responses that share a token
     return sums | {name: layout.scatter(x_NL) / np.maximum(sums["count"], 1) for name, x_NL in means.items()}
 
 
@@ -117,7 +125,9 @@ def policy_loss(model: PRM, batch, cfg: UpdateConfig):
     ratio_BL = of_sequence(change_BL, batch["start"], is_written_BL) if cfg.surrogate == "gspo" else change_BL
     loss_BL, clipped_mass_BL = surrogate(ratio_BL, batch["up"], batch["down"], cfg)
     if cfg.has_kl_loss:
-        loss_BL += cfg.kl * batch["weight"] * kl(is_written_BL * (logp_BL - batch["reference"]), cfg.kl_estimator)
+        loss_BL += (
+            cfg.kl * batch["weight"] * kl(is_written_BL * (logp_BL - batch["reference"]), cfg.kl_estimator)
+        )
     sums = {"n_tokens": count_BL.sum(), "kl_change": (count_BL * kl(change_BL, "k3")).sum()}
     sums |= {"clipped_mass": clipped_mass_BL.sum(), "total_mass": (batch["up"] - batch["down"]).sum()}
     return loss_BL.sum(), sums

@@ -21,7 +21,12 @@ def as_rows(rollouts: Sequence[Rollout], step_reward_NT, outcome_N, scores: Roll
     rows = []
     for i, r in enumerate(rollouts):
         rewards = step_reward_NT[i, : len(r.steps)].round(4).tolist()
-        row = {"problem": r.problem, "steps": r.steps, "step_rewards": rewards, "outcome_reward": float(outcome_N[i])}
+        row = {
+            "problem": r.problem,
+            "steps": r.steps,
+            "step_rewards": rewards,
+            "outcome_reward": float(outcome_N[i]),
+        }
         row |= {"right": bool(scores.right_N[i]), "finished": r.finished}
         row |= {"p_good": probability(scores.prm[i]).round(4).tolist()} if scores.prm else {}
         rows.append(row | ({"verdicts": list(scores.verdicts[i])} if scores.verdicts else {}))
@@ -48,4 +53,6 @@ def write_samples(path: Path, step: int, rows: list[dict], n: int):
         shown = [f" ({x:.2f})" for x in beside] if beside else [""] * len(row["steps"])
         steps = [text + x for text, x in zip(row["steps"], shown, strict=True)]
         text = " ".join(" ".join([row["problem"], *steps]).split())[:200]
-        tqdm.write(f"sample      {text}  {'right' if row['right'] else 'wrong' if row['finished'] else 'cut'}")
+        tqdm.write(
+            f"sample      {text}  {'right' if row['right'] else 'wrong' if row['finished'] else 'cut'}"
+        )

@@ -12,8 +12,8 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.formats import Encoded, Format
 from prm_jax.evals.common import ScoreBatch, check_there
+from prm_jax.formats import Encoded, Format
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Seed, one_of, parse
 from prm_jax.launch.files import read_yaml
@@ -93,9 +93,13 @@ def compile_usual_shapes(scorer: ServedScorer, aggregator: str):
     """Scores a text, and batches of 1, 2, 4, ... full rows, so that no client waits for the compiler."""
     solution_scores(scorer.score([("1+1?", ("1+1=2",))]), aggregator, rounded=True)
     L = scorer.usual
-    ends_T = np.arange(15, L, 16, dtype=np.int32) if not scorer.format.outcome else np.array([L - 1], np.int32)
+    ends_T = (
+        np.arange(15, L, 16, dtype=np.int32) if not scorer.format.outcome else np.array([L - 1], np.int32)
+    )
     for k in range(scorer.batch_rows.bit_length()):
-        rows = [np.full(L, i % scorer.model.cfg.vocab, np.int32) for i in range(min(1 << k, scorer.batch_rows))]
+        rows = [
+            np.full(L, i % scorer.model.cfg.vocab, np.int32) for i in range(min(1 << k, scorer.batch_rows))
+        ]
         scorer.score_encoded([Encoded(ids_L, ends_T, 1) for ids_L in rows])
     scorer.stats = type(scorer.stats)(shapes=scorer.stats.shapes)
 
@@ -115,7 +119,9 @@ def main(cfg):
     try:
         from prm_jax.serve.app import App, make_server
     except ImportError as error:
-        raise InputError(f"the server needs the package {error.name}: pip install starlette uvicorn") from None
+        raise InputError(
+            f"the server needs the package {error.name}: pip install starlette uvicorn"
+        ) from None
     raw_cfg, cfg, folder = cfg, parse(cfg, ServeConfig), run_folder.output_dir()
     record = folder / ".hydra" / "config.yaml"
     restarts = record.is_file() and read_yaml(record) == raw_cfg  # the same command again

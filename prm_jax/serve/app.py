@@ -107,7 +107,9 @@ class PatientProtocol(AutoHTTPProtocol):
 
     def probe(self):
         """Writes what every client ignores. One that has left answers the first with a reset, which the second meets."""
-        if not (self.cycle.response_started or self.transport.is_closing() or self.scope["http_version"] == "1.0"):
+        if not (
+            self.cycle.response_started or self.transport.is_closing() or self.scope["http_version"] == "1.0"
+        ):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_response_complete(self):
@@ -142,15 +144,23 @@ class App:
     """The state of the routes. A client may call the model by any of `names`, and must send `token` if there is one, else
     the name of this machine or `host`, so that no page of another site can ask."""
 
-    def __init__(self, scorer, names: tuple[str, ...], aggregator, limits, batch, host: str, token, page: bytes):
+    def __init__(
+        self, scorer, names: tuple[str, ...], aggregator, limits, batch, host: str, token, page: bytes
+    ):
         self.scorer, self.names, self.limits, self.host, self.token = scorer, names, limits, host, token
         self.aggregator = aggregator or default_aggregator(scorer)
         self.metrics, self.page = Metrics(), page
         self.worker = Worker(scorer, batch, self.metrics)
-        answers = ("GET", "/", self.show_page), ("GET", "/health", self.health), ("GET", "/metrics", self.show_metrics)
+        answers = (
+            ("GET", "/", self.show_page),
+            ("GET", "/health", self.health),
+            ("GET", "/metrics", self.show_metrics),
+        )
         answers += ("POST", "/score", self.score), ("POST", "/pooling", self.pooling)
         routes = [Route(path, self.guard(path, answer), methods=[method]) for method, path, answer in answers]
-        self.routes = Starlette(routes=routes, exception_handlers={HTTPException: self.guard("other", self.no_route)})
+        self.routes = Starlette(
+            routes=routes, exception_handlers={HTTPException: self.guard("other", self.no_route)}
+        )
         self.routes.router.redirect_slashes = False
 
     async def __call__(self, scope, receive, send):
@@ -159,7 +169,9 @@ class App:
             await self.routes(scope, receive, send)
         except asyncio.CancelledError:
             self.metrics.requests["other", 503] += 1
-            with contextlib.suppress(RuntimeError, TimeoutError):  # a part of an answer was sent; nobody reads
+            with contextlib.suppress(
+                RuntimeError, TimeoutError
+            ):  # a part of an answer was sent; nobody reads
                 async with asyncio.timeout(0.5):
                     await refusal(503, "the server stopped before it could answer")(scope, receive, send)
 
@@ -207,7 +219,9 @@ class App:
         if self.token is None:
             name = request.headers.get("host", "")
             if not is_local(name, self.host):
-                expected = f"localhost, a loopback address or host={self.host}; with PRM_JAX_TOKEN any name will do"
+                expected = (
+                    f"localhost, a loopback address or host={self.host}; with PRM_JAX_TOKEN any name will do"
+                )
                 raise Refused(421, f"the header Host: got {name[:80]!r}, expected {expected}")
         elif path in ("/score", "/pooling", "/metrics"):
             sent = request.headers.get("authorization", "").encode()
@@ -227,7 +241,9 @@ class App:
             async with asyncio.timeout(self.limits.seconds) as limit:
                 arriving[limit] = address
                 if [*arriving.values(), *waiting].count(address) > (most := self.limits.requests_each):
-                    raise Refused(429, f"{most} requests of {address} are being answered, its share; try later")
+                    raise Refused(
+                        429, f"{most} requests of {address} are being answered, its share; try later"
+                    )
                 if len(arriving) > self.limits.requests:
                     oldest = next(iter(arriving))
                     del arriving[oldest]
@@ -237,7 +253,9 @@ class App:
                     size += len(part)
                     kept += part if size <= self.limits.body else b""
         except TimeoutError:
-            when = f"within {self.limits.seconds:g} s" if limit in arriving else f"before {len(arriving)} others"
+            when = (
+                f"within {self.limits.seconds:g} s" if limit in arriving else f"before {len(arriving)} others"
+            )
             raise Refused(408, f"the body did not arrive {when}: {size} bytes did") from None
         except ClientDisconnect:
             raise Refused(400, f"the body ended after {size} bytes") from None
@@ -273,7 +291,11 @@ class App:
     async def health(self, request: Request) -> Response:
         scorer, limits = self.scorer, dataclasses.asdict(self.limits)
         state = {"status": "ok", "model": self.names[0], "verifier": scorer.name, "unit": scorer.unit}
-        state |= {"label_kind": scorer.label_kind, "objective": scorer.objective, "aggregator": self.aggregator}
+        state |= {
+            "label_kind": scorer.label_kind,
+            "objective": scorer.objective,
+            "aggregator": self.aggregator,
+        }
         return JSONResponse(state | {"aggregators": list(AGGREGATORS), "limits": limits})
 
     async def show_metrics(self, request: Request) -> Response:
@@ -281,7 +303,11 @@ class App:
         return Response(self.metrics.text(stats), media_type="text/plain; version=0.0.4")
 
     async def show_page(self, request: Request) -> Response:
-        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-store"}
+        headers = {
+            "content-security-policy": POLICY,
+            "x-content-type-options": "nosniff",
+            "cache-control": "no-store",
+        }
         return Response(self.page, headers=headers, media_type="text/html")
 
 
@@ -298,5 +324,7 @@ def make_server(app: App, host: str, port: int, stop_seconds: int) -> uvicorn.Se
     http = functools.partial(PatientProtocol, limits=app.limits, metrics=app.metrics)
     settings = {"http": http, "ws": "none", "lifespan": "off", "access_log": False, "log_level": "warning"}
     settings |= {"server_header": False, "proxy_headers": False, "timeout_keep_alive": 30}
-    settings["h11_max_incomplete_event_size"] = 1 << 18  # the protocol's own limit comes first, with its reason
+    settings["h11_max_incomplete_event_size"] = (
+        1 << 18
+    )  # the protocol's own limit comes first, with its reason
     return uvicorn.Server(uvicorn.Config(app, host, port, timeout_graceful_shutdown=stop_seconds, **settings))

@@ -6,8 +6,8 @@ import uuid
 import numpy as np
 
 from prm_jax.checkpoints.card import step_tag
-from prm_jax.data.formats import Encoded
 from prm_jax.data.units import UNITS, probability
+from prm_jax.formats import Encoded
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import shown
 from prm_jax.launch.files import STRICT, decode_json
@@ -57,7 +57,9 @@ def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
     keys = ("problems",) if many else ("problem", "steps", "candidates")
     check_keys(body, "the body", (*keys, "aggregator"))
     aggregator = body.get("aggregator", default)
-    expect(aggregator in list(AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS))  # it may have no hash
+    expect(
+        aggregator in list(AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS)
+    )  # it may have no hash
     problems = body["problems"] if many else [{key: x for key, x in body.items() if key != "aggregator"}]
     check_list(problems, "problems", limits.solutions)
     rows, counts = [], []
@@ -76,7 +78,13 @@ def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
                 expect(isinstance(step, str), f"{key}[{t}]", step, "a text")
             rows.append((text, tuple(steps)))
         counts.append(len(candidates))
-    expect(len(rows) <= limits.solutions, "problems", f"{len(rows)} solutions", f"at most {limits.solutions}", 413)
+    expect(
+        len(rows) <= limits.solutions,
+        "problems",
+        f"{len(rows)} solutions",
+        f"at most {limits.solutions}",
+        413,
+    )
     sizes = [len(problem) + sum(map(len, steps)) + len(steps) for problem, steps in rows]
     check_sizes(sizes, limits)
     return Job(rows, sizes, aggregator), counts
@@ -93,7 +101,12 @@ def score_answer(job: Job, counts: list[int], scorer) -> dict:
             steps = {"probability": probability(log_odds(score_T)).tolist(), "log_odds": score_T.tolist()}
             candidates.append({**steps, "log_score": score, "weakest_step": int(score_T.argmin()) + 1})
         problems.append({"candidates": candidates, "ranking": np.argsort(-score_N, kind="stable").tolist()})
-    return {"aggregator": job.aggregator, "unit": scorer.unit, "label_kind": scorer.label_kind, "problems": problems}
+    return {
+        "aggregator": job.aggregator,
+        "unit": scorer.unit,
+        "label_kind": scorer.label_kind,
+        "problems": problems,
+    }
 
 
 def no_pooling(scorer) -> str | None:
@@ -124,7 +137,12 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
     expect(task in (*known, None), "task", task, " or ".join(known))
     for key in ("use_activation", "add_special_tokens"):
         expect(body.get(key) in (None, True, False), key, body.get(key), "true or false")
-    expect(body.get("encoding_format", "float") == "float", "encoding_format", body.get("encoding_format"), "float")
+    expect(
+        body.get("encoding_format", "float") == "float",
+        "encoding_format",
+        body.get("encoding_format"),
+        "float",
+    )
     inputs, vocab = body.get("input"), scorer.model.cfg.vocab
     if isinstance(inputs, str) or isinstance(inputs, list) and inputs and type(inputs[0]) is int:
         inputs = [inputs]
@@ -134,7 +152,12 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
             continue
         check_list(one, f"input[{i}]", limits.tokens)
         for token in one:
-            expect(type(token) is int and 0 <= token < vocab, f"input[{i}]", token, f"token ids from 0 to {vocab - 1}")
+            expect(
+                type(token) is int and 0 <= token < vocab,
+                f"input[{i}]",
+                token,
+                f"token ids from 0 to {vocab - 1}",
+            )
     sizes, special = [len(one) for one in inputs], body.get("add_special_tokens") is not False
     check_sizes(sizes, limits)
 

@@ -20,9 +20,9 @@ from prm_jax.checkpoints.card import step_tag
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data import sources
-from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.units import probability
 from prm_jax.evals.common import ScoreBatch
+from prm_jax.formats import Encoded, Format, encode
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Positive, expect, parse
 from prm_jax.model import choose_dtype
@@ -79,10 +79,14 @@ def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str
     if len(class_nC) not in places or class_nC.shape[1] > 3:
         expected = f"{' or '.join(map(str, sorted(places)))} rows of 1 to 3 classes"
         hint = "is the step tag the server's? (docs/vllm.md)"
-        raise InputError(f"{where}: the server gave an array of shape {class_nC.shape}, expected {expected}; {hint}")
+        raise InputError(
+            f"{where}: the server gave an array of shape {class_nC.shape}, expected {expected}; {hint}"
+        )
     if not ((class_nC >= 0) & (class_nC <= 1)).all():
         values = class_nC.ravel()[:4]
-        raise InputError(f"{where}: the server gave {values}, expected probabilities: use_activation is off there")
+        raise InputError(
+            f"{where}: the server gave {values}, expected probabilities: use_activation is off there"
+        )
     good_n = class_nC[:, -1] if class_nC.shape[1] < 3 else class_nC[:, 1:].sum(-1)
     return good_n[np.searchsorted(places[len(class_nC)], encoded.step_end_T)]
 
@@ -94,7 +98,9 @@ def gives_one_row(checkpoint: str) -> bool:
     return any("SequenceClassification" in name for name in classes or ())
 
 
-def server_scores(scorer: ModelScorer, encoded: list[Encoded], ids: list[str], cfg: CompareConfig) -> list[np.ndarray]:
+def server_scores(
+    scorer: ModelScorer, encoded: list[Encoded], ids: list[str], cfg: CompareConfig
+) -> list[np.ndarray]:
     """P(good) of each solution's steps by the server."""
     tag = None if scorer.format.outcome else step_tag(scorer.format, scorer.tokenizer)
     body = {"task": "classify" if gives_one_row(cfg.checkpoint) else "token_classify"}
@@ -104,7 +110,10 @@ def server_scores(scorer: ModelScorer, encoded: list[Encoded], ids: list[str], c
         batch = encoded[start : start + REQUEST]
         answer = ask(cfg.url, body | {"input": [e.ids_L.tolist() for e in batch]}, cfg.seconds)
         try:
-            data = [np.array(row["data"], np.float64) for row in sorted(answer["data"], key=lambda row: row["index"])]
+            data = [
+                np.array(row["data"], np.float64)
+                for row in sorted(answer["data"], key=lambda row: row["index"])
+            ]
         except (KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
             raise InputError(f"{cfg.url}: an answer that is none of /pooling ({why})") from None
@@ -133,7 +142,12 @@ def main(cfg):
     side = float(np.mean((ours_n >= 0.5) == (theirs_n >= 0.5)))
     weakest = float(np.mean([a.argmin() == b.argmin() for a, b in zip(ours, theirs, strict=True)]))
     results = {"verifier": scorer.name, "url": cfg.url, "format": scorer.format.name, "dtype": cfg.dtype}
-    results |= {"solutions": len(ours), "steps": len(ours_n), "largest_difference": largest, "mean_difference": mean}
+    results |= {
+        "solutions": len(ours),
+        "steps": len(ours_n),
+        "largest_difference": largest,
+        "mean_difference": mean,
+    }
     results |= {"at": {"id": name, "step": step}, "same_side_of_half": side, "same_weakest_step": weakest}
     run_folder.write_json(folder / "results.json", results)
     print(f"compared    {len(ours)} solutions, {len(ours_n)} steps of {scorer.name}, ours in {cfg.dtype}")

@@ -21,7 +21,9 @@ class Histogram:
 
     def lines(self, name: str) -> list[str]:
         counts = list(itertools.accumulate(self.counts))
-        lines = [f'{name}_bucket{{le="{x}"}} {n}' for x, n in zip((*self.bounds, "+Inf"), counts, strict=True)]
+        lines = [
+            f'{name}_bucket{{le="{x}"}} {n}' for x, n in zip((*self.bounds, "+Inf"), counts, strict=True)
+        ]
         return [*lines, f"{name}_sum {self.sum:.9g}", f"{name}_count {counts[-1]}"]
 
 
@@ -38,20 +40,37 @@ class Metrics:
 
     def text(self, stats=None) -> str:
         """All metrics; `stats` are the ScoringStats of a scorer with a model."""
-        requests = {f'{{path="{path}",status="{status}"}}': n for (path, status), n in sorted(self.requests.items())}
+        requests = {
+            f'{{path="{path}",status="{status}"}}': n for (path, status), n in sorted(self.requests.items())
+        }
         metrics = [  # name, type, help, a Histogram or {labels: value}
             ("prm_jax_requests_total", "counter", "requests by path and status", requests),
             ("prm_jax_requests_arriving", "gauge", "requests whose body arrives", {"": len(self.arriving)}),
-            ("prm_jax_requests_waiting", "gauge", "requests that wait or are scored", {"": len(self.waiting)}),
+            (
+                "prm_jax_requests_waiting",
+                "gauge",
+                "requests that wait or are scored",
+                {"": len(self.waiting)},
+            ),
             ("prm_jax_request_seconds", "histogram", "from a request's headers to its answer", self.seconds),
             ("prm_jax_batch_solutions", "histogram", "solutions that were scored together", self.solutions),
             ("prm_jax_steps_total", "counter", "steps scored", {"": self.steps}),
-            ("process_cpu_seconds_total", "counter", "CPU time of this process", {"": f"{time.process_time():.6f}"}),
+            (
+                "process_cpu_seconds_total",
+                "counter",
+                "CPU time of this process",
+                {"": f"{time.process_time():.6f}"},
+            ),
         ]
         if stats is not None:
             computed = "tokens left after prefixes are shared"
             metrics += [
-                ("prm_jax_tokens_total", "counter", "tokens of distinct solutions scored", {"": stats.tokens}),
+                (
+                    "prm_jax_tokens_total",
+                    "counter",
+                    "tokens of distinct solutions scored",
+                    {"": stats.tokens},
+                ),
                 ("prm_jax_tokens_computed_total", "counter", computed, {"": stats.computed}),
                 ("prm_jax_shapes_compiled", "gauge", "shapes of batches met so far", {"": len(stats.shapes)}),
             ]
@@ -59,5 +78,9 @@ class Metrics:
         for name, kind, help, values in metrics:
             lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
             is_histogram = isinstance(values, Histogram)
-            lines += values.lines(name) if is_histogram else [f"{name}{labels} {x}" for labels, x in values.items()]
+            lines += (
+                values.lines(name)
+                if is_histogram
+                else [f"{name}{labels} {x}" for labels, x in values.items()]
+            )
         return "\n".join(lines) + "\n"

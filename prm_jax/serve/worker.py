@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.formats import Encoded
+from prm_jax.formats import Encoded
 from prm_jax.rerank import solution_scores
 from prm_jax.scoring import ModelScorer
 from prm_jax.serve.metrics import Metrics
@@ -61,8 +61,12 @@ class Job:
     answer: asyncio.Future | None = None
     error: Exception | None = None
     tokens: int = 0  # that `encode` gave
-    scores: list[np.ndarray] = dataclasses.field(default_factory=list)  # log-odds of each scored solution's steps
-    log_scores: list[float] = dataclasses.field(default_factory=list)  # aggregates, rounded so that equal ones tie
+    scores: list[np.ndarray] = dataclasses.field(
+        default_factory=list
+    )  # log-odds of each scored solution's steps
+    log_scores: list[float] = dataclasses.field(
+        default_factory=list
+    )  # aggregates, rounded so that equal ones tie
 
 
 class Worker:

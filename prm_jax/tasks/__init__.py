@@ -30,7 +30,7 @@ from prm_jax import InputError
 from prm_jax.data.edits import EDITS
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.rows import read_rows, require
-from prm_jax.data.solutions import Solution, relabel_after_error
+from prm_jax.solutions import Solution, relabel_after_error
 from prm_jax.tasks import chain, countdown
 
 TASKS = {"chain": chain, "countdown": countdown}
@@ -98,9 +98,15 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
         if cfg.outcome == "steps":
             for i, s in enumerate(solutions):
                 if s.outcome is not None:
-                    solutions[i] = dataclasses.replace(s, outcome=float(0 not in step_labels(task, s.problem, s.steps)))
+                    solutions[i] = dataclasses.replace(
+                        s, outcome=float(0 not in step_labels(task, s.problem, s.steps))
+                    )
         splits[side] = [relabel(task, s, cfg.after_first_error) for s in solutions]
-    counts = {"solutions": cfg.solutions, "policy_tokens": tokens["train"], "lucky_share_of_right_answers": lucky}
+    counts = {
+        "solutions": cfg.solutions,
+        "policy_tokens": tokens["train"],
+        "lucky_share_of_right_answers": lucky,
+    }
     return splits, counts
 
 
@@ -125,7 +131,9 @@ def edited_solutions(task: ModuleType, cfg, solutions: Sequence[Solution], seed:
                 yield labelled(task, cfg.task, s.problem, steps, cfg.label_kind, f"{s.id}/edited")
 
 
-def labelled(task: ModuleType, cfg, problem: str, steps: Sequence[str], label_kind, id, finished=True) -> Solution:
+def labelled(
+    task: ModuleType, cfg, problem: str, steps: Sequence[str], label_kind, id, finished=True
+) -> Solution:
     """The solution with the exact checker's labels of one kind (correctness, or value: `values`), ratings, outcome and
     answer. One that was cut off (not `finished`) has no outcome."""
     if label_kind == "value":

@@ -27,7 +27,11 @@ from prm_jax import InputError
 from prm_jax.launch.config import Count, NotNegative, Seed, Share, expect
 
 APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "max": max, "min": min}
-CONFUSED = {"+": "-", "-": "+", "*": "+"}  # operation -> the one it is mistaken for; max and min have no hard facts
+CONFUSED = {
+    "+": "-",
+    "-": "+",
+    "*": "+",
+}  # operation -> the one it is mistaken for; max and min have no hard facts
 NUMBER = r"\d{1,9}"  # Python refuses to read numbers of some thousand digits
 OPERATION = rf"(?:[-+*]|max|min){NUMBER}"
 PROBLEM = re.compile(rf"({NUMBER})((?: {OPERATION})+) mod({NUMBER})\?")
@@ -65,7 +69,12 @@ class Config:
         expect(is_prime, "data.task.modulus", prime, expected)
         expect(self.hard_right + self.belief <= 1, "data.task.belief", self.belief, "at most 1 - hard_right")
         for name, table, kinds in (("operations", self.operations, APPLY), ("hard", self.hard, CONFUSED)):
-            expect(set(table) == set(kinds), f"data.task.{name}", table, f"a number for each of {', '.join(kinds)}")
+            expect(
+                set(table) == set(kinds),
+                f"data.task.{name}",
+                table,
+                f"a number for each of {', '.join(kinds)}",
+            )
         expect(sum(self.operations.values()) > 0, "data.task.operations", self.operations, "not all 0")
 
     def __hash__(self):  # the caches below take a Config, and its tables have no hash
@@ -78,7 +87,9 @@ def lowest(name: str) -> int:
 
 
 def make_problem(cfg: Config, rng) -> str:
-    names = [draw(cfg.operations, rng) for _ in range(rng.integers(cfg.min_operations, cfg.max_operations + 1))]
+    names = [
+        draw(cfg.operations, rng) for _ in range(rng.integers(cfg.min_operations, cfg.max_operations + 1))
+    ]
     operations = "".join(f" {name}{rng.integers(lowest(name), cfg.modulus)}" for name in names)
     return f"{rng.integers(cfg.modulus)}{operations} mod{cfg.modulus}?"
 
@@ -100,7 +111,9 @@ def parse_problem(text: str) -> tuple[int, Operations, int]:
     match = PROBLEM.fullmatch(text)
     numbers = [int(x) for x in re.findall(r"\d+", text)] if match else [0]
     if max(numbers[:-1], default=0) >= numbers[-1]:
-        raise InputError(f"not a chain of arithmetic: {text[:80]!r}, expected such as '4 +5 *3 max2 -2 mod7?'")
+        raise InputError(
+            f"not a chain of arithmetic: {text[:80]!r}, expected such as '4 +5 *3 max2 -2 mod7?'"
+        )
     return numbers[0], pairs(match[2]), numbers[-1]
 
 
@@ -149,7 +162,9 @@ def follow(problem: str, steps: Sequence[str]) -> list[tuple[str, State]]:
             else:
                 verdict = "form" if not line else "merged" if len(line) > 1 else line[0][0]
             if verdict != "neutral":
-                stack.append(State(result, done + len(line), right and verdict == "right", lost or result is None))
+                stack.append(
+                    State(result, done + len(line), right and verdict == "right", lost or result is None)
+                )
         followed.append((verdict, stack[-1]))
     return followed
 

@@ -40,11 +40,18 @@ def is_own(checker: str | None) -> bool:
 
 
 def own_verdict(where: str, right, problem: str, steps: Sequence[str], answer: str | None) -> bool:
-    expect(type(right).__name__ in ("bool", "bool_"), where, right, "True or False: whether the solution is right")
+    expect(
+        type(right).__name__ in ("bool", "bool_"),
+        where,
+        right,
+        "True or False: whether the solution is right",
+    )
     return bool(right)
 
 
-def own_labels(where: str, labels, problem: str, steps: Sequence[str], answer: str | None) -> list[float | None]:
+def own_labels(
+    where: str, labels, problem: str, steps: Sequence[str], answer: str | None
+) -> list[float | None]:
     """The labels of a solution's steps, each from 0 to 1 or None."""
     is_list = isinstance(labels, (list, tuple)) and len(labels) == len(steps)
     is_right = is_list and all(y is None or 0 <= y <= 1 for y in labels)
@@ -63,14 +70,18 @@ class Grader(NamedTuple):
     checker: str  # the value of the key, or the embedded task's name
     name: str  # in results and messages
     right: Callable[[str, Sequence[str], str | None], bool]  # of a problem, a solution's steps and the answer
-    grade: Callable[[Problem], Problem]  # the problem with its candidates' answers, and whether they are right
+    grade: Callable[
+        [Problem], Problem
+    ]  # the problem with its candidates' answers, and whether they are right
     task: ModuleType | None = None  # the embedded task whose exact checker it is
     close: Callable = lambda: None
 
 
 def choose_checker(checker: str | None, files: Sequence[str]) -> str:
     """The key `checker`; if it is null that of the kind of problem: task where the files' rows name one, else number."""
-    names_task = any(row.get("task") in tasks.TASKS for file in files if not checker for _, row in read_rows(file))
+    names_task = any(
+        row.get("task") in tasks.TASKS for file in files if not checker for _, row in read_rows(file)
+    )
     return checker or ("task" if names_task else "number")
 
 
@@ -82,7 +93,9 @@ def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
     if checker not in RULES:
         task = tasks.of_files(files, checker)
         name, grade = tasks.name_of(task), functools.partial(tasks.grade, task)
-        return Grader(name, "the task's checker", lambda text, steps, _: task.solved(text, steps), grade, task)
+        return Grader(
+            name, "the task's checker", lambda text, steps, _: task.solved(text, steps), grade, task
+        )
     rule = Checker(checker)
 
     def is_same(_, steps: Sequence[str], answer: str | None) -> bool:

@@ -103,7 +103,9 @@ def make_problem(cfg: Config, rng) -> str:
         target = int(rng.integers(cfg.min_target, cfg.max_target + 1))
         if target not in hand and reaches(hand, target):
             return f"{','.join(map(str, hand))}={target}?"
-    raise InputError("data.task: none of 10000 problems drawn can be solved; widen the numbers or the targets")
+    raise InputError(
+        "data.task: none of 10000 problems drawn can be solved; widen the numbers or the targets"
+    )
 
 
 @functools.lru_cache(1 << 12)

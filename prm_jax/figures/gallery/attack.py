@@ -14,7 +14,9 @@ FALLS = {"worst": "fall of AUROC, worst edit", "worst_wrong_line": "fall of AURO
 
 def draw(stages: Stages) -> Drawn:
     (checker,) = results_at(stages["checker"])
-    arms = {arm: results_at(stages["attack"], training=arm) for arm in values_of(stages["attack"], "training")}
+    arms = {
+        arm: results_at(stages["attack"], training=arm) for arm in values_of(stages["attack"], "training")
+    }
     tables = {arm: [by_edit(run) for run in runs] for arm, runs in arms.items()}
     exact, (figure, (all_axes,)) = by_edit(checker), panels(1, 3, 5.2, 9.6, sharey=True)
     drawn = Drawn(figure, f"{checker['solutions']:,} solutions, {checker['sound']} sound")
@@ -26,7 +28,9 @@ def draw(stages: Stages) -> Drawn:
         for i, (arm, runs) in enumerate(tables.items()):
             shift = 0.18 * (i - (len(arms) - 1) / 2)
             for y, name in enumerate(exact):
-                drawn.dots(axes, title, f"{arm}: {name}", y + shift, [run[name][key] for run in runs], line_style(i))
+                drawn.dots(
+                    axes, title, f"{arm}: {name}", y + shift, [run[name][key] for run in runs], line_style(i)
+                )
             axes.plot([], [], **line_style(i) | NO_LINE, label=arm)
         for name, x in zip(exact, exact_n, strict=True):
             drawn.row(title, f"the exact checker: {name}", "", x, np.nan, np.nan, [x])
@@ -51,8 +55,12 @@ def state_falls(drawn: Drawn, arms: dict[str, list[dict]], checker: dict):
 
     for arm, runs in (arms | {"the exact checker": [checker]}).items():
         numbers = {UNEDITED: before(runs)}
-        numbers |= {text: before(runs) - [run["edits"][name]["auroc"] for run in runs] for name, text in FALLS.items()}
+        numbers |= {
+            text: before(runs) - [run["edits"][name]["auroc"] for run in runs] for name, text in FALLS.items()
+        }
         words = [f"{text} {signed(*drawn.number(text, arm, value_S))}" for text, value_S in numbers.items()]
         drawn.statements.append(f"{arm}: {', '.join(words)}")
     for a, b in itertools.pairwise(arms):
-        drawn.statements.append(f"{UNEDITED}, {b} - {a}: {signed(*over_seeds(before(arms[b]) - before(arms[a])))}")
+        drawn.statements.append(
+            f"{UNEDITED}, {b} - {a}: {signed(*over_seeds(before(arms[b]) - before(arms[a])))}"
+        )

@@ -17,4 +17,6 @@ def peak(drawn: Drawn, series: str) -> str:
     rows = [row for row in drawn.rows if row["panel"] == "solved" and row["series"] == series]
     value_SX, top = floats([row["values"].split() for row in rows]).T, max(rows, key=lambda row: row["y"])
     tops = ", ".join(f"{rows[i]['x']:g}" for i in value_SX.argmax(1))
-    return f"{series}: highest at {top['x']:g} ({top['y']:.3f}), runs at {tops}; {rows[-1]['y']:.3f} at the end"
+    return (
+        f"{series}: highest at {top['x']:g} ({top['y']:.3f}), runs at {tops}; {rows[-1]['y']:.3f} at the end"
+    )

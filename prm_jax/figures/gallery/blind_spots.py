@@ -6,7 +6,11 @@ from prm_jax.figures.paper import Stages, results_at
 from prm_jax.figures.style import BLUE, GREY, NO_LINE, Drawn, line_style, panels
 
 # {name in the figure: kinds of the checker}
-KINDS = {x: [x] for x in "*-+"} | {"max or min": ["max", "min"], "hidden value": ["merged"], "malformed": ["form"]}
+KINDS = {x: [x] for x in "*-+"} | {
+    "max or min": ["max", "min"],
+    "hidden value": ["merged"],
+    "malformed": ["form"],
+}
 STYLES = {"PRM": line_style(0), "likelihood": line_style(6) | {"color": GREY}}
 
 
@@ -15,7 +19,9 @@ def draw(stages: Stages) -> Drawn:
     *prms, likelihood = [run["errors"]["kinds"] for run in measured]
     runs = {"PRM": prms, "likelihood": [likelihood]}
     figure, ((axes,),) = panels(1, 1, 3.6)
-    drawn = Drawn(figure, "at the threshold that refuses 1 in 20 of the right lines; ring: PRM at .5, mean of the runs")
+    drawn = Drawn(
+        figure, "at the threshold that refuses 1 in 20 of the right lines; ring: PRM at .5, mean of the runs"
+    )
     drawn.spread = "small markers: runs, bars: 95 % t intervals of their mean"
     names = [name for name, kinds in KINDS.items() if set(kinds) & set(prms[0])]
     for height, name in enumerate(names):
@@ -28,12 +34,18 @@ def draw(stages: Stages) -> Drawn:
         drawn.number(name, "PRM, threshold .5", missed_S)
     *auroc_S, other = [run["lines"]["merged"]["auroc"] for run in measured]
     drawn.number("AUROC, hidden value", "PRM", auroc_S)
-    drawn.statements.append(f"AUROC on lines that hide a value: {drawn.rows[-1]['values']}; likelihood {other:.3f}")
+    drawn.statements.append(
+        f"AUROC on lines that hide a value: {drawn.rows[-1]['values']}; likelihood {other:.3f}"
+    )
     for verifier, style in STYLES.items():
         axes.plot([], [], **style | NO_LINE | {"markersize": 6}, label=verifier)
     counts = [sum(prms[0].get(kind, {"n": 0})["n"] for kind in KINDS[name]) for name in names]
     axes.set_yticks(range(len(names)), [f"{name} ({n})" for name, n in zip(names, counts, strict=True)])
-    axes.set(xlabel="share of first wrong lines taken for right", ylabel="kind of error (lines)", xlim=(-0.03, 1.03))
+    axes.set(
+        xlabel="share of first wrong lines taken for right",
+        ylabel="kind of error (lines)",
+        xlim=(-0.03, 1.03),
+    )
     axes.invert_yaxis()
     drawn.legend_above(axes, 2)
     return drawn

@@ -15,7 +15,9 @@ NUMBERS = {  # {panel: (kind of line, its number)}
 def draw(stages: Stages) -> Drawn:
     evaluations = (results_at(stages[line])[0]["runs"] for line in ("scored", "judged", "voted", "itself"))
     scored, judged, voted, (itself,) = evaluations
-    writes, alone = ([s for s in stages["critic"] if s.sweep["writes"] == kind] for kind in ("hops", "verdict"))
+    writes, alone = (
+        [s for s in stages["critic"] if s.sweep["writes"] == kind] for kind in ("hops", "verdict")
+    )
     kinds = {
         "PRM": [run_of(scored, stage) for stage in stages["prm"]],
         "critic, verdict alone": [run_of(judged, stage) for stage in alone],
@@ -29,7 +31,9 @@ def draw(stages: Stages) -> Drawn:
     drawn.spread = "small markers: runs, bars: 95 % t intervals of their mean"
     for axis, (panel, (lines, key)) in zip(axes, NUMBERS.items(), strict=True):
         for height, (name, runs) in enumerate(kinds.items()):
-            drawn.dots(axis, panel, name, height, [run["lines"][lines][key] for run in runs], line_style(height))
+            drawn.dots(
+                axis, panel, name, height, [run["lines"][lines][key] for run in runs], line_style(height)
+            )
         untaught = {"P(Yes)": (itself, ":")} | ({"log p": (scored[-1], "-.")} if key == "auroc" else {})
         means = [f"{row['series']} {row['y']:.3f}" for row in drawn.rows[-len(kinds) :]]
         for name, (run, dashes) in untaught.items():
@@ -44,7 +48,9 @@ def draw(stages: Stages) -> Drawn:
     axes[0].set_ylim(len(kinds) - 0.5, -0.5)
     for name in list(kinds)[-2:]:
         counts = [run["critic"] for run in kinds[name]]
-        tokens, lost, total = (np.sum([x[key] for x in counts]) for key in ("tokens", "no_verdict", "critiques"))
+        tokens, lost, total = (
+            np.sum([x[key] for x in counts]) for key in ("tokens", "no_verdict", "critiques")
+        )
         votes = counts[0]["format"]["critic"]["votes"]
         cost = f"{votes * tokens / total:.1f} tokens a step"
         drawn.statements.append(f"{name}: {cost}, {lost} of {total} without a verdict")

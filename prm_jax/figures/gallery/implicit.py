@@ -20,7 +20,9 @@ def draw(stages: Stages) -> Drawn:
     for stage in stages["implicit"]:
         kinds.setdefault(f"implicit, {stage.sweep['form']}", ([], "sum_logit"))[0].append(stage)
     figure, (axes,) = panels(1, 2, 3.0, sharey=True)
-    text = f"{runs[0]['n_solutions']:,} test solutions; {pools[0]['n_problems']} problems x {n} samples a seed"
+    text = (
+        f"{runs[0]['n_solutions']:,} test solutions; {pools[0]['n_problems']} problems x {n} samples a seed"
+    )
     drawn = Drawn(figure, f"{text}; {UNTAUGHT}")
     drawn.spread = "filled: each model's own score of a solution, hollow: its lowest step score"
     drawn.spread += "; small: runs, large: their mean, 95 % t interval"

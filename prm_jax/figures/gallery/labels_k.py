@@ -15,7 +15,9 @@ def draw(stages: Stages) -> Drawn:
     tables = [results["runs"][0]["label_errors"] for results in results_at(stages["exact"])]
     sizes = [int(k) for k in tables[0] if k != "constant"]
     figure, ((left, right),) = panels(1, 2, 3.9)
-    drawn = Drawn(figure, "Left: in expectation over completions; right: bands are 95 % bootstraps over problems")
+    drawn = Drawn(
+        figure, "Left: in expectation over completions; right: bands are 95 % bootstraps over problems"
+    )
     for i, (key, name) in enumerate(LABELS.items()):
         error_SK = np.array([[table[str(k)][key] for k in sizes] for table in tables])
         drawn.curve(left, "error of a label", name, sizes, error_SK, line_style(i))
@@ -35,7 +37,9 @@ def draw(stages: Stages) -> Drawn:
     size_axis(left, sizes, "K, completions of a prefix")
     left.set(ylabel="share wrong (any, half), mean error (soft)", ylim=(0, None))
     right.set_title("solutions with a wrong answer, one run", fontsize=9)
-    wrong = [row for _, row in read_rows(stages["bisected"][0].folder / "labels.jsonl") if row["outcome"] == 0]
+    wrong = [
+        row for _, row in read_rows(stages["bisected"][0].folder / "labels.jsonl") if row["outcome"] == 0
+    ]
     operations_P = [len(row["prompt"].split()) - 2 for row in wrong]
     for i, (line, name) in enumerate(COSTS.items(), len(LABELS)):
         rows = {row["id"]: row for _, row in read_rows(stages[line][0].folder / "labels.jsonl")}

@@ -22,8 +22,16 @@ MEANINGS = {"auroc_correctness": "against correctness", "auroc_value": "against 
 
 
 def draw(stages: Stages) -> Drawn:
-    (pool,), kinds = results_at(stages["pool"]), {KINDS[line]: stages[line] for line in KINDS if line in stages}
-    runs = [run for line in ("steps", "more_steps") if line in stages for run in results_at(stages[line])[0]["runs"]]
+    (pool,), kinds = (
+        results_at(stages["pool"]),
+        {KINDS[line]: stages[line] for line in KINDS if line in stages},
+    )
+    runs = [
+        run
+        for line in ("steps", "more_steps")
+        if line in stages
+        for run in results_at(stages[line])[0]["runs"]
+    ]
     n = pool["n_candidates"]
     figure, ((left, right),) = panels(1, 2, 4.2, sharey=True, gridspec_kw={"width_ratios": [1.2, 1]})
     drawn = Drawn(figure, f"AUROC: {runs[0]['n_solutions']:.0f} held-out samples")
@@ -46,7 +54,10 @@ def draw(stages: Stages) -> Drawn:
     right.imshow(mean_KA, cmap="cividis", aspect="auto")
     middle = (mean_KA.min() + mean_KA.max()) / 2
     for (k, a), x in np.ndenumerate(mean_KA):
-        style = {"color": "black" if x > middle else "white", "weight": "bold" if x == mean_KA[k].max() else "normal"}
+        style = {
+            "color": "black" if x > middle else "white",
+            "weight": "bold" if x == mean_KA[k].max() else "normal",
+        }
         right.text(a, k, f"{x:.2f}", ha="center", va="center", fontsize=8, **style)
     left.set_yticks(range(len(kinds)), list(kinds), fontsize=8)
     left.set(xlabel="AUROC of step scores", ylim=(len(kinds) - 0.5, -0.5))

@@ -1,6 +1,14 @@
 """Step AUROC, best of 16 and calibration by the objective that a PRM was trained on: a row an objective."""
 
-from prm_jax.figures.paper import UNTAUGHT, Stages, draw_untaught, results_at, scorer_of, share_solved, values_of
+from prm_jax.figures.paper import (
+    UNTAUGHT,
+    Stages,
+    draw_untaught,
+    results_at,
+    scorer_of,
+    share_solved,
+    values_of,
+)
 from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
 LIKELIHOOD = "the policy's likelihood"
@@ -13,7 +21,9 @@ def draw(stages: Stages) -> Drawn:
     figure, (axes,) = panels(1, 3, 3.6, sharey=True)
     text = f"{pools[0]['n_problems']} problems x {pools[0]['n_candidates']} samples a seed"
     drawn = Drawn(figure, f"{text}; {UNTAUGHT}")
-    drawn.spread = "filled: product of step scores, hollow: the lowest; small: runs, large: their mean, 95 % t interval"
+    drawn.spread = (
+        "filled: product of step scores, hollow: the lowest; small: runs, large: their mean, 95 % t interval"
+    )
     # {number: (panel, distance from the row's height, face of the marker)}
     places = {
         "step AUROC": (axes[0], 0.0, {}),
@@ -40,9 +50,13 @@ def draw(stages: Stages) -> Drawn:
         means = ", ".join(f"{row['panel']} {row['y']:.3f}" for row in drawn.rows[-len(numbers) :])
         drawn.statements.append(f"{kind}: {means}")
     known_S = [pool["calibration"]["policy"]["steps"]["auroc"] for pool in pools]
-    axes[0].axvline(drawn.number("step AUROC", LIKELIHOOD, known_S)[0], color=GREY, linewidth=0.8, linestyle="-.")
+    axes[0].axvline(
+        drawn.number("step AUROC", LIKELIHOOD, known_S)[0], color=GREY, linewidth=0.8, linestyle="-."
+    )
     draw_untaught(axes[1].axvline, pools, n)
-    for panel, name in zip(axes, ("step AUROC", f"best of {n}, share solved", "ECE of step scores"), strict=True):
+    for panel, name in zip(
+        axes, ("step AUROC", f"best of {n}, share solved", "ECE of step scores"), strict=True
+    ):
         panel.set_title(name, fontsize=9)
         panel.grid(axis="x", linewidth=0.4, alpha=0.5)
     axes[0].set_yticks(range(len(kinds)), list(kinds), fontsize=8)

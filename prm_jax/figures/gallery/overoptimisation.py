@@ -16,7 +16,9 @@ def draw(stages: Stages) -> Drawn:
     first = next(iter(pools.values()))
     N, weight = first["n_candidates"], first["policy_weight"]
     figure, (axes,) = panels(1, 2, 3.6, sharex=True)
-    drawn = Drawn(figure, f"{first['n_problems']} problems x {N} samples; lines: weights ref exp(score / beta), ref")
+    drawn = Drawn(
+        figure, f"{first['n_problems']} problems x {N} samples; lines: weights ref exp(score / beta), ref"
+    )
     drawn.text += f" uniform or (dashed) the policy's law; markers: best of n = 1, 2, 4, ... {N}"
     drawn.text += f"; filled: best of {N} by score + {weight:g} log p, drawn at the KL of the score alone"
     for i, value in enumerate(values_of(stages["by_steps"], "training")):
@@ -28,7 +30,10 @@ def draw(stages: Stages) -> Drawn:
             for law in [law for law in LEGEND if all(law in run for run in runs)]:
                 ends = [floats(run[law]["kl"]) for run in runs]
                 grid = np.linspace(math.sqrt(max(map(min, ends))), math.sqrt(min(map(max, ends))), 24) ** 2
-                y_SX, dashes = [along(run[law], number, grid) for run in runs], {"marker": "", "linestyle": LEGEND[law]}
+                y_SX, dashes = (
+                    [along(run[law], number, grid) for run in runs],
+                    {"marker": "", "linestyle": LEGEND[law]},
+                )
                 label = series + ", the policy's law" * (law == "with_policy")
                 drawn.curve(panel, name, label, grid, y_SX, style | dashes, number == "accuracy")
             y = np.mean([floats(run["best_of_n"][number]) for run in runs], 0)
@@ -39,7 +44,9 @@ def draw(stages: Stages) -> Drawn:
         y_S = [share_solved(pool, stage, N, rule="with_policy") for pool, stage in members]
         mean, *_ = drawn.number("gold", f"{series}, best of {N} + {weight:g} log p", y_S, N)
         axes[0].plot(kl[-1], mean, **style | {"markersize": 6})
-        for name, x_S in zip(("alpha", "beta"), np.transpose([gao_fit(run["best_of_n"]) for run in runs]), strict=True):
+        for name, x_S in zip(
+            ("alpha", "beta"), np.transpose([gao_fit(run["best_of_n"]) for run in runs]), strict=True
+        ):
             drawn.number(name, series, x_S)
             values = ", ".join(f"{x:.3f}" for x in x_S)
             drawn.statements.append(f"{series}: {name} {values} (gold = start + d (alpha - beta d))")

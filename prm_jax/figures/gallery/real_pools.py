@@ -27,29 +27,50 @@ def draw(stages: Stages) -> Drawn:
     by_rule = {stage.sweep["aggregator"]: stage.results() for stage in stages["pool"]}
     first, rules = next(iter(by_rule.values())), list(by_rule)
     if "majority" not in first:
-        raise InputError(f"pool: {first['pool']}: no candidate has an answer, expected some for a majority vote")
+        raise InputError(
+            f"pool: {first['pool']}: no candidate has an answer, expected some for a majority vote"
+        )
     N, scorers = first["n_candidates"], sorted(first["scorers"], key=[*MODELS, *first["scorers"]].index)
     model = {s: MODELS.get(s, (s, "prod"))[0] for s in scorers}
     rule_of = {s: rule if (rule := MODELS.get(s, (s, "prod"))[1]) in rules else rules[0] for s in scorers}
-    differs = {rule: {(d["a"], d["b"]): d for d in r["differences"] if d["n"] == N} for rule, r in by_rule.items()}
+    differs = {
+        rule: {(d["a"], d["b"]): d for d in r["differences"] if d["n"] == N} for rule, r in by_rule.items()
+    }
     keys = [(s, aggregator) for s in scorers for aggregator in first["scorers"][s]]
     gain = {(s, name): differs[rules[0]][f"{s}.{name}.best_of_n", "majority"] for s, name in keys}
     length = {(s, rule): by_rule[rule]["length_correlation"][s] for s in scorers for rule in rules}
-    ece = {(s, aggregator): x["ece"] for s in scorers for aggregator, x in first["calibration"][s]["solutions"].items()}
+    ece = {
+        (s, aggregator): x["ece"]
+        for s in scorers
+        for aggregator, x in first["calibration"][s]["solutions"].items()
+    }
 
     figure, ((left, right), (below, last)) = panels(2, 2, 7.4)
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, stored step scores")
     drawn.text += ". Filled: the authors' rule, in the legend. Top right: lines weigh by exp(score / beta)"
     drawn.text += f", markers are best of n = 1, 2, 4, ... {N}"
-    drawn.text += "; votes take answers as equal where their stored texts are" * bool(first["graded_both_ways"])
-    drawn.spread = "nothing is trained; lines at dots: 95 % bootstrap intervals over problems, of differences paired"
+    drawn.text += "; votes take answers as equal where their stored texts are" * bool(
+        first["graded_both_ways"]
+    )
+    drawn.spread = (
+        "nothing is trained; lines at dots: 95 % bootstrap intervals over problems, of differences paired"
+    )
     panel = {
-        f"best of {N} minus majority": (left, {key: (d["difference"], d["interval"]) for key, d in gain.items()}),
+        f"best of {N} minus majority": (
+            left,
+            {key: (d["difference"], d["interval"]) for key, d in gain.items()},
+        ),
         "ECE of solution scores": (below, {key: (x, NO_INTERVAL) for key, x in ece.items()}),
-        "score and length given correctness: r": (last, {key: (x["r"], x["interval"]) for key, x in length.items()}),
+        "score and length given correctness: r": (
+            last,
+            {key: (x["r"], x["interval"]) for key, x in length.items()},
+        ),
     }
     for title, (axes, numbers) in panel.items():
-        for (s, aggregator), (y, (low, high)) in numbers.items():  # of all aggregators those of `rules` are drawn
+        for (s, aggregator), (
+            y,
+            (low, high),
+        ) in numbers.items():  # of all aggregators those of `rules` are drawn
             drawn.row(title, model[s], aggregator, y, low, high, [y])
         dots(axes, title, numbers, scorers, rules, rule_of)
     for i, s in enumerate(scorers):
@@ -74,7 +95,9 @@ def draw(stages: Stages) -> Drawn:
     drawn.statements.append(f"{text}, by sign-flip tests at .05, not adjusted for their number")
     pairs = [(s, a, b) for s in scorers for a, b in itertools.combinations(rules, 2)]
     within = {(s, a, b): differs[b][f"{s}.{a}.best_of_n", f"{s}.{b}.best_of_n"] for s, a, b in pairs}
-    clear = [f"{model[s]} {a} - {b} {shown(d)} p {d['p']:.2g}" for (s, a, b), d in within.items() if d["p"] < 0.05]
+    clear = [
+        f"{model[s]} {a} - {b} {shown(d)} p {d['p']:.2g}" for (s, a, b), d in within.items() if d["p"] < 0.05
+    ]
     text = f"two aggregators of one model: {len(clear)} of {len(pairs)} pairs differ by the same test"
     drawn.statements.append(text + f": {', '.join(clear)}" * bool(clear))
     return drawn

@@ -15,7 +15,9 @@ def draw(stages: Stages) -> Drawn:
     arms = {kind: [stage for stage in policies if stage.sweep["reward"] == kind] for kind in kinds}
     runs_of = {kind: histories([stage.folder for stage in members]) for kind, members in arms.items()}
     costs_of = {kind: [verifier_tokens(stage) for stage in members] for kind, members in arms.items()}
-    compares_costs = not all(map(any, costs_of.values()))  # where every arm has a verifier its samples shift all curves
+    compares_costs = not all(
+        map(any, costs_of.values())
+    )  # where every arm has a verifier its samples shift all curves
     figure, axes, measured = panels_of([run for runs in runs_of.values() for run in runs])
     text = "Each point is an evaluation on problems that no policy learns from"
     text += "; dotted: the same, with the tokens of the PRM's training samples added" * compares_costs

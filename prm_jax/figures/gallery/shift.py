@@ -27,11 +27,19 @@ def draw(stages: Stages) -> Drawn:
     for i, (line, label) in enumerate(LINES.items()):
         reliability(left, [(pooled([run["reliability"] for run in runs[line]]), i, label)])
         drawn.number("step AUROC", label, [run["step_auroc"] for run in runs[line]])
-        ece_WS = [[run["recalibrated"].get(way, {}).get("ece", math.nan) for run in runs[line]] for way in ways]
+        ece_WS = [
+            [run["recalibrated"].get(way, {}).get("ece", math.nan) for run in runs[line]] for way in ways
+        ]
         mean_W, low_W, high_W = over_seeds(np.transpose(ece_WS))
         height_W, style = np.arange(len(ways)) + 0.26 * (i - 1), line_style(i)
         right.barh(height_W, mean_W, height=0.24, color=style["color"], alpha=0.35, label=label)
-        right.plot(ece_WS, np.repeat(height_W[:, None], len(ece_WS[0]), 1), style["marker"], color=style["color"], ms=3)
+        right.plot(
+            ece_WS,
+            np.repeat(height_W[:, None], len(ece_WS[0]), 1),
+            style["marker"],
+            color=style["color"],
+            ms=3,
+        )
         for way, *row in zip(ways, mean_W, low_W, high_W, ece_WS, strict=True):
             drawn.row("ECE", f"{label}, {WAYS[way]}", "", *row)
     tables = [run["recalibrated"]["platt"]["reliability"] for run in runs["shifted"]]
@@ -47,7 +55,11 @@ def draw(stages: Stages) -> Drawn:
 
 def pooled(tables: list[dict]) -> dict:
     """The reliability table of several runs' steps together."""
-    n, score, label = (floats([table[name] for table in tables]) for name in ("n", "mean_score", "mean_label"))
+    n, score, label = (
+        floats([table[name] for table in tables]) for name in ("n", "mean_score", "mean_label")
+    )
     with np.errstate(invalid="ignore"):
-        means = {name: np.nansum(x * n, 0) / n.sum(0) for name, x in (("mean_score", score), ("mean_label", label))}
+        means = {
+            name: np.nansum(x * n, 0) / n.sum(0) for name, x in (("mean_score", score), ("mean_label", label))
+        }
     return {"n": n.sum(0), **means}

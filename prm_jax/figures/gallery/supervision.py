@@ -12,7 +12,9 @@ def draw(stages: Stages) -> Drawn:
     n = first["n_candidates"]
     figure, (axes,) = panels(1, 2, 3.4, sharey=True)
     drawn = Drawn(figure, f"Best of {n} of {first['n_problems']} unseen problems; {UNTAUGHT}")
-    for axis, (rule, panel) in zip(axes, (("best_of_n", "solved"), ("trace", "without a wrong step")), strict=True):
+    for axis, (rule, panel) in zip(
+        axes, (("best_of_n", "solved"), ("trace", "without a wrong step")), strict=True
+    ):
         for i, kind in enumerate(kinds):
             runs = [[(pool, stage_at[kind, x, s]) for x in sizes] for s, pool in pools.items()]
             y_SX = [[share_solved(*pair, n, rule=rule) for pair in run] for run in runs]

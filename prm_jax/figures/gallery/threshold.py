@@ -6,13 +6,19 @@ from prm_jax.figures.paper import Stages, results_at
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, panels
 
 PANELS = {"its own task": "home", "longer problems": "longer"}
-STYLES = {"PRM": line_style(0) | {"marker": ""}, "likelihood": {"color": GREY, "linestyle": "-.", "linewidth": 1.4}}
+STYLES = {
+    "PRM": line_style(0) | {"marker": ""},
+    "likelihood": {"color": GREY, "linestyle": "-.", "linewidth": 1.4},
+}
 CHOSEN = line_style(1) | NO_LINE | {"marker": "^"}
 
 
 def draw(stages: Stages) -> Drawn:
     figure, (axes_C,) = panels(1, 2, 3.7, sharey=True)
-    drawn, at_home = Drawn(figure, "dotted: .5; triangles: the threshold that is best at home, a run each"), {}
+    drawn, at_home = (
+        Drawn(figure, "dotted: .5; triangles: the threshold that is best at home, a run each"),
+        {},
+    )
     for axes, (panel, line) in zip(axes_C, PANELS.items(), strict=True):
         axes.axvline(0.5, color=GREY, linewidth=0.8, linestyle=":")
         *prms, likelihood = [run["f1_by_threshold"] for run in results_at(stages[line])[0]["runs"]]

@@ -15,7 +15,9 @@ def draw(stages: Stages) -> Drawn:
     figure, ((left, right),) = panels(1, 2, 4.0, gridspec_kw={"width_ratios": [1.1, 1]})
     drawn = Drawn(figure, f"{first['n_problems']} problems x {first['n_candidates']} samples")
     drawn.text += f"; left: best of n = 1, 2, 4, ... {first['n_candidates']}, and votes of all"
-    drawn.spread = "left: large markers are means, small ones and thin lines runs, whose intervals are in the table"
+    drawn.spread = (
+        "left: large markers are means, small ones and thin lines runs, whose intervals are in the table"
+    )
     for i, (scorer, aggregator) in enumerate(first["headline"].items()):
         path(drawn, left, scorer, [r["scorers"][scorer][aggregator] for r in results], line_style(i))
     for rule in first["chosen"]["rules"]:
@@ -30,7 +32,9 @@ def draw(stages: Stages) -> Drawn:
         drawn.curve(right, "abstaining", name_of(rule), share, y_SX, style, band=False)
         mean, low, high = over_seeds(y_SX)
         all_, some = (f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share))))
-        drawn.statements.append(f"{name_of(rule)}: final error {all_}, abstaining from 30 % of the problems {some}")
+        drawn.statements.append(
+            f"{name_of(rule)}: final error {all_}, abstaining from 30 % of the problems {some}"
+        )
     right.set(xlabel="share of problems abstained from", ylabel="final-answer error on the problems kept")
     right.set(xlim=(0, 0.95), ylim=(0, None))
     drawn.legend_above(left, 3)
@@ -81,8 +85,12 @@ def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
 def agreements(tables: list[dict]) -> list[str]:
     """Says means over runs."""
     names = {"correctness": "the step's label", "outcome": "the outcome"}
-    pairs = {"steps up to the first wrong one: step label and outcome agree": [table["labels"] for table in tables]}
+    pairs = {
+        "steps up to the first wrong one: step label and outcome agree": [table["labels"] for table in tables]
+    }
     for a, row in tables[0].items():
         for b in row if a != "labels" else ():
-            pairs[f"{name_of(a)} agrees with {names.get(b) or name_of(b)}"] = [table[a][b] for table in tables]
+            pairs[f"{name_of(a)} agrees with {names.get(b) or name_of(b)}"] = [
+                table[a][b] for table in tables
+            ]
     return [f"{pair} on {np.mean(values):.3f}" for pair, values in pairs.items()]

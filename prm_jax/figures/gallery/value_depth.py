@@ -12,7 +12,11 @@ FEWEST = 50  # steps at a depth that is drawn
 
 def draw(stages: Stages) -> Drawn:
     runs = results_at(stages["steps"])[0]["runs"]
-    kinds = {name: [run_of(runs, stage) for stage in stages[kind]] for kind, name in KINDS.items() if kind in stages}
+    kinds = {
+        name: [run_of(runs, stage) for stage in stages[kind]]
+        for kind, name in KINDS.items()
+        if kind in stages
+    }
     drawn = draw_value_depth(kinds, FEWEST)
     drawn.text += "; values are the exact chances of the solver that the policy learned from"
     table = {}
@@ -22,6 +26,8 @@ def draw(stages: Stages) -> Drawn:
         table.setdefault(series, []).append(f"{row['x']:g}: {row['y']:.3f}{interval}")
     drawn.statements += [f"{series} {', '.join(cells)}" for series, cells in table.items()]
     for side, depths in runs[0]["value_depth"].items():
-        cells = (f"{d}: {depths[d]['constant']:.3f}" for d in sorted(depths, key=int) if depths[d]["n"] >= FEWEST)
+        cells = (
+            f"{d}: {depths[d]['constant']:.3f}" for d in sorted(depths, key=int) if depths[d]["n"] >= FEWEST
+        )
         drawn.statements.append(f"a constant: mean |score - value| by steps {side} {', '.join(cells)}")
     return drawn

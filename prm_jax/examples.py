@@ -8,9 +8,9 @@ import pickle
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.formats import Encoded, Format, encode
-from prm_jax.data.solutions import Packed, Solution
+from prm_jax.formats import Encoded, Format, encode
 from prm_jax.launch.config import expect
+from prm_jax.solutions import Packed, Solution
 
 CHUNK = 4096  # solutions tokenised at a time
 # Targets of each step and of each token; the value where no example stands.
@@ -28,7 +28,9 @@ class Example(Encoded):
     targets: dict[str, np.ndarray]
 
     def __post_init__(self):
-        sizes = dict.fromkeys(STEP_TARGETS, len(self.step_end_T)) | dict.fromkeys(TOKEN_TARGETS, len(self.ids_L))
+        sizes = dict.fromkeys(STEP_TARGETS, len(self.step_end_T)) | dict.fromkeys(
+            TOKEN_TARGETS, len(self.ids_L)
+        )
         for name, x_n in self.targets.items():
             if len(x_n) != sizes[name]:
                 raise ValueError(f"{name}: {len(x_n)} values for {sizes[name]} steps or tokens")
@@ -40,18 +42,24 @@ def step_weights(n: int, scheme: str) -> np.ndarray:
     return (np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
 
 
-def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last") -> Example:
+def make_example(
+    encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last"
+) -> Example:
     """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and next-token targets
     for the solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has. The outcome
     stands at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021)."""
     if objective == "orm" and outcome_at == "tokens":
-        encoded = dataclasses.replace(encoded, step_end_T=np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32))
+        encoded = dataclasses.replace(
+            encoded, step_end_T=np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32)
+        )
     n = len(encoded.step_end_T)
     unlabelled = (None,) * max(n, len(solution.steps))
     outcomes = (solution.outcome,) * n if outcome_at == "tokens" else (*unlabelled[1:], solution.outcome)
     labels = {"prm": solution.labels, "orm": outcomes, "implicit": outcomes, "lm": None}[objective]
     ratings = solution.ratings if objective == "prm" else None
-    label_T, rating_T = (np.array(values or unlabelled, np.float32)[:n] for values in (labels, ratings))  # None: NaN
+    label_T, rating_T = (
+        np.array(values or unlabelled, np.float32)[:n] for values in (labels, ratings)
+    )  # None: NaN
     return _with_targets(encoded, label_T, rating_T, objective, weights)
 
 
@@ -82,7 +90,14 @@ def _unpack(row: bytes, **options) -> Example:
 
 
 def make_examples(
-    solutions, fmt: Format, tokenizer, objective, limit=None, too_long="error", weights="uniform", outcome_at="last"
+    solutions,
+    fmt: Format,
+    tokenizer,
+    objective,
+    limit=None,
+    too_long="error",
+    weights="uniform",
+    outcome_at="last",
 ):
     """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut). A solution of more
     than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last steps
@@ -95,7 +110,10 @@ def make_examples(
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
     solutions = iter(solutions)
     chunks = iter(lambda: list(itertools.islice(solutions, CHUNK)), [])
-    rows = (zip(c, encode(fmt, tokenizer, [(s.problem, s.steps) for s in c], end=objective == "lm")) for c in chunks)
+    rows = (
+        zip(c, encode(fmt, tokenizer, [(s.problem, s.steps) for s in c], end=objective == "lm"))
+        for c in chunks
+    )
     for solution, encoded in itertools.chain.from_iterable(rows):
         if limit is not None and len(encoded.ids_L) > limit:
             if too_long == "error":
@@ -119,4 +137,8 @@ def make_examples(
 def truncate(encoded: Encoded, limit: int) -> Encoded | None:
     """The sequence up to the last step that ends within `limit` tokens; None if no step does."""
     n = int((encoded.step_end_T < limit).sum())
-    return Encoded(encoded.ids_L[: encoded.step_end_T[n - 1] + 1], encoded.step_end_T[:n], encoded.start) if n else None
+    return (
+        Encoded(encoded.ids_L[: encoded.step_end_T[n - 1] + 1], encoded.step_end_T[:n], encoded.start)
+        if n
+        else None
+    )

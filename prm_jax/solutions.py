@@ -17,7 +17,9 @@ class Solution:
     problem: str
     steps: tuple[str, ...]
     labels: tuple[float | None, ...] | None = None  # P(step is good); None masks a step
-    ratings: tuple[int | None, ...] | None = None  # PRM800K's human -1, 0, 1 (for the ternary head); None masks a step
+    ratings: tuple[int | None, ...] | None = (
+        None  # PRM800K's human -1, 0, 1 (for the ternary head); None masks a step
+    )
     outcome: float | None = None  # P(final answer is right)
     answer: str | None = None
     id: str | None = None
@@ -29,7 +31,9 @@ class Solution:
             raise InputError("steps: found none, expected at least one")
         for name, values in (("ratings", self.ratings), ("labels", self.labels)):
             if values is not None and len(values) != len(self.steps):
-                raise InputError(f"{name}: found {len(values)} for {len(self.steps)} steps, expected one a step")
+                raise InputError(
+                    f"{name}: found {len(values)} for {len(self.steps)} steps, expected one a step"
+                )
         for index, label in enumerate(self.labels or ()):
             # A boolean column turns -100 into true: masked steps train as good ones (huggingface/trl#2127).
             hint = "; a step is masked with null" if label == -100 else ""
@@ -54,7 +58,11 @@ class Packed(Sequence):
         return len(self.rows)
 
     def __getitem__(self, i):
-        return Packed(self.pack, self.unpack, self.rows[i]) if isinstance(i, slice) else self.unpack(self.rows[i])
+        return (
+            Packed(self.pack, self.unpack, self.rows[i])
+            if isinstance(i, slice)
+            else self.unpack(self.rows[i])
+        )
 
     def __add__(self, other):
         return Packed(self.pack, self.unpack, self.rows + other.rows)
@@ -92,6 +100,12 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
 
 def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dict:
     """The native row of a solution, which `sources.load` reads back as equal; new `labels` replace ratings too."""
-    row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps), "outcome": s.outcome, "answer": s.answer}
+    row = {
+        "id": s.id,
+        "prompt": s.problem,
+        "completions": list(s.steps),
+        "outcome": s.outcome,
+        "answer": s.answer,
+    }
     row |= {"labels": s.labels, "ratings": s.ratings} if labels is None else {"labels": list(labels)}
     return row if s.task is None else row | {"task": s.task}

@@ -34,20 +34,28 @@ class Format:
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
     tokenized: Literal["apart", "lines", "together"] = "apart"  # lines: apart, and so each line of a step
-    mark: str = ""  # tokenized together: the one token that ends a separator, if that is not the whole separator
+    mark: str = (
+        ""  # tokenized together: the one token that ends a separator, if that is not the whole separator
+    )
     prefix: str = "{problem}"  # text before the first step
     number: str = ""  # put before each step that does not begin with it
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
-    bos: bool = True  # the tokenizer's beginning-of-sequence token, if any, comes first; false: it is never written
+    bos: bool = (
+        True  # the tokenizer's beginning-of-sequence token, if any, comes first; false: it is never written
+    )
     chat: bool = False  # the tokenizer's chat template writes the turns
     system: str | None = None  # chat: the system message; null: the template's own
     outcome: bool = False  # an outcome model: one score, at the text's last token, which every step gets
     strip: bool = False  # steps lose white space at both ends
     drop_separator: bool = False  # the model does not see separators, and marks are one token earlier
     shift: int = 0  # tokens by which marks move, where the authors' code reads beside the step's end
-    probe: str = ""  # the mark is where a conversation cut after the step and ended by this text would end (Eurus)
-    head: str | None = None  # of its checkpoints: a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
+    probe: str = (
+        ""  # the mark is where a conversation cut after the step and ended by this text would end (Eurus)
+    )
+    head: str | None = (
+        None  # of its checkpoints: a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
+    )
     layer: str = "score"  # last layer of that head in its checkpoints; lm_head: it has none of its own
     good: str | None = None  # head tokens, vocabulary, critic: the good verdict, one token
     bad: str | None = None  # head tokens, critic: the bad verdict, one token
@@ -68,15 +76,21 @@ class Format:
     def __post_init__(self):
         is_read = self.separator or self.probe or self.outcome or self.critic or self.name == "auto"
         expect(is_read, "format.separator", "", "a text such as '\\n' whose last token becomes the mark")
-        hint = "it has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
+        hint = (
+            "it has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
+        )
         expect("\\n" not in self.separator, "format.separator", self.separator, f"line ends: {hint}")
         expect("{problem}" in self.prefix, "format.prefix", self.prefix, "a text with {problem} in it")
         names = "between", "suffix", "drop_separator", "probe", "shift", "chat", "outcome"
-        is_allowed = self.tokenized == "together" or self.critic or not any(getattr(self, name) for name in names)
+        is_allowed = (
+            self.tokenized == "together" or self.critic or not any(getattr(self, name) for name in names)
+        )
         expected = "'together', which between, suffix, drop_separator, probe, shift, chat and outcome need"
         expect(is_allowed, "format.tokenized", self.tokenized, expected)
         verdicts = [text for text in (self.good, self.bad) if text is not None]
-        expected = "good and bad with head 'tokens' and of a critic, good with 'vocabulary', and only with them"
+        expected = (
+            "good and bad with head 'tokens' and of a critic, good with 'vocabulary', and only with them"
+        )
         n = 2 if self.critic else {"tokens": 2, "vocabulary": 1}.get(self.head, 0)
         expect(len(verdicts) == n, "format.good", verdicts, expected)
         is_ratio = (self.head == "implicit") == (self.score == "log_ratio")
@@ -122,19 +136,25 @@ def with_pad(fmt: Format, tokenizer) -> Format:
     if "{pad}" not in fmt.prefix + fmt.separator:
         return fmt
     if tokenizer.pad_token is None:
-        raise InputError(f"format={fmt.name}: separates steps by the padding token, which this tokenizer lacks")
+        raise InputError(
+            f"format={fmt.name}: separates steps by the padding token, which this tokenizer lacks"
+        )
     pad = {key: getattr(fmt, key).replace("{pad}", tokenizer.pad_token) for key in ("prefix", "separator")}
     return dataclasses.replace(fmt, **pad)
 
 
-def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False) -> list[Encoded]:
+def encode(
+    fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False
+) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training. InputError
     if the separator has no token, a mark fused with text, marks and steps differ in number, or, in a text tokenised
     together, a problem or step contains the separator."""
     if fmt.name == "auto":
         raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")
     fmt = with_pad(fmt, tokenizer)
-    has_bos = fmt.bos and not fmt.chat and tokenizer.bos_token_id is not None  # a chat template writes its own
+    has_bos = (
+        fmt.bos and not fmt.chat and tokenizer.bos_token_id is not None
+    )  # a chat template writes its own
     begin = [tokenizer.bos_token_id] if has_bos else []
     finish = [tokenizer.eos_token_id] if end else []
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
@@ -187,13 +207,17 @@ def _encode_apart(fmt: Format, tokenizer, rows):
 def _encode_together(fmt: Format, tokenizer, rows):
     """Yields (ids, marks, start) of rows, each tokenised as one text."""
     if not tokenizer.is_fast:
-        raise InputError(f"format={fmt.name}: needs a fast tokenizer, which knows where its tokens lie in the text")
+        raise InputError(
+            f"format={fmt.name}: needs a fast tokenizer, which knows where its tokens lie in the text"
+        )
     mark_id = tokenizer.encode(fmt.separator, add_special_tokens=False)[-1:]
     for problem, steps in rows:
         where = f"{problem[:60]!r}"
         for name, text in (("the problem", problem), *((f"step {t}", s) for t, s in enumerate(steps, 1))):
             if fmt.separator and fmt.separator in text:
-                raise InputError(f"{where}: {name} contains {fmt.separator!r}, which format={fmt.name} reads as a mark")
+                raise InputError(
+                    f"{where}: {name} contains {fmt.separator!r}, which format={fmt.name} reads as a mark"
+                )
         text, suffix = fmt.prefix.replace("{problem}", problem), fmt.suffix
         if fmt.outcome:
             yield _encode_outcome(fmt, tokenizer, text, steps)
@@ -216,7 +240,9 @@ def _encode_together(fmt: Format, tokenizer, rows):
             cuts = [text[:end] + probe for end, probe in zip(ends, probes, strict=True)]
             marks = [len(tokenizer.encode(cut, add_special_tokens=False)) - 1 for cut in cuts]
         else:
-            marks = [_mark(fmt, mark_id, ids, spans, end, f"{where}: step {t}") for t, end in enumerate(ends, 1)]
+            marks = [
+                _mark(fmt, mark_id, ids, spans, end, f"{where}: step {t}") for t, end in enumerate(ends, 1)
+            ]
         if fmt.drop_separator:
             dropped = {_mark(fmt, mark_id, ids, spans, first, where), *marks}
             ids = [token for i, token in enumerate(ids) if i not in dropped]
@@ -229,7 +255,10 @@ ANSWER = "<the answer stands here>"
 
 
 def as_chat(fmt: Format, tokenizer, question: str, answer: str) -> str:
-    messages = [("system", fmt.system)] * (fmt.system is not None) + [("user", question), ("assistant", answer)]
+    messages = [("system", fmt.system)] * (fmt.system is not None) + [
+        ("user", question),
+        ("assistant", answer),
+    ]
     turns = [{"role": role, "content": content} for role, content in messages]
     return conversation(fmt, tokenizer, turns, asks=False)
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import grain
 import numpy as np
 
-from prm_jax.data.examples import STEP_TARGETS, TOKEN_TARGETS, Example
-from prm_jax.data.formats import Encoded
+from prm_jax.examples import STEP_TARGETS, TOKEN_TARGETS, Example
+from prm_jax.formats import Encoded
 
 OPEN = 64  # newest rows that still take sequences: planning stays linear in their number
 
@@ -72,7 +72,9 @@ def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=
         batch_3BL[:, b, : len(row_3n[0])] = row_3n
         ends = [place_L[e.step_end_T] for e, place_L in zip(row, places_b, strict=True)]
         end_n = np.concatenate([*ends, np.zeros(0, int)])
-        end_n, slot_n = (end_n, np.arange(len(end_n))) if step_slots else np.unique(end_n, return_inverse=True)
+        end_n, slot_n = (
+            (end_n, np.arange(len(end_n))) if step_slots else np.unique(end_n, return_inverse=True)
+        )
         places.append(places_b), step_ends.append(end_n)
         slots.append(np.split(slot_n, np.cumsum([*map(len, ends)]))[:-1])
     T = step_slots or doubled(max(1, row_tokens // 16), max(map(len, step_ends)))
@@ -126,7 +128,10 @@ def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> tuple[list[list[i
     sequence goes to that one of the OPEN newest rows where it adds the fewest tokens, of several to the fullest (best fit); so
     a row holds few problems, and small ones fill the gaps of large ones."""
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
-    free, common = np.full(n, row_tokens), np.zeros(n, int)  # common: of each row's last sequence with this one
+    free, common = (
+        np.full(n, row_tokens),
+        np.zeros(n, int),
+    )  # common: of each row's last sequence with this one
     for i in depth_first(sequences):
         ids_L = sequences[i]
         # In depth-first order two sequences share what all sequences between them share.
@@ -207,7 +212,9 @@ class Plan:
         return [[i for k in pack for i in self.groups[k].indices] for pack in packs]
 
 
-def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False, together: bool = False) -> Plan:
+def make_plan(
+    examples: Sequence[Encoded], row_tokens: int, share: bool = False, together: bool = False
+) -> Plan:
     """The plan of rows with slots for 1.5 x the average density of steps, or for the largest group if more."""
     groups = make_groups(examples, row_tokens, share, together)
     _, tokens, steps = zip(*groups)
@@ -263,7 +270,9 @@ class TrainingRows:
     def drawn(self, rows: int) -> dict[str, dict[str, float]]:
         """For each source: its solutions in the first rows, their share of all, and passes over the source."""
         ends = list(itertools.accumulate(size for size, _ in self.parts.values()))
-        n = np.bincount([bisect.bisect_right(ends, k) for pack in self.packs[:rows] for k in pack], minlength=len(ends))
+        n = np.bincount(
+            [bisect.bisect_right(ends, k) for pack in self.packs[:rows] for k in pack], minlength=len(ends)
+        )
         return {
             name: {"solutions": int(n_k), "share": float(n_k / n.sum()), "passes": float(n_k / size)}
             for (name, (size, _)), n_k in zip(self.parts.items(), n, strict=True)
@@ -279,7 +288,9 @@ class TrainingRows:
         """One line with the shape and number of the rows, their padding, and the gain by shared prefixes."""
         self[0]  # plans the first epoch
         places, needed = self.ends[0] * self.plan.row_tokens, sum(group.tokens for group in self.plan.groups)
-        text = f"batches     rows of {self.plan.row_tokens} tokens, one shape; {1 - needed / places:.1%} padding"
+        text = (
+            f"batches     rows of {self.plan.row_tokens} tokens, one shape; {1 - needed / places:.1%} padding"
+        )
         longest = f", the longest solution {max(group.tokens for group in self.plan.groups):,} tokens"
         text += f"; {self.ends[0]:,} rows an epoch" + longest * (len(self.plan.groups) == len(self.examples))
         if self.plan.share:
