@@ -19,7 +19,15 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import DTYPES, base_of, open_weights, write_tensors
+from prm_jax.checkpoints.folders import (  # noqa: F401
+    DTYPES,
+    EMBEDDED,
+    SHIPPED,
+    base_of,
+    locate,
+    open_weights,
+    write_tensors,
+)
 from prm_jax.checkpoints.hf_config import GEMMAS, export_config
 from prm_jax.checkpoints.sentencepiece_file import write_tokenizer
 from prm_jax.formats import all_formats
