@@ -14,8 +14,6 @@ COMMANDS = {
     "rl": "a policy trained by rewards of its steps and answers",
     "rl.exact": "the exact expected gradient of every advantage estimator on a toy",
     "export": "a run as a Hugging Face folder",
-    "serve": "a verifier behind an HTTP address, with a page to try it",
-    "serve.compare": "the scores of one file by a checkpoint here and by vLLM",
     "figures": "a paper's figure from nothing",
     "figures.sweeps": "the table and the figure of any number of runs",
     "bench": "speed and memory, PyTorch or TRL beside it",

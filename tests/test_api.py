@@ -301,7 +301,7 @@ def test_a_command_is_run_by_its_name(words, message, monkeypatch):
 )
 def test_messages_name_a_command_that_works_in_this_folder(running, command, monkeypatch):
     monkeypatch.setattr(sys, "argv", [running])
-    assert script("evaluate") == command and command_name("serve") == "python -m prm_jax.serve"
+    assert script("evaluate") == command and command_name("rl") == "python -m prm_jax.rl"
 
 
 @pytest.mark.slow

@@ -219,7 +219,7 @@ def test_the_compiled_steps_of_eight_devices_hold_an_eighth_each(tmp_path):
         ("train.rows=3", "error: train.rows: got 3, expected a divisor of train.solutions (8)"),
         (
             "what=sleep",
-            "error: what: got 'sleep', expected train, score, sampling, accelerator, rerank, search, serve, memory",
+            "error: what: got 'sleep', expected train, score, sampling, accelerator, rerank, search, memory",
         ),
         ("peer=keras", "error: peer: got 'keras', expected null, torch, trl where what=train"),
         ("repeats=0", "error: repeats: got 0, expected at least 1"),

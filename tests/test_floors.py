@@ -18,7 +18,7 @@ FLOORS = [  # from the ground up; what is not named here is the core, flat in pr
     ("prm_jax.data", "prm_jax.tasks", "prm_jax.solutions", "prm_jax.formats", "prm_jax.examples"),
     ("prm_jax.kernels",), ("CORE",), ("prm_jax.figures",),
     ("prm_jax.checkpoints",), ("prm_jax.generate", "prm_jax.critics", "prm_jax.checkpoints.verifiers"),
-    ("prm_jax.evals", "prm_jax.rl"), ("prm_jax.bench", "prm_jax.serve", "prm_jax.checkpoints.export"),
+    ("prm_jax.evals", "prm_jax.rl"), ("prm_jax.bench", "prm_jax.checkpoints.export"),
     COMMANDS,
 ]  # fmt: skip
 

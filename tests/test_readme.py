@@ -60,9 +60,8 @@ def test_the_front_page_is_one_that_one_reads():
 
 
 COMMAND = re.compile(
-    r"(?:python (?:-m prm_jax\.)?)(train|evaluate|sampling|labeling|relabeling|rl|export|serve|serve\.compare|bench)(?:\.py)? ([^`|\n#]+)"
+    r"(?:python (?:-m prm_jax\.)?)(train|evaluate|sampling|labeling|relabeling|rl|export|bench)(?:\.py)? ([^`|\n#]+)"
 )
-CONFIGS = {"serve.compare": "compare"}
 COMMANDS = sorted(
     {
         (name, words.split(" && ")[0].strip())
@@ -84,7 +83,7 @@ def test_commands_of_the_pages_compose(name, words):
     if words.startswith("-m "):
         overrides = [x.split(",")[0] for x in overrides]  # the first job
     with hydra.initialize_config_dir(str(CONF), version_base=None):
-        hydra.compose(CONFIGS.get(name, name), overrides)
+        hydra.compose(name, overrides)
 
 
 def test_change_x_open_y_names_files_and_their_tables():

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from conftest import ROOT, call, printed
 from omegaconf import OmegaConf
-from test_serve import served
+from test_examples_serve import served
 
 from prm_jax import InputError, tasks
+from prm_jax.api import Verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
 from prm_jax.data.splits import data_config
 from prm_jax.generate import labeling, relabeling, sampling
@@ -263,8 +264,8 @@ def test_rl_rewards_what_a_function_calls_right(mine, tmp_path):
 @pytest.fixture(scope="module")
 def url():
     scorer = CheckerScorer(lambda problem, steps: tasks.step_labels(tasks.chain, problem, steps))
-    with served(scorer) as (address, _):
-        yield address
+    with served(Verifier(scorer)) as (port, _):
+        yield f"http://127.0.0.1:{port}"
 
 
 def reward_of(recipes, name, url, monkeypatch):

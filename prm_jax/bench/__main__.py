@@ -10,31 +10,28 @@ from prm_jax.bench.memory import bench_memory
 from prm_jax.bench.models import bench_sampling, bench_score, bench_train
 from prm_jax.bench.rerank import bench_rerank
 from prm_jax.bench.search import bench_search
-from prm_jax.bench.serve import bench_serve
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import modest_mesh
 
-JOBS = (bench_train, bench_score, bench_sampling, bench_accelerator, bench_rerank, bench_search, bench_serve)
+JOBS = (bench_train, bench_score, bench_sampling, bench_accelerator, bench_rerank, bench_search)
 JOBS = {job.__name__.removeprefix("bench_"): job for job in (*JOBS, bench_memory)}
 
 
 @cli.command("bench")
 def main(cfg):
-    """Measure the speed of training, scoring, sampling, search, serving and reranking, or a step's memory."""
+    """Measure the speed of training, scoring, sampling, search and reranking, or a step's memory."""
     raw_cfg, cfg = cfg, parse(cfg, BenchConfig)
     expect(cfg.what in JOBS, "what", cfg.what, ", ".join(JOBS))
     folder = run_folder.output_dir()
     mesh = None
-    if cfg.what in (*PEERS, "accelerator", "search", "serve"):
+    if cfg.what in (*PEERS, "accelerator", "search"):
         default = (
             1 if cfg.what == "sampling" else None
         )  # conf/sampling.yaml's; else that of training and scoring
         set_cpu_devices(math.prod(vars(cfg.mesh).values()) if cfg.mesh.data else default)
-        mesh = modest_mesh(
-            getattr(getattr(cfg, cfg.what), "rows", 4), cfg.mesh
-        )  # 4 rows in evaluation and the server
+        mesh = modest_mesh(getattr(getattr(cfg, cfg.what), "rows", 4), cfg.mesh)  # 4 rows in evaluation
     print(f"measuring   {cfg.what}: the table follows, after some minutes with the default sizes", flush=True)
     with run_folder.locked_run_folder(folder, raw_cfg), jax.set_mesh(mesh):
         rows = JOBS[cfg.what](cfg)

@@ -45,7 +45,6 @@ Score = keys(
 )
 Samples = keys("Samples", "prompts", "prompt_tokens", "n", "new_tokens", "rows", "repeats")
 Search = keys("Search", "problems", "width", "singles")
-Serve = keys("Serve", "requests", "candidates", "clients", "repeats")
 Rerank = keys("Rerank", "problems", "candidates", "steps", "betas", "python_trials")
 Case = keys("Case", "data", "fsdp", "tensor", model=str)
 Models = dict[str, dict[str, int]]
@@ -66,7 +65,6 @@ class BenchConfig:  # conf/bench.yaml says what each key means
     score: Score
     sampling: Samples
     search: Search
-    serve: Serve
     rerank: Rerank
     memory: Memory
     accelerator: Accelerator

@@ -237,7 +237,7 @@ def hint_at(key: str, config_name: str, words: list[str]) -> str:
 
 def command_name(config_name: str) -> str:
     """How the command that reads conf/{config_name}.yaml is started from here."""
-    module = {"sweeps": "figures.sweeps", "compare": "serve.compare"}.get(config_name, config_name)
+    module = {"sweeps": "figures.sweeps"}.get(config_name, config_name)
     return script(module) if module in ("train", "evaluate") else f"python -m prm_jax.{module}"
 
 

@@ -1,0 +1,287 @@
+"""A script that serves step scores and rankings over HTTP: copy it and edit it.
+
+    pip install starlette uvicorn
+    python -m examples.serve --checkpoint RUN               # http://127.0.0.1:8000, for this machine alone
+    PRM_JAX_TOKEN=SECRET python -m examples.serve --checkpoint RUN --host 0.0.0.0   # for others, by the token
+    curl localhost:8000/score -d '{"problem": "4 +5 *3 mod7?", "candidates": [["4+5=2", "2*3=6"], ["4+5=3"]]}'
+
+POST /score takes {"problem": TEXT, "steps": [TEXT, ...]}, {"problem": TEXT, "candidates": [STEPS, ...]} or
+{"problems": [such objects]}, each with "aggregator" if the default is not wanted. The answer has for each
+problem its `candidates`, with `probability` and `log_odds` of each step, the solution's `log_score` (in nats)
+and `weakest_step` (from 1), and its `ranking`, indices of candidates, best first. GET /health: who scores.
+
+Requests that wait are scored together. One beyond a limit below is refused by one line, {"error": TEXT}.
+Exports of prm_jax load in vLLM, which serves on more than one device.
+"""
+
+import argparse
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import hmac
+import json
+import os
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+import prm_jax
+from prm_jax import InputError
+from prm_jax.api import Verifier
+from prm_jax.data.units import probability
+from prm_jax.formats import encode
+from prm_jax.rerank import AGGREGATORS, solution_scores
+
+MOST_BYTES = 1 << 20  # of a body
+MOST_SOLUTIONS = 1024  # of a request
+MOST_CHARACTERS = 1 << 22  # of all solutions of a request, each with its problem
+MOST_TOKENS = 8192  # of a solution as the model reads it
+MOST_WAITING = 256  # requests at a time; more get a 503
+BATCH = 512  # solutions with which a batch is full
+SECONDS = 10  # in which a body must arrive
+DRAIN_SECONDS = 0.5  # for which a body that is too large is still read, so that its client sees the answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The solutions of one request, problem by problem."""
+
+    rows: list[tuple[str, tuple[str, ...]]]  # (problem, steps)
+    counts: list[int]  # solutions of each problem
+    aggregator: str
+
+
+def read_texts(value, where: str) -> tuple[str, ...]:
+    """The steps of one solution, which the body has under `where`."""
+    if not isinstance(value, list) or not value:
+        raise HTTPException(
+            400, f"{where}: got {json.dumps(value)[:60]}, expected a list of texts that is not empty"
+        )
+    for t, step in enumerate(value):
+        if not isinstance(step, str):
+            raise HTTPException(400, f"{where}[{t}]: got {json.dumps(step)[:60]}, expected a text")
+    return tuple(value)
+
+
+def read_candidates(problem, where: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The rows (problem, steps) of one problem of the body."""
+    if not isinstance(problem, dict):
+        raise HTTPException(400, f"{where or 'the body'}: got {json.dumps(problem)[:60]}, expected an object")
+    prefix = f"{where}." if where else ""
+    text = problem.get("problem")
+    if not isinstance(text, str):
+        raise HTTPException(400, f"{prefix}problem: got {json.dumps(text)[:60]}, expected a text")
+    if ("steps" in problem) == ("candidates" in problem):
+        raise HTTPException(400, f"{prefix}steps: expected either steps or candidates")
+    if "steps" in problem:
+        return [(text, read_texts(problem["steps"], f"{prefix}steps"))]
+    candidates = problem["candidates"]
+    if not isinstance(candidates, list) or not candidates:
+        raise HTTPException(400, f"{prefix}candidates: expected a list of solutions that is not empty")
+    return [(text, read_texts(steps, f"{prefix}candidates[{c}]")) for c, steps in enumerate(candidates)]
+
+
+def read_job(body: bytes, default_aggregator: str) -> Job:
+    """The job of a request's body."""
+    try:
+        fields = json.loads(body)
+    except ValueError as error:
+        raise HTTPException(400, f"the body: {error}") from None
+    if not isinstance(fields, dict):
+        raise HTTPException(400, "the body: expected a JSON object")
+    unknown = fields.keys() - {"problem", "steps", "candidates", "problems", "aggregator"}
+    if unknown:
+        raise HTTPException(400, f"{min(unknown)}: unknown field")
+    aggregator = fields.get("aggregator", default_aggregator)
+    if aggregator not in list(AGGREGATORS):
+        raise HTTPException(400, f"aggregator: expected {', '.join(AGGREGATORS)}")
+    if "problems" in fields:
+        if not isinstance(fields["problems"], list) or not fields["problems"]:
+            raise HTTPException(400, "problems: expected a list of objects that is not empty")
+        groups = [read_candidates(problem, f"problems[{p}]") for p, problem in enumerate(fields["problems"])]
+    else:
+        groups = [read_candidates(fields, "")]
+    rows = [row for group in groups for row in group]
+    if len(rows) > MOST_SOLUTIONS:
+        raise HTTPException(413, f"candidates: got {len(rows)} solutions, expected at most {MOST_SOLUTIONS}")
+    characters = sum(len(problem) + sum(map(len, steps)) for problem, steps in rows)
+    if characters > MOST_CHARACTERS:
+        raise HTTPException(
+            413, f"candidates: got {characters} characters, expected at most {MOST_CHARACTERS}"
+        )
+    return Job(rows, [len(group) for group in groups], aggregator)
+
+
+async def read_body(request: Request) -> bytes:
+    """The body. One that is too large is refused as soon as its header says so, or that much has arrived."""
+    declared, stream, body = int(request.headers.get("content-length", 0)), request.stream(), bytearray()
+    try:
+        async with asyncio.timeout(SECONDS):
+            while max(declared, len(body)) <= MOST_BYTES:
+                part = await anext(stream, None)
+                if part is None:
+                    return bytes(body)
+                body += part
+    except (TimeoutError, ClientDisconnect):
+        raise HTTPException(408, f"the body: only {len(body)} bytes arrived in {SECONDS} s") from None
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for _ in stream:
+                pass
+    raise HTTPException(413, f"the body: expected at most {MOST_BYTES} bytes")
+
+
+class Batcher:
+    """Scores the jobs of all requests that wait, in one thread, as one batch."""
+
+    def __init__(self, verifier: Verifier):
+        self.verifier = verifier
+        self.waiting: asyncio.Queue[tuple[Job, asyncio.Future]] = asyncio.Queue()
+        self.thread = concurrent.futures.ThreadPoolExecutor(1)
+        self.batches = 0  # scored so far
+
+    async def submit(self, job: Job) -> list[np.ndarray]:
+        """The log-odds of each solution's steps."""
+        answer = asyncio.get_running_loop().create_future()
+        self.waiting.put_nowait((job, answer))
+        return await answer
+
+    async def run(self):
+        """Scores batches for ever."""
+        while True:
+            batch = [await self.waiting.get()]
+            while not self.waiting.empty() and sum(len(job.rows) for job, _ in batch) < BATCH:
+                batch.append(self.waiting.get_nowait())
+            results = await self.score([job for job, _ in batch])
+            self.batches += 1
+            for result, (_, answer) in zip(results, batch, strict=True):
+                if answer.done():  # its request was cancelled
+                    continue
+                if isinstance(result, BaseException):
+                    answer.set_exception(result)
+                else:
+                    answer.set_result(result)
+
+    async def score(self, jobs: list[Job]) -> list[list[np.ndarray] | BaseException]:
+        """The log-odds of each job's solutions. After an error each is scored alone, with its own error."""
+        loop = asyncio.get_running_loop()
+        scoring = loop.run_in_executor(self.thread, self.log_odds, jobs)
+        [result] = await asyncio.gather(scoring, return_exceptions=True)
+        if not isinstance(result, BaseException):
+            return result
+        if len(jobs) == 1:
+            return [result]
+        return [(await self.score([job]))[0] for job in jobs]
+
+    def log_odds(self, jobs: list[Job]) -> list[list[np.ndarray]]:
+        """The log-odds of each step of each solution of each job."""
+        rows = [row for job in jobs for row in job.rows]
+        self.check_tokens(rows)
+        scores = iter(self.verifier.log_odds([problem for problem, _ in rows], [steps for _, steps in rows]))
+        return [[next(scores) for _ in job.rows] for job in jobs]
+
+    def check_tokens(self, rows: list[tuple[str, tuple[str, ...]]]):
+        """Refuses a solution with too many tokens, where the verifier, or a member of it, has a tokenizer."""
+        for member in getattr(self.verifier.scorer, "members", [self.verifier.scorer]):
+            if not hasattr(member, "tokenizer"):
+                continue
+            longest = max(len(encoded.ids_L) for encoded in encode(member.format, member.tokenizer, rows))
+            if longest > MOST_TOKENS:
+                raise HTTPException(
+                    413, f"steps: got a solution of {longest} tokens, expected at most {MOST_TOKENS}"
+                )
+
+
+def describe(job: Job, scores: list[np.ndarray]) -> list[dict]:
+    """The answer's problems, from the log-odds of each solution's steps."""
+    log_score_N = solution_scores(scores, job.aggregator, rounded=True)
+    problems, start = [], 0
+    for count in job.counts:
+        candidates = []
+        for log_odds_T, log_score in zip(scores[start : start + count], log_score_N[start : start + count]):
+            candidate = {
+                "probability": probability(log_odds_T).tolist(),
+                "log_odds": log_odds_T.tolist(),
+                "log_score": float(log_score),
+                "weakest_step": int(log_odds_T.argmin()) + 1,
+            }
+            candidates.append(candidate)
+        ranking = np.argsort(-log_score_N[start : start + count], kind="stable").tolist()
+        problems.append({"candidates": candidates, "ranking": ranking})
+        start += count
+    return problems
+
+
+def make_app(verifier: Verifier, token: str | None, hosts: list[str]) -> Starlette:
+    """The application. Without a token requests must name one of `hosts`: no page of another site can ask."""
+    batcher, scorer = Batcher(verifier), verifier.scorer
+    about = {"model": scorer.name, "unit": scorer.unit, "label_kind": scorer.label_kind}
+
+    async def score(request: Request) -> JSONResponse:
+        sent = request.headers.get("authorization", "").encode()
+        if token and not hmac.compare_digest(sent, f"Bearer {token}".encode()):  # in constant time
+            raise HTTPException(401, "authorization: expected `Bearer` and the server's token")
+        job = read_job(await read_body(request), verifier.aggregator)
+        scores = await batcher.submit(job)
+        return JSONResponse(about | {"aggregator": job.aggregator, "problems": describe(job, scores)})
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse(about | {"status": "ok", "aggregator": verifier.aggregator})
+
+    async def refuse(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, error.status_code, {"connection": "close"})
+
+    async def refuse_input(request: Request, error: InputError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 400)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app):
+        task = asyncio.create_task(batcher.run())
+        yield
+        task.cancel()
+
+    app = Starlette(
+        routes=[Route("/score", score, methods=["POST"]), Route("/health", health)],
+        exception_handlers={HTTPException: refuse, InputError: refuse_input},
+        middleware=[] if token else [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        lifespan=lifespan,
+    )
+    app.state.batcher = batcher
+    return app
+
+
+def make_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            app, host, port, log_level="warning", limit_concurrency=MOST_WAITING, server_header=False
+        )
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoint", help="as in evaluate.py; the newest finished run if it is left out")
+    parser.add_argument("--format", default="auto", help="of a Hugging Face checkpoint")
+    parser.add_argument("--aggregator", choices=AGGREGATORS, help="where a request names none")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    args = parser.parse_args()
+    verifier = prm_jax.load(args.checkpoint, args.format, args.aggregator)
+    token = os.environ.get("PRM_JAX_TOKEN")
+    if not token and args.host not in ("127.0.0.1", "localhost"):
+        print("warning: PRM_JAX_TOKEN is not set, so everyone who reaches this address may use it")
+    print(f"{verifier.scorer.name} at http://{args.host}:{args.port}", flush=True)
+    app = make_app(verifier, token, ["localhost", "127.0.0.1", args.host])
+    make_server(app, args.host, args.port).run()
+
+
+if __name__ == "__main__":
+    main()
