@@ -1,9 +1,10 @@
 """Evaluates verifiers: each task writes results.json (every number behind every figure), report.txt and figures/*.png.
 
-A task is one file of conf/task (its keys) and one of prm_jax/evals: `Config` parses its keys (`needs_checkpoint`: is a
-verifier needed, true by default), `run` returns its numbers, `show` prints them, and `figures(results, folder)` draws.
+A task is one class (prm_jax/evals/task.py): best_of_n is BestOfN of prm_jax/evals/best_of_n.py, its keys are
+conf/task/best_of_n.yaml.
 """
 
+import contextlib
 import dataclasses
 import importlib
 
@@ -11,16 +12,8 @@ import prm_jax  # isort: skip  # noqa: F401 (first, since it hears Ctrl-C during
 import jax
 from omegaconf import OmegaConf
 
-from prm_jax.evals.common import (
-    EvaluateConfig,
-    Setup,
-    check_data,
-    check_inputs,
-    checkpoints,
-    trained,
-    write_report,
-)
-from prm_jax.evals.sentences import sentences
+from prm_jax.evals.setup import EvaluateConfig, Setup, check_data, check_inputs
+from prm_jax.evals.verifiers import checkpoints, trained
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import start_command, writable_folder
@@ -32,38 +25,36 @@ ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read by the comman
 
 
 @cli.command("evaluate")
-def main(cfg):
+def main(cfg) -> float | None:
     """Evaluate verifiers by a task of conf/task: step metrics, best-of-N, search, benchmarks, your own solutions."""
     folder, cfg, resumes = start_command(cfg)
     folder = writable_folder(folder)
     check_data(cfg)
-    task = importlib.import_module(f"prm_jax.evals.{cfg.task}")
+    Task = vars(importlib.import_module(f"prm_jax.evals.{cfg.task}"))[cfg.task.title().replace("_", "")]
     common = parse(OmegaConf.masked_copy(cfg, COMMON), EvaluateConfig)
-    task_cfg = parse(cfg, task.Config, elsewhere=(*COMMON, *ELSEWHERE))
+    task = Task(parse(cfg, Task.Config, elsewhere=(*COMMON, *ELSEWHERE)))
     common = dataclasses.replace(common, dtype=choose_dtype(common.dtype))
-    names = checkpoints(common, getattr(task_cfg, "needs_checkpoint", True))
+    names = checkpoints(common, task.needs_checkpoint)
     if not resumes:
         cfg.checkpoint = names or None  # a resumed evaluation must not find another newest run
     mesh = make_mesh(common.mesh, common.batch.rows)
     with run_folder.locked_run_folder(folder, cfg, resumes), jax.set_mesh(mesh):
         (folder / "figures").mkdir(exist_ok=True)
         files = check_inputs(folder, cfg)
-        results = task.run(Setup(common, names, cfg.data, folder, files), task_cfg)
+        results = task.run(Setup(common, names, cfg.data, folder, files))
         results |= {"task": cfg.task, "seed": common.seed} | run_folder.made_by(folder)
     if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # each run or scorer has its own
         results["trained"] = trained(names[0])
     run_folder.write_json(folder / "results.json", results)
-    write_report(folder / "report.txt", task, results)
+    with (folder / "report.txt").open("w") as report, contextlib.redirect_stdout(report):
+        task.show(results)
+        task.detail(results)
     task.show(results)
     print(f"results     {folder / 'results.json'}; every table as text: report.txt")
-    paths = (
-        task.figures(results, folder / "figures")
-        if jax.process_index() == 0 and hasattr(task, "figures")
-        else ()
-    )
+    paths = task.figures(results, folder / "figures") if jax.process_index() == 0 else []
     if paths:
         print(f"figures     {folder / 'figures'}: {', '.join(path.name for path in paths)}")
-    print("".join(f"{line}\n" for line in sentences(results)), end="")
+    return task.metric(results)
 
 
 if __name__ == "__main__":

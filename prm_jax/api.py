@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.units import UNITS, probability
-from prm_jax.evals.common import check_there
+from prm_jax.evals.verifiers import check_there
 from prm_jax.formats import read_format
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import CONF, ROOT, expect, parse

@@ -333,7 +333,7 @@ def test_two_scorers_are_compared_on_the_screen(capsys):
         c.steps, c.answer, c.correct, True, {"a": c.step_scores["a"], "b": c.step_scores["a"]}
     )
     pool = [Problem(p.id, p.problem, "1", tuple(map(two, p.candidates))) for p in POOL]
-    best_of_n_task.show(drawable(measured(pool, scorers=("a", "b"))))
+    best_of_n_task.BestOfN().show(drawable(measured(pool, scorers=("a", "b"))))
     out = capsys.readouterr().out
     assert "  a.prod.best_of_n - b.prod.best_of_n: +0.0000 [0.0000, 0.0000] p=1.000" in out
     assert "a, weighted vote" in out and "majority:" not in out
@@ -390,7 +390,7 @@ def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys, 
         mean, sd = (a + b) / 2, abs(a - b) / 2**0.5
         expected = {"median": mean, "lowest": min(a, b), "highest": max(a, b), "mean": mean, "sd": sd}
         assert group["spread"][name] == pytest.approx(expected)
-    best_of_n_task.show(results)
+    best_of_n_task.BestOfN().show(results)
     out = capsys.readouterr().out
     shown = "".join(f"{x:10.4f}" for x in group["spread"]["best_of_4"].values())
     assert "over seeds  2 of prm " in out and shown in re.search(r"  best_of_4( .*)", out)[1]

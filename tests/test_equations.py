@@ -28,7 +28,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.equations import equations, verdict
 from prm_jax.data.sources import load
-from prm_jax.evals import common
+from prm_jax.evals import verifiers
 from prm_jax.scorers import CERTAIN, LIKELY, EquationScorer
 
 RIGHT = r"""
@@ -387,5 +387,5 @@ def test_verifier_scores_each_step_by_itself():
     assert score_T.dtype == np.float32
     np.testing.assert_array_equal(score_T, np.float32([-CERTAIN, LIKELY, 0]))
     named = SimpleNamespace(which="best", checkpoint=["equations"])
-    assert common.checkpoints(named, needed=True) == ["equations"]
+    assert verifiers.checkpoints(named, needed=True) == ["equations"]
     assert open_verifier("equations", OpenOptions()) == scorer

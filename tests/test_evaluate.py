@@ -3,7 +3,6 @@
 import importlib
 import itertools
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +18,7 @@ from prm_jax.data import sources
 from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.evals import processbench, steps
-from prm_jax.evals.common import new_name
-from prm_jax.evals.sentences import sentences
+from prm_jax.evals.verifiers import new_name
 from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, parse
@@ -247,16 +245,10 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     first = sorted((tmp_path / "out/figures").iterdir())
     results = run_folder.read_json(tmp_path / "out/results.json")
     (tmp_path / "again").mkdir()
-    again = sorted(importlib.import_module(f"prm_jax.evals.{task}").figures(results, tmp_path / "again"))
+    task_class = vars(importlib.import_module(f"prm_jax.evals.{task}"))[task.title().replace("_", "")]
+    again = sorted(task_class().figures(results, tmp_path / "again"))
     assert [path.name for path in again] == [path.name for path in first] != []
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in first]
-
-
-def test_an_evaluation_that_declares_no_figures_draws_none():
-    tasks = {path.stem for path in CONF.glob("task/*.yaml")}
-    modules = {task: importlib.import_module(f"prm_jax.evals.{task}") for task in tasks}
-    drawn = {task for task, module in modules.items() if hasattr(module, "figures")}
-    assert drawn >= set(DRAWN) and not drawn & {"mining", "solutions"}
 
 
 def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_path):
@@ -324,58 +316,15 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
 def test_labels_of_another_kind_than_the_verifier_learned_are_said(capsys):
     run = {"verifier": "v", "objective": "prm", "label_kind": "correctness", "data": {"label_kind": "value"}}
     numbers = dict.fromkeys(steps.METRICS, 0.5) | {"n_solutions": 3, "n_steps": 9, "mean_of": 1}
-    steps.show(numbers | {"runs": [run]})
+    steps.Steps().show(numbers | {"runs": [run]})
     out = capsys.readouterr().out
     assert "the verifier learned correctness labels and is measured on value labels" in out
     assert "9 labelled steps (value labels)" in out
-    steps.show(numbers | {"runs": [run | {"label_kind": "value"}]})
-    steps.show(
+    steps.Steps().show(numbers | {"runs": [run | {"label_kind": "value"}]})
+    steps.Steps().show(
         numbers | {"step_auroc": 0.0, "runs": [run | {"label_kind": "value"}]}
     )  # no policy to compare with
     assert "learned" not in capsys.readouterr().out
-
-
-def test_three_plain_sentences():
-    """Literally, of a pool and of steps; null is nan."""
-    test = {"a": "prm.min.best_of_n", "b": "majority", "n": 4, "difference": 0.25, "interval": [0.1, 0.4]}
-    pool = {"oracle": {"4": 0.9}, "n_candidates": 4, "n_problems": 20, "mean": 0.3, "majority": {"4": 0.5}}
-    pool |= {
-        "headline": {"prm": "min"},
-        "verifiers": {},
-        "scorers": {"prm": {"min": {"best_of_n": {"4": 0.75}}}},
-    }
-    assert sentences(pool | {"differences": [test | {"n": 2}, test]}) == [
-        (
-            "solved      By the min of its step scores prm chooses a right answer to 75.0% of 20 problems from 4 samples each, where one "
-            "sample has 30.0%."
-        ),
-        "against     The majority vote has 50.0% (+25.0 points for the choice, 95 % interval +10.0 to +40.0); a perfect choice 90.0%.",
-        "blind       It chooses a wrong answer to 15.0% of the problems though a right one is there.",
-    ]
-    one_problem = [test | {"interval": [math.nan, math.nan]}]
-    assert "(+25.0 points for the choice); a" in sentences(pool | {"differences": one_problem})[1]
-    run = {
-        "objective": "prm",
-        "verifier": "x",
-        "step_auroc": 0.9,
-        "n_steps": 7,
-        "first_error_accuracy_error": 0.75,
-    }
-    run["first_error_accuracy_clean"] = 0.9
-    kinds = {"a": {"n": 10, "missed": 0.1}, "b": {"n": 10, "missed": 0.5}, "c": {"n": 1, "missed": 1.0}}
-    steps = {"threshold": 0.5, "runs": [run]}
-    solved = "solved      The scores of x tell right steps from wrong ones with an AUROC of 0.900 (7 steps)."
-    blind = "blind       It does not find the first wrong step of 25.0% of the solutions that have one; sees one in 10.0% of the others."
-    assert sentences(steps) == [solved, blind]
-    run["first_error_accuracy_clean"] = math.nan
-    assert sentences(steps) == [solved, blind.replace("; sees one in 10.0% of the others", "")]
-    run |= {"errors": {"kinds": kinds}, "baselines": {"length": 0.5, "position": 0.6}}
-    assert sentences(steps)[1:] == [
-        "against     The best AUROC of what was never taught to verify is 0.600 (position).",
-        "blind       It takes 33.3% of the first wrong steps for right, most of them of the kind b (50% of 10).",
-    ]
-    assert sentences(steps | {"runs": [run | {"step_auroc": math.nan}]}) == []
-    assert sentences({"threshold": 0.5, "drawn": []}) == sentences({"verifiers": []}) == []
 
 
 def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_path):

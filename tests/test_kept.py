@@ -20,7 +20,7 @@ from prm_jax.checkpoints import export, hf, hf_config, orbax
 from prm_jax.data import grading
 from prm_jax.data.pools import Candidate, Problem, write_pool
 from prm_jax.data.questions import Question
-from prm_jax.evals import common, search
+from prm_jax.evals import search, verifiers
 from prm_jax.evals.calibration import parameters_of
 from prm_jax.figures import pipeline
 from prm_jax.figures.records import read_records
@@ -257,7 +257,7 @@ def test_readers_of_state_refuse_any_other_content_in_one_line(content, tmp_path
     readers = {
         "DONE": stage.record,
         "a-y/stage.json": lambda: pipeline.changed_keys(stage),
-        "data.json": lambda: common.trained_on(str(run), SimpleNamespace(fingerprints={}), []),
+        "data.json": lambda: verifiers.trained_on(str(run), SimpleNamespace(fingerprints={}), []),
     }
     if not is_object:
         readers |= {

@@ -159,8 +159,8 @@ def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(m
 
 
 def test_task_takes_any_aggregator_and_beta_and_draws_the_arg_max(tmp_path):
-    results = task.run(None, task.Config(task.WitnessConfig("max", 0.0, 9, 5)))
-    (*_, page) = task.figures(results | {"versions": {"commit": "0"}}, tmp_path)
+    results = task.Witness(task.Config(task.WitnessConfig("max", 0.0, 9, 5))).run(None)
+    (*_, page) = task.Witness().figures(results | {"versions": {"commit": "0"}}, tmp_path)
     # clean and slip have the same best step: they share by the reference
     assert results["policies"]["process"] == pytest.approx([0.30 / 0.58, 0, 0.28 / 0.58, 0], abs=1e-9)
     assert results["policies"]["hacked"] == [0, 1, 0, 0]

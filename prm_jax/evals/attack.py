@@ -21,7 +21,9 @@ from prm_jax.data import sources
 from prm_jax.data.edits import EDITS, KEEPS_VERDICT, TEXT_EDITS, edited
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import token_search
-from prm_jax.evals.common import Setup, data_of, describe, interval_of, one_scorer, plus_minus
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.tables import interval_of, plus_minus
+from prm_jax.evals.verifiers import data_of, describe, one_scorer
 from prm_jax.figures.attack import QUANTITIES, SHOWN
 from prm_jax.figures.attack import attack_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool

@@ -18,7 +18,8 @@ from prm_jax.data.rows import field, optional, read_rows, require, row_place
 from prm_jax.data.sources import load_placed
 from prm_jax.data.splits import Files
 from prm_jax.data.units import UNITS, as_probability, probability
-from prm_jax.evals.common import Setup, describe, one_scorer
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.verifiers import describe, one_scorer
 from prm_jax.launch import cli
 from prm_jax.launch.config import Share, expect, one_of, parse
 from prm_jax.scoring import score_into
@@ -37,10 +38,6 @@ class Config:
     threshold: Share
     scores_file: str | None
     scores_unit: Annotated[str, one_of(UNITS)]
-
-    @property
-    def needs_checkpoint(self) -> bool:
-        return self.scores_file is None
 
 
 @dataclasses.dataclass(frozen=True)

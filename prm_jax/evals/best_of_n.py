@@ -1,15 +1,18 @@
 """task=best_of_n: selection and vote curves of a pool under stored step scores or verifiers that score it now."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated
 
 from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
-from prm_jax.evals import biases, common, pool_metrics, trace_error
-from prm_jax.evals.common import Setup, data_of, describe, new_name, open_scorer, plus_minus, trained
+from prm_jax.evals import biases, pool_metrics, tables, trace_error
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
-from prm_jax.figures.best_of_n import best_of_n_figures as figures  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.tables import plus_minus
+from prm_jax.evals.task import Task
+from prm_jax.evals.verifiers import data_of, describe, new_name, open_scorer, own_runs, trained
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, expect
@@ -38,11 +41,6 @@ class Config(pool_metrics.Rules):
     split_by: str | None
     checker: Annotated[str, checker_of(grading.RULES)] | None
     fresh: FreshPool
-    lower_bound: str | None = None
-
-    @property
-    def needs_checkpoint(self) -> bool:
-        return self.input is None
 
 
 def run(setup: Setup, cfg: Config) -> dict:
@@ -75,10 +73,8 @@ def run(setup: Setup, cfg: Config) -> dict:
             f"note        {pool.n_repeated} problems have the text of an earlier one; intervals take them for others"
         )
     scorers, verifiers = chosen_scores(cfg.scores, list(pool.scores), bool(setup.checkpoints)), {}
-    lower_bounds = chosen_scores(cfg.lower_bound, list(pool.scores), True, "lower_bound")
     if setup.checkpoints:
-        problems, verifiers, scored_now = score_pool(setup, cfg, problems)
-        lower_bounds += scored_now
+        problems, verifiers = score_pool(setup, cfg, problems)
         pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
         pool = pool_arrays(problems, groups, exact_labels)
         print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
@@ -92,8 +88,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         )
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
     value = outcome + [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
-    others = {"ensembles": with_members(verifiers), "lower_bounds": lower_bounds}
-    results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome, **others)
+    results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome)
     results |= {
         "pool": source,
         "grading": grading_counts,
@@ -103,10 +98,8 @@ def run(setup: Setup, cfg: Config) -> dict:
     return results | {"over_seeds": over_seeds(results, verifiers)}
 
 
-def chosen_scores(
-    scores: str | list | None, stored: list[str], scores_now: bool, key: str = "scores"
-) -> list[str]:
-    """The stored scores that a key names: all by default, or none where a checkpoint scores now."""
+def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool) -> list[str]:
+    """The stored scores that the key names: all by default, or none where a checkpoint scores now."""
     if scores is None:
         return [] if scores_now else list(stored)
     names = (
@@ -114,14 +107,17 @@ def chosen_scores(
     )
     for name in names:
         expect(
-            name in stored, key, name, f"step scores that every candidate has: {', '.join(stored) or 'none'}"
+            name in stored,
+            "scores",
+            name,
+            f"step scores that every candidate has: {', '.join(stored) or 'none'}",
         )
     return list(names)
 
 
 def fresh_pool(setup: Setup, cfg: Config):
     """(fresh solutions of unseen problems of the first run's task, the exact labels of their steps, the data)."""
-    data_cfg, _ = data_of(setup, next(iter(setup.runs), setup.checkpoints[0]))
+    data_cfg, _ = data_of(setup, next(iter(own_runs(setup)), setup.checkpoints[0]))
     if not isinstance(data_cfg, TaskData):
         raise InputError(f"input: the data {data_cfg.name} cannot draw candidates; name a pool, input=FILE")
     seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics
@@ -132,13 +128,12 @@ def fresh_pool(setup: Setup, cfg: Config):
 
 
 def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
-    """(the pool with the step scores of every verifier and the lower bounds of those that have some, {name of the
-    scores: their verifier}, the names of the bounds)."""
+    """(the pool with the step scores of every verifier, {name of the scores: their verifier})."""
     n = len(setup.checkpoints)
     expect(
         cfg.scores_name is None or n == 1, "scores_name", cfg.scores_name, f"null where {n} verifiers score"
     )
-    verifiers, lower_bounds, total = {}, [], sum(len(problem.candidates) for problem in problems)
+    verifiers, total = {}, sum(len(problem.candidates) for problem in problems)
 
     def scored(scorer, name):
         path = setup.folder / f"pool_scores_{name}.jsonl"
@@ -153,19 +148,7 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
         name = new_name(cfg.scores_name, scorer, taken)
         problems = scored(scorer, name)
         verifiers[name] = describe(scorer) | trained(checkpoint)
-        for bound in common.bounds_of(scorer)[:1]:
-            lower_bounds.append(new_name(f"{name}_lower", bound, taken))
-            problems = scored(bound, lower_bounds[-1])
-    return problems, verifiers, lower_bounds
-
-
-def with_members(verifiers: dict) -> list[tuple[str, list[str]]]:
-    """(ensemble, its members) of each ensemble whose members score the pool alone, too."""
-    names, pairs = {x["verifier"]: name for name, x in verifiers.items()}, []
-    for ensemble, x in verifiers.items():
-        members = [names.get(member["verifier"]) for member in x.get("members", ())]
-        pairs += [(ensemble, members)] if members and all(members) else []
-    return pairs
+    return problems, verifiers
 
 
 def over_seeds(results: dict, verifiers: dict) -> list[dict]:
@@ -179,7 +162,7 @@ def over_seeds(results: dict, verifiers: dict) -> list[dict]:
         columns = [("best", "best_of_n", n) for n in dict.fromkeys([*sizes[2::2], sizes[-1]])]
         rules = {"best_with_policy": "with_policy", "weighted_vote": "weighted_vote"}
         columns += [(name, rule, sizes[-1]) for name, rule in rules.items() if rule in tables[0]]
-        numbers = {f"{name}_of_{n}": common.spread([x[rule][n] for x in tables]) for name, rule, n in columns}
+        numbers = {f"{name}_of_{n}": tables.spread([x[rule][n] for x in tables]) for name, rule, n in columns}
         rows.append({"setting": setting, "scorers": scorers, "spread": numbers})
     return rows
 
@@ -194,14 +177,13 @@ def show(results: dict):
             f"note        {n} candidates repeat the problem in their first step: length is compared apart among them"
         )
     if n := results["graded_both_ways"]:
-        vote = f"all right ones as one answer {results[pool_metrics.RIGHT_AS_ONE][N]:.4f} ({pool_metrics.RIGHT_AS_ONE})"
         print(
-            f"note        equal answers are graded right and wrong, {n} of them; votes take them as equal; {vote}"
+            f"note        {n} answers are graded right and wrong, as equal as their texts are: votes take them so"
         )
     show_curves(results)
     for group in results.get("over_seeds", ()):
         setting = "".join(f", {key}={value}" for key, value in group["setting"].items())
-        common.show_spread(f"{len(group['scorers'])} of {group['scorers'][0]}{setting}", group["spread"])
+        tables.show_spread(f"{len(group['scorers'])} of {group['scorers'][0]}{setting}", group["spread"])
     show_selections(results, N)
 
 
@@ -227,9 +209,6 @@ def detail(results: dict):
             print(
                 f"  {name:<41} {numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}"
             )
-    for test in results["differences"]:
-        if "adaptive_by" in test["a"]:
-            print(f"  at the tokens of n = {test['n']}, {test['a']} - {test['b']}: {difference_text(test)}")
     show_aggregators(results, N)
     if "chosen" in results:
         trace_error.show(results["chosen"])
@@ -245,7 +224,7 @@ def detail(results: dict):
     names = {f"{scorer}.{aggregator}" for scorer, aggregator in headlines if few or scorer != POLICY}
     for test in tests_at(results, N):
         selections, rules = zip(*(test[side].rpartition(".")[::2] for side in "ab"), strict=True)
-        if {*selections} <= names and (few or {*rules} <= {"best_of_n", "members"}):
+        if {*selections} <= names and (few or {*rules} == {"best_of_n"}):
             print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
 
 
@@ -278,8 +257,7 @@ def show_selections(results: dict, N: str):
     within = ", ".join(f"{scorer} {auroc:.3f}" for scorer, auroc in results["outcome_auroc_within"].items())
     print(f"  AUROC of right solutions within a problem (.5 knows nothing): {within}")
     for test in tests_at(results, N):
-        of_members = test["b"].endswith(".members")  # the mean of an ensemble's
-        if {test["a"], test["b"]} == selections or of_members:
+        if {test["a"], test["b"]} <= selections:
             print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
 
 
@@ -313,3 +291,29 @@ def difference_text(test: dict) -> str:
     p = f"p={test['p']:.3f}" if test["p"] >= 0.0005 else "p<0.001"
     few = f" (problems that differ: {test['n_differ']})" if 0 < test["n_differ"] < FEW_PROBLEMS else ""
     return f"{test['difference']:+.4f} {plus_minus(test['interval'])} {p}{few}"
+
+
+class BestOfN(Task):
+    Config = Config
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        return self.cfg.input is None
+
+    def run(self, setup: Setup) -> dict:
+        return run(setup, self.cfg)
+
+    def show(self, results: dict):
+        show(results)
+
+    def detail(self, results: dict):
+        detail(results)
+
+    def figures(self, results: dict, folder: Path) -> list[Path]:
+        from prm_jax.figures.best_of_n import best_of_n_figures
+
+        return best_of_n_figures(results, folder)
+
+    def metric(self, results: dict) -> float | None:
+        scorer, aggregator = next(iter(results["headline"].items()))
+        return results["scorers"][scorer][aggregator]["best_of_n"][str(results["n_candidates"])]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax.evals.common import interval_of, plus_minus
+from prm_jax.evals.tables import interval_of, plus_minus
 from prm_jax.metrics import auroc, mean
 from prm_jax.solutions import first_error
 

@@ -17,7 +17,8 @@ from prm_jax import InputError, rerank, tasks
 from prm_jax.data.pools import Candidate, candidate_rows
 from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import TaskData
-from prm_jax.evals.common import Setup, data_of, describe, one_scorer
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.verifiers import data_of, describe, one_scorer
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect, one_of, script
 from prm_jax.scoring import score_into

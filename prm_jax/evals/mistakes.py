@@ -6,7 +6,9 @@ import numpy as np
 
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Config, Row
-from prm_jax.evals.common import Setup, interval_of, plus_minus
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.tables import interval_of, plus_minus
+from prm_jax.evals.task import Task
 from prm_jax.launch.config import expect
 from prm_jax.metrics import (
     auroc,
@@ -118,3 +120,20 @@ def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: f
         "n": len(members), "n_error": int((error != -1).sum()), "n_problems": len(np.unique(problem)),
         "n_steps": len(p_n), "n_bad_steps": int((~good_n).sum()), "numbers": numbers, "intervals": intervals,
     }  # fmt: skip
+
+
+class Mistakes(Task):
+    Config = Config
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        return self.cfg.scores_file is None
+
+    def run(self, setup: Setup) -> dict:
+        return run(setup, self.cfg)
+
+    def show(self, results: dict):
+        show(results)
+
+    def metric(self, results: dict) -> float | None:
+        return results["all"]["numbers"][results["own"][0]]

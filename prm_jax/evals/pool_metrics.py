@@ -11,7 +11,6 @@ Dimension key
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import jax
@@ -20,15 +19,13 @@ import numpy as np
 
 from prm_jax import metrics, rerank, stats, votes
 from prm_jax.data.units import UNITS
-from prm_jax.evals import biases, bounds, trace_error
+from prm_jax.evals import biases, trace_error
+from prm_jax.evals.aggregators import shown_aggregators
 from prm_jax.evals.calibration import pool_calibration
 from prm_jax.evals.pool_arrays import POLICY, Pool, log_scores
-from prm_jax.launch.config import Count, NotNegative, expect, one_of
+from prm_jax.launch.config import Count, NotNegative, one_of
 
 PLACES = 1 << 21  # steps laid out at a time, each solution padded to the longest of the pool
-# Tables and figures leave these aggregators out where nobody asks for them.
-HIDDEN_BY_DEFAULT = ("max", "sum_logit", "weighted", "softmin")
-RIGHT_AS_ONE = "majority_right_as_one"
 # From the arg max to the reference: solution scores are a few nats apart, seldom less than a thousandth.
 BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
 
@@ -52,17 +49,6 @@ class Rules:
     def counts(self) -> str:
         """What a winning group of votes counts, a name of votes.COUNTS."""
         return self.vote_counts or ("first" if self.ties == "first" else "mean")
-
-
-def shown_aggregators(names: str | list | None, headlines: Iterable[str] = ()) -> list[str]:
-    """The aggregators of tables and figures: `names`, or `all`, by default without HIDDEN_BY_DEFAULT; and headlines."""
-    if names is None:
-        names = [name for name in rerank.AGGREGATORS if name not in HIDDEN_BY_DEFAULT]
-    names = rerank.AGGREGATORS if names == "all" else [names] if isinstance(names, str) else names
-    for name in names:
-        expected = f"all, null, or names of {', '.join(rerank.AGGREGATORS)}"
-        expect(name in rerank.AGGREGATORS, "aggregators", name, expected)
-    return [name for name in rerank.AGGREGATORS if name in {*names, *headlines}]
 
 
 def solution_scores(pool: Pool, name: str, unit: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -120,25 +106,6 @@ class Values:
         self.add_drawn_votes(("majority",))
         return f"mean of {rules.vote_draws} random subsets"
 
-    def add_majority_as_graded(self) -> int:
-        """Where equal answers are graded both right and wrong, so that their texts are not what was graded, adds the vote
-        with all right ones as one answer; returns how many answers are graded so."""
-        answer_PN, is_right_PN = self.pool.answer_PN, self.pool.right_PN > 0
-        if answer_PN is None:
-            return 0
-        place_PN = answer_PN + self.N * np.arange(len(answer_PN))[:, None]
-        mixed = len(np.intersect1d(place_PN[is_right_PN], place_PN[(answer_PN >= 0) & ~is_right_PN]))
-        if mixed:
-            key_PN = np.where(is_right_PN, self.N, answer_PN)
-            one_PN = np.stack([np.unique(key_N, return_inverse=True)[1] for key_N in key_PN])
-            weight_PN = votes.vote(
-                np.where(answer_PN < 0, -1, one_PN), ties=self.rules.ties, counts=self.rules.counts
-            )
-            self.value[RIGHT_AS_ONE,] = {
-                self.N: np.asarray(rerank.expectation(weight_PN, self.pool.right_PN), float)
-            }
-        return mixed
-
     def add_scorer(
         self, scorer: str, score_PN: dict[str, np.ndarray], golds: dict[str, np.ndarray], headline: str
     ):
@@ -158,17 +125,6 @@ class Values:
                 value_P = np.asarray(rerank.expectation(weight_PN, pool.right_PN), float)
                 self.value[*path, "weighted_vote"] = {self.N: value_P}
 
-    def add_adaptive(self, path: tuple, score_PN, bound: str) -> dict[int, float]:
-        """Adds best of n with N a problem by the lower bounds `bound`; returns the targets."""
-        lower_PN = bounds.first_bounds(self.pool, bound, self.pool.unit(bound, self.rules.scores_unit))
-        arguments = self.pool, score_PN, lower_PN, self.sizes, self.rules.vote_draws, self.seed
-        made, targets = bounds.adaptive_best_of_n(*arguments)
-        if made:
-            self.value[*path, f"adaptive_by_{bound}"] = made
-        else:
-            print(f"note        {bound}: pools of {self.N} are too small to choose N a problem")
-        return targets
-
     def add_with_policy(self, path: tuple, score_PN):
         """Adds best of n by score + w log p (`rerank.with_reference`); where votes stand in for the policy, which are
         those of the whole pool, at its size alone."""
@@ -183,12 +139,6 @@ class Values:
             self.add_curve(path, best_Pn)
         else:
             self.value[path] = {self.N: best_Pn[:, 0]}
-
-    def add_members(self, scorer: str, members: list[str], headline: dict[str, str]):
-        """Adds the mean of an ensemble's members, each by best of n of its own headline selection."""
-        solved = [self.value["scorers", name, headline[name], "best_of_n"] for name in members]
-        mean = {n: np.mean([by_size[n] for by_size in solved], 0) for n in self.sizes}
-        self.value["scorers", scorer, headline[scorer], "members"] = mean
 
     def tables(self) -> dict:
         """{"oracle": {n: mean}, "scorers": {scorer: {aggregator: ...}}}: beside RULE its RULE_interval, RULE_band,
@@ -223,22 +173,12 @@ class Values:
         return [{"a": name[a], "b": name[b], "n": n, **test} for (a, b, n), test in tests]
 
 
-def pool_results(
-    pool: Pool,
-    scorers,
-    rules: Rules,
-    seed: int,
-    value_scorers=(),
-    outcome_scorers=(),
-    ensembles=(),
-    lower_bounds=(),
-) -> dict:
+def pool_results(pool: Pool, scorers, rules: Rules, seed: int, value_scorers=(), outcome_scorers=()) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n. Where the
     pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is trace_error.py's part, and
     step scores are calibrated against them. Without labels, and for `value_scorers`, which estimate chances of success,
     they are calibrated against the outcome of a step's solution. `outcome_scorers` have learned the outcome at the last
-    step, so their headline aggregator is `last`. ensembles: (scorer, its members, which are scorers too); `members` is
-    then the mean of these. lower_bounds: step scores that choose N of a problem."""
+    step, so their headline aggregator is `last`."""
     by_objective = dict.fromkeys(outcome_scorers, "last") | {
         POLICY: "prod"
     }  # log p of a text is a sum over its steps
@@ -246,20 +186,16 @@ def pool_results(
     golds = {"best_of_n": pool.right_PN} | ({"trace": trace_error.right_traces(pool)} if pool.labels else {})
     values = Values(pool, rules, seed)
     values.add_curve(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN, values.mask_PN))
-    majority_rule, mixed = values.add_majority(), values.add_majority_as_graded()
+    majority_rule = values.add_majority()
     ended_n = pool.finished_n
     problem_n, right_n = np.argwhere(pool.present_PN)[ended_n, 0], pool.right_PN[pool.present_PN][ended_n]
     group_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
-    units, zero_scores, best_PN, reward_kl, calibrations, correlations, within, targets = (
-        {} for _ in range(8)
-    )
+    units, zero_scores, best_PN, reward_kl, calibrations, correlations, within = ({} for _ in range(7))
     for scorer, aggregator in headline.items():
         units[scorer] = pool.unit(scorer, rules.scores_unit)
         score_PN, is_zero_PN = solution_scores(pool, scorer, units[scorer])
         values.add_scorer(scorer, score_PN, golds, aggregator)
         best_PN[scorer] = score_PN[aggregator]
-        path = "scorers", scorer, aggregator
-        targets |= {bound: values.add_adaptive(path, best_PN[scorer], bound) for bound in lower_bounds}
         zero_scores[scorer] = int((is_zero_PN & pool.eligible_PN).any(-1).sum())
         reward_kl[scorer] = reward_against_kl(pool, best_PN[scorer], values.mask_PN, values.sizes, rules.ties)
         score_n = best_PN[scorer][pool.present_PN][ended_n]
@@ -270,18 +206,16 @@ def pool_results(
         calibrations[scorer] = pool_calibration(
             pool, scorer, units[scorer], score_PN, scorer not in value_scorers
         )
-    for scorer, members in ensembles:
-        values.add_members(scorer, members, headline)
     results = {
         "n_problems": values.n_problems, "n_candidates": values.N,
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
         "scores_unit": rules.scores_unit, "aggregator": rules.aggregator,
         "aggregators": shown_aggregators(rules.aggregators, headline.values()), "ties": rules.ties,
         "policy_weight": rules.policy_weight, "policy_source": pool.log_reference()[1],
-        "vote_draws": rules.vote_draws, "vote_counts": rules.counts, "majority_rule": majority_rule, "graded_both_ways": mixed,
+        "vote_draws": rules.vote_draws, "vote_counts": rules.counts, "majority_rule": majority_rule, "graded_both_ways": graded_both_ways(pool),
         "headline": headline, "dropped": pool.dropped, "repeat_the_problem": int(pool.repeats_n.sum()),
         "scores_units": units, "zero_scores": zero_scores, **values.tables(), "reward_kl": reward_kl,
-        "adaptive_targets": targets, "outcome_auroc_within": within, "length_correlation": correlations, "calibration": calibrations,
+        "outcome_auroc_within": within, "length_correlation": correlations, "calibration": calibrations,
         "differences": values.differences(headline),
     }  # fmt: skip
     if pool.labels:
@@ -291,25 +225,28 @@ def pool_results(
     return results
 
 
+def graded_both_ways(pool: Pool) -> int:
+    """How many answers have candidates graded right and candidates graded wrong, so that their texts are not what was
+    graded; votes take them as equal."""
+    if pool.answer_PN is None:
+        return 0
+    place_PN = pool.answer_PN + pool.right_PN.shape[1] * np.arange(len(pool.answer_PN))[:, None]
+    right_PN = pool.right_PN > 0
+    return len(np.intersect1d(place_PN[right_PN], place_PN[(pool.answer_PN >= 0) & ~right_PN]))
+
+
 def comparisons(paths, headline: dict[str, str], sizes: list[int]):
     """(a, b, sizes). At the pool's size: every rule with the majority vote, every aggregator and the headline's vote
-    with the headline selection, which an ensemble compares with its members' mean; at every size: headline selections
+    with the headline selection; at every size: headline selections
     with the majority vote and in pairs."""
     selections = [("scorers", scorer, aggregator, "best_of_n") for scorer, aggregator in headline.items()]
     for path in [path for path in paths if path[0] == "scorers"]:
         selection = (*path[:2], headline[path[1]], "best_of_n")
-        if path[3].startswith("adaptive_by_"):
-            yield path, selection, [n for n in sizes if bounds.PILOTS < n < sizes[-1]]
-            continue
         if ("majority",) in paths and path[3] != "trace":
             yield path, ("majority",), sizes if path == selection else sizes[-1:]
-        if (RIGHT_AS_ONE,) in paths and path == selection:
-            yield path, (RIGHT_AS_ONE,), sizes[-1:]
         of_headline = path[2] == selection[2] and path[3] in ("weighted_vote", "with_policy")
         if path != selection and (path[3] == "best_of_n" or of_headline):
             yield path, selection, sizes[-1:]
-        if path[3] == "members":
-            yield selection, path, sizes
     yield from ((a, b, sizes) for a, b in itertools.combinations(selections, 2))
 
 

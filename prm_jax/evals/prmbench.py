@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Row
-from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS, SOCRATIC_GROUPS
-from prm_jax.figures.benchmarks import prmbench_figures as figures  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.tables import interval_of, plus_minus
+from prm_jax.evals.task import Task
 from prm_jax.metrics import f1, prm_score
 from prm_jax.stats import problem_numbers
 
@@ -101,3 +103,25 @@ def prmscore_results(
         "threshold_origin": "given", "rule": rule,
         "published": {"source": None, "prmscore": {}} if is_socratic else PRMBENCH,
     }  # fmt: skip
+
+
+class Prmbench(Task):
+    Config = Config
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        return self.cfg.scores_file is None
+
+    def run(self, setup: Setup) -> dict:
+        return run(setup, self.cfg)
+
+    def show(self, results: dict):
+        show(results)
+
+    def figures(self, results: dict, folder: Path) -> list[Path]:
+        from prm_jax.figures.benchmarks import prmbench_figures
+
+        return prmbench_figures(results, folder)
+
+    def metric(self, results: dict) -> float | None:
+        return results["overall"]

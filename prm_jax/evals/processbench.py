@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from prm_jax import InputError
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Row
-from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PROCESSBENCH
-from prm_jax.figures.benchmarks import processbench_figures as figures  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.tables import interval_of, plus_minus
+from prm_jax.evals.task import Task
 from prm_jax.metrics import first_error_f1, predict_first_error
 from prm_jax.solutions import first_error
 from prm_jax.stats import problem_numbers
@@ -128,3 +130,25 @@ def f1_by_threshold(p: list[np.ndarray], labels: list, problem) -> dict[str, lis
     parts = [slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))]
     curves = [f1_curve(low_N[part], high_N[part], error_N[part] != -1, THRESHOLDS).tolist() for part in parts]
     return {"threshold": THRESHOLDS.tolist(), "all": curves[0], "halves": curves[1:]}
+
+
+class Processbench(Task):
+    Config = Config
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        return self.cfg.scores_file is None
+
+    def run(self, setup: Setup) -> dict:
+        return run(setup, self.cfg)
+
+    def show(self, results: dict):
+        show(results)
+
+    def figures(self, results: dict, folder: Path) -> list[Path]:
+        from prm_jax.figures.benchmarks import processbench_figures
+
+        return processbench_figures(results, folder)
+
+    def metric(self, results: dict) -> float | None:
+        return results["mean_f1"]

@@ -15,9 +15,10 @@ from prm_jax import rerank, tasks
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.verifiers import members_of
 from prm_jax.data.splits import TaskData, data_config, problem_hash
-from prm_jax.evals import best_of_n, common
+from prm_jax.evals import best_of_n, tables, verifiers
 from prm_jax.evals.best_of_n import detail, figures  # noqa: F401 (evaluate.py asks the task)
-from prm_jax.evals.common import Setup, record_of
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.verifiers import record_of
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, expect, one_of, parse
 
@@ -68,7 +69,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     solved = [results["scorers"][name][aggregator]["best_of_n"][N] for name, aggregator in headline.items()]
     summaries = (record_of(run, "summary.json", **KINDS) for run in itertools.chain(*verifiers))
     commits = {str(summary["versions"].get("commit")) for summary in summaries}
-    record = common.spread(solved) | {"solved": solved, "costs": costs, "commits": sorted(commits)}
+    record = tables.spread(solved) | {"solved": solved, "costs": costs, "commits": sorted(commits)}
     record |= {
         "budget": cfg.budget,
         "aggregator": "/".join(dict.fromkeys(headline.values())),
@@ -101,7 +102,7 @@ def costs_of(verifiers: list[list[str]], budget: Budget, pool: set[str]) -> list
 
 def cost_of(run: str, budget: Budget, pool: set[str]) -> dict:
     """The seed and the cost of one run; InputError where the cost, or what its labels come from, is not known."""
-    expect(common.is_run(run), "checkpoint", run, "a run of train.py, whose cost is known")
+    expect(verifiers.is_run(run), "checkpoint", run, "a run of train.py, whose cost is known")
     summary = record_of(run, "summary.json", **KINDS)
     hashes = record_of(run, "data.json", files=dict, problems=list, validation=list)
     is_new = None not in (summary.get("cpu_seconds"), summary.get("examples"))

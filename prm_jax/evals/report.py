@@ -4,34 +4,44 @@ import dataclasses
 from pathlib import Path
 
 from prm_jax.evals import best_of_n, steps
-from prm_jax.evals.common import Setup
+from prm_jax.evals.best_of_n import BestOfN
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.steps import Steps
+from prm_jax.evals.task import Task
 from prm_jax.tasks import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(best_of_n.Config, steps.Config):
-    needs_checkpoint = True
+    pass
 
 
-def run(setup: Setup, cfg: Config) -> dict:
-    results = steps.run(setup, cfg)
-    if cfg.input is None and any(run["data"]["name"] not in TASKS for run in results["runs"]):
-        print("pool        none: one can be drawn only for an embedded task; input=FILE names one")
-        return results
-    return results | best_of_n.run(setup, cfg)
+def parts(results: dict) -> list[Task]:
+    """The tasks whose results are there: there may be no pool."""
+    return [Steps(), BestOfN()] if "scorers" in results else [Steps()]
 
 
-def show(results: dict):
-    steps.show(results)
-    if "scorers" in results:
-        best_of_n.show(results)
+class Report(Task):
+    Config = Config
 
+    def run(self, setup: Setup) -> dict:
+        results = Steps(self.cfg).run(setup)
+        if self.cfg.input is None and any(run["data"]["name"] not in TASKS for run in results["runs"]):
+            print("pool        none: one can be drawn only for an embedded task; input=FILE names one")
+            return results
+        return results | BestOfN(self.cfg).run(setup)
 
-def detail(results: dict):
-    steps.detail(results)
-    if "scorers" in results:
-        best_of_n.detail(results)
+    def show(self, results: dict):
+        for part in parts(results):
+            part.show(results)
 
+    def detail(self, results: dict):
+        for part in parts(results):
+            part.detail(results)
 
-def figures(results: dict, folder: Path) -> list[Path]:
-    return steps.figures(results, folder) + best_of_n.figures(results, folder)
+    def figures(self, results: dict, folder: Path) -> list[Path]:
+        return [path for part in parts(results) for path in part.figures(results, folder)]
+
+    def metric(self, results: dict) -> float | None:
+        """The share solved by the first verifier's headline selection where there is a pool, else step AUROC."""
+        return parts(results)[-1].metric(results)

@@ -4,14 +4,16 @@ import collections
 import dataclasses
 import functools
 import itertools
+from pathlib import Path
 
 import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
-from prm_jax.evals.common import Setup, describe, new_name, one_scorer
-from prm_jax.figures.steps import solution_figures as figures  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.task import Task
+from prm_jax.evals.verifiers import describe, new_name, one_scorer
 from prm_jax.launch import cli
 from prm_jax.launch.config import Natural, Share, expect
 from prm_jax.rerank import default_aggregator
@@ -125,3 +127,18 @@ def show(results: dict, most: int = 20):
             print(f"  {r['score']:.4f}  {weakest}{r['n_steps']}  {r['id']}")
     if len(ranking) > most:
         print(f"  ... and {len(ranking) - most} more in results.json")
+
+
+class Score(Task):
+    Config = Config
+
+    def run(self, setup: Setup) -> dict:
+        return run(setup, self.cfg)
+
+    def show(self, results: dict):
+        show(results)
+
+    def figures(self, results: dict, folder: Path) -> list[Path]:
+        from prm_jax.figures.steps import solution_figures
+
+        return solution_figures(results, folder)

@@ -17,10 +17,12 @@ from prm_jax.data.pools import Problem, read_pool, write_pool
 from prm_jax.data.questions import Question, read_questions
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
-from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, plus_minus
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.tables import plus_minus
+from prm_jax.evals.task import Task
+from prm_jax.evals.verifiers import data_of, describe, is_run, open_scorer, own_runs
 from prm_jax.figures.search import CHOICES
-from prm_jax.figures.search import search_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.formats import Format
 from prm_jax.generate import search
 from prm_jax.generate.remote import Server
@@ -85,7 +87,7 @@ def run(setup: Setup, cfg: Config) -> dict:
 def open_inputs(setup: Setup, cfg: Config, name: str) -> SearchInputs:
     data_cfg = None
     if cfg.input is None:
-        data_cfg, _ = data_of(setup, name if is_run(name) else next(iter(setup.runs), name))
+        data_cfg, _ = data_of(setup, name if is_run(name) else next(iter(own_runs(setup)), name))
         if not isinstance(data_cfg, TaskData):
             why = f"the data {data_cfg.name} has no problems to draw"
             raise InputError(f"input: {why}; name a file, input=FILE")
@@ -318,3 +320,25 @@ def detail(results: dict):
     print(
         f"drawn       by {rule}; policy and verifier: tokens a problem; best of n less: {rule}, paired over problems"
     )
+
+
+class Search(Task):
+    Config = Config
+
+    def run(self, setup: Setup) -> dict:
+        return run(setup, self.cfg)
+
+    def show(self, results: dict):
+        show(results)
+
+    def detail(self, results: dict):
+        detail(results)
+
+    def figures(self, results: dict, folder: Path) -> list[Path]:
+        from prm_jax.figures.search import search_figures
+
+        return search_figures(results, folder)
+
+    def metric(self, results: dict) -> float | None:
+        searches = results["verifiers"][0]["searches"]
+        return max(search[results["choice"]]["share"] for search in searches)

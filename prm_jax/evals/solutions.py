@@ -9,7 +9,8 @@ from prm_jax.data.critiques import prompt_text
 from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import Mixture, data_config, load_splits
 from prm_jax.evals import biases
-from prm_jax.evals.common import Setup
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.task import Task
 from prm_jax.formats import read_format
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli
@@ -19,7 +20,6 @@ from prm_jax.solutions import Solution, native_row
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    needs_checkpoint = False
     split: Literal["train", "validation", "test"]
     critiques: Literal["hops", "verdict"] | None = None
 
@@ -79,3 +79,14 @@ def show(results: dict):
     )
     print(f"{results['split']:<12}{numbers}; {results['label_kind']} labels")
     print(f"solutions   {results['path']}")
+
+
+class Solutions(Task):
+    Config = Config
+    needs_checkpoint = False
+
+    def run(self, setup: Setup) -> dict:
+        return run(setup, self.cfg)
+
+    def show(self, results: dict):
+        show(results)

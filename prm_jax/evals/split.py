@@ -12,7 +12,8 @@ from prm_jax import InputError
 from prm_jax.data.rows import read_rows, row_place, write_rows
 from prm_jax.data.sources import problem_and_text
 from prm_jax.data.steps import SPLITS, cut
-from prm_jax.evals.common import Setup, one_scorer
+from prm_jax.evals.setup import Setup
+from prm_jax.evals.verifiers import one_scorer
 from prm_jax.formats import encode
 from prm_jax.launch import cli
 from prm_jax.launch.config import Share, expect

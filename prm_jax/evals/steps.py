@@ -9,15 +9,18 @@ import numpy as np
 from scipy import stats
 
 from prm_jax import InputError, tasks
-from prm_jax.checkpoints.hf import load_tokenizer, locate
+from prm_jax.checkpoints.folders import locate
+from prm_jax.checkpoints.hf import load_tokenizer
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
-from prm_jax.evals import biases, bounds, common, later
+from prm_jax.evals import biases, later, tables, verifiers
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
-from prm_jax.evals.common import Setup, data_of, describe, interval_of, open_scorer, plus_minus, trained
 from prm_jax.evals.processbench import f1_by_threshold
-from prm_jax.figures.steps import step_figures as figures  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.setup import Setup, check_unchanged
+from prm_jax.evals.tables import interval_of, plus_minus
+from prm_jax.evals.task import Task
+from prm_jax.evals.verifiers import data_of, describe, open_scorer, trained
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
@@ -60,9 +63,11 @@ def run(setup: Setup, cfg: Config) -> dict:
             advice = "each would be measured on its own; data=NAME measures both on the same"
             raise InputError(f"checkpoint: {name}: {both}: {advice}")
         data = load_evaluation(data_cfg, seed, policy_pool, named=is_named)
-        common.check_unchanged(setup.folder, data.fingerprints)
+        check_unchanged(setup.folder, data.fingerprints)
         test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
-        counts = data.counts | {"test_problems_the_run_was_trained_on": common.trained_on(name, data, test)}
+        counts = data.counts | {
+            "test_problems_the_run_was_trained_on": verifiers.trained_on(name, data, test)
+        }
         cli.print_counts(counts, totals=("rows", "solutions", "steps", "labels", *SAMPLED))
         if not any(y is not None for s in test for y in s.labels):
             raise InputError("data: the test split has no labelled solution")
@@ -75,14 +80,6 @@ def run(setup: Setup, cfg: Config) -> dict:
             if hasattr(task, "written_out"):
                 run["lines"] = by_hidden_work(task, *numbers)
             run |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
-        if sides := common.bounds_of(scorer):
-            files = [setup.folder / f"{side}_{i}.jsonl" for side in ("lower", "upper")]
-            z = [
-                list(score_into(file, side, rows, len(test))) for file, side in zip(files, sides, strict=True)
-            ]
-            run |= bounds_of_steps(
-                data_cfg, scorer.label_kind, test, p, z, moved(setup, name), setup.cfg.seed
-            )
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
             run["baselines"] = baselines(scorer, data_cfg.label_kind, data.splits["train"], test)
             if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
@@ -124,49 +121,6 @@ def step_results(
         "recalibrated": recalibrated(p_n, y_n, problem_n, elsewhere),
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
-
-
-def moved(setup: Setup, name: str) -> list[float] | None:
-    """By how many log-odds training has moved the bounds of a run's best checkpoint out; None where it has not."""
-    summary = common.record_of(name, "summary.json") if setup.cfg.which == "best" else {}
-    return (
-        [summary[f"eval_shift_{side}"] for side in ("lower", "upper")]
-        if "eval_shift_lower" in summary
-        else None
-    )
-
-
-def bounds_of_steps(
-    data_cfg, kind: str, test: list[Solution], p, z, shift: list[float] | None, seed: int
-) -> dict:
-    """`bounds.coverage` of every step's exact value, where the labels are values and the task knows them, else of its label;
-    `raw` as the head learned the bounds, before training moved them. z: log-odds of the lower and the upper bound."""
-    exact = isinstance(data_cfg, TaskData) and kind == "value"
-    values = (
-        [tasks.TASKS[data_cfg.name].values(data_cfg.task, s.problem, s.steps) for s in test]
-        if exact
-        else None
-    )
-    value_n = np.concatenate([np.array(y, float) for y in values or [s.labels for s in test]])
-    sizes, kept_n = [len(s.steps) for s in test], ~np.isnan(value_n)
-    problem_n = np.repeat(problem_numbers(s.problem for s in test), sizes)
-    depth_n, (lower_n, upper_n) = np.concatenate([np.arange(1, n + 1) for n in sizes]), map(np.concatenate, z)
-
-    def measured(out: float, up: float) -> dict:
-        shares = (
-            probability(lower_n + out),
-            np.concatenate(p),
-            probability(upper_n - up),
-            value_n,
-            problem_n,
-            depth_n,
-        )
-        return bounds.coverage(*(x_n[kept_n] for x_n in shares), seed)
-
-    now = measured(0.0, 0.0)
-    table = {"of": "exact values" if exact else f"{data_cfg.label_kind} labels", "moved": shift, "now": now}
-    table |= {"raw": measured(*shift)} if shift else {}
-    return {"bounds": table, "bound_coverage": now["all"]["coverage"], "bound_width": now["all"]["width"]}
 
 
 def baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
@@ -213,7 +167,7 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
 
 def learning(name: str) -> dict[str, dict]:
     """{step: {kind: n, missed}} of a run's validation solutions at each evaluation of its training; empty for others."""
-    rows = read_log(Path(name) / "metrics.jsonl")[0] if common.is_run(name) else ()
+    rows = read_log(Path(name) / "metrics.jsonl")[0] if verifiers.is_run(name) else ()
     return {str(row["step"]): row["eval_errors"] for row in rows if "eval_errors" in row}
 
 
@@ -316,7 +270,7 @@ def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
 
 
 def by_settings(runs: list[dict]) -> list[dict]:
-    """Means over the runs of each setting: `mean_of` is their number, `spread` (common.spread) is there for several. A
+    """Means over the runs of each setting: `mean_of` is their number, `spread` (tables.spread) is there for several. A
     setting is the part of the configurations in which runs differ, the seed left aside; where there are several, each
     has its `setting` and the indices of its `runs`. A verifier that is no run of ours is a setting by itself."""
     groups = run_folder.group_by_settings([run["settings"] for run in runs])
@@ -333,7 +287,7 @@ def average(runs: list[dict]) -> dict:
     names = [name for name in names if all(name in run for run in runs)]
     means = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
     if len(runs) > 1:
-        means["spread"] = {name: common.spread([run[name] for run in runs]) for name in names}
+        means["spread"] = {name: tables.spread([run[name] for run in runs]) for name in names}
     if "baselines" in runs[0]:
         means["baselines"] = {
             k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]
@@ -395,8 +349,6 @@ def detail(results: dict):
             bias = " ".join(f"{row['bias']:+.2f}" for row in run["value_depth"]["done"].values())
             print(f"  {aurocs}  {bias}  {run['verifier']}")
     for run in results["runs"]:
-        if "bounds" in run:
-            show_bounds(run)
         if "later" in run:
             later.detail(run)
     if "errors" in first:
@@ -417,16 +369,6 @@ def detail(results: dict):
         print(f"lines       {kind}: {x['n']}, {x['wrong']} of them wrong: {accuracy}")
 
 
-def show_bounds(run: dict):
-    table = run["bounds"]
-    print(f"bounds      {run['verifier']}: share of {table['of']} inside, below, above; mean width")
-    for name, x in [(way, table[way]) for way in ("raw", "now") if way in table]:
-        rows = {f"{name}, all steps": x["all"]} | {f"{name}, step {d}": row for d, row in x["depths"].items()}
-        for title, row in rows.items():
-            numbers = "  ".join(f"{row[name]:.3f}" for name in ("below", "above", "width"))
-            print(f"  {title:<16} {row['coverage']:.3f} {plus_minus(row['interval'])}  {numbers}")
-
-
 def show_group(group: dict, kind: str, of_steps: bool = True):
     if "setting" in group:
         print("setting     " + ", ".join(f"{key}={value}" for key, value in group["setting"].items()))
@@ -434,7 +376,7 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
     print(f"measured    {steps}")
     if "spread" in group:
         names = (*METRICS, *(later.SHOWN if "later_auroc" in group else ()))
-        common.show_spread(str(group["mean_of"]), {name: group["spread"][name] for name in names})
+        tables.show_spread(str(group["mean_of"]), {name: group["spread"][name] for name in names})
     for i in range(0, len(METRICS), 3) if group["mean_of"] == 1 else ():
         print("  " + "  ".join(f"{name:<21}{group[name]:.4f}" for name in METRICS[i : i + 3]))
     for name in METRICS:
@@ -442,11 +384,6 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
             print(f"  {name} is undefined: needs {NEEDS.get(name, 'good and bad steps')}")
     if "later_auroc" in group and group["mean_of"] == 1:
         later.show(group)
-    if "bound_coverage" in group:
-        inside = f"{group['bound_coverage']:.3f} of the values inside"
-        print(
-            f"bounds      nominal .90: {inside}, mean width {group['bound_width']:.3f}; by depth: report.txt"
-        )
     baselines = ", ".join(f"{name} {x:.4f}" for name, x in group.get("baselines", {}).items())
     missing = (
         "left out: not asked for, or no labelled training split, as beside a file that is measured whole"
@@ -462,3 +399,24 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
         print(
             f"note        {near}: little was learned; another seed, more steps or a longer optimizer.warmup may help"
         )
+
+
+class Steps(Task):
+    Config = Config
+
+    def run(self, setup: Setup) -> dict:
+        return run(setup, self.cfg)
+
+    def show(self, results: dict):
+        show(results)
+
+    def detail(self, results: dict):
+        detail(results)
+
+    def figures(self, results: dict, folder: Path) -> list[Path]:
+        from prm_jax.figures.steps import step_figures
+
+        return step_figures(results, folder)
+
+    def metric(self, results: dict) -> float | None:
+        return results.get("groups", [results])[0]["step_auroc"]

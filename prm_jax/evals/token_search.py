@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError, rerank
-from prm_jax.evals.common import interval_of, plus_minus
+from prm_jax.evals.tables import interval_of, plus_minus
 from prm_jax.formats import Encoded, encode
 from prm_jax.heads import good_logit
 from prm_jax.launch import cli

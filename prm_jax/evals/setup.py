@@ -1,0 +1,78 @@
+"""What every evaluation is given: its keys, its verifiers by name, its folder, the files that it reads."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from omegaconf import DictConfig, OmegaConf
+
+from prm_jax import InputError
+from prm_jax.data.rows import file_fingerprint
+from prm_jax.formats import Format
+from prm_jax.launch import run_folder
+from prm_jax.launch.config import Count, Seed
+from prm_jax.launch.mesh import MeshConfig
+
+PATHS = ("input", "scores_file", "data.path")  # keys of files that an evaluation reads
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreBatch:
+    rows: Count
+    tokens: Count | None
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig:
+    """The keys that every task has. conf/evaluate.yaml says what each means, conf/task/NAME.yaml those of a task."""
+
+    checkpoint: str | list | None
+    resume: str | None
+    reference: str | None
+    which: Literal["best", "latest"]
+    dtype: str
+    format: Format
+    batch: ScoreBatch
+    mesh: MeshConfig
+    seed: Seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The inputs of one evaluation, and its folder."""
+
+    cfg: EvaluateConfig
+    checkpoints: list[
+        str
+    ]  # folders, hub names or names without a folder; empty where stored scores are enough
+    data: DictConfig  # the data section of the configuration
+    folder: Path
+    files: tuple[str, ...] = ()  # the files that the evaluation reads
+
+
+def check_data(cfg: DictConfig):
+    """InputError where files are named but not the kind of their rows, which benchmarks know."""
+    data = cfg.data
+    if data.name == "of_run" and (data.path or data.hub) and cfg.task not in ("processbench", "prmbench"):
+        raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
+
+
+def check_inputs(folder: Path, cfg: DictConfig) -> tuple[str, ...]:
+    """The files that the keys of an evaluation name; InputError if it began with others."""
+    values = [OmegaConf.select(cfg, key) for key in PATHS]
+    lists = [value if OmegaConf.is_list(value) else [value] for value in values]
+    files = [str(name) for names in lists for name in names if name is not None and Path(name).is_file()]
+    read = files
+    if calibrated_by := cfg.get("calibrated_by"):
+        read = [*files, f"{calibrated_by}/results.json"]
+    check_unchanged(folder, {file: file_fingerprint(file) for file in read if Path(file).is_file()})
+    return tuple(files)
+
+
+def check_unchanged(folder: Path, hashes: dict[str, str]):
+    """Adds hashes of what an evaluation reads to inputs.json; InputError if it has others there."""
+    path = folder / "inputs.json"
+    before = run_folder.read_json(path) if path.exists() else {}
+    if changed := ", ".join(file for file, x in hashes.items() if before.get(file, x) != x):
+        raise InputError(f"resume: {changed}: has changed since this evaluation began; start a new one")
+    run_folder.write_json(path, before | hashes)

@@ -1,0 +1,35 @@
+"""An evaluation is one class: a file evals/NAME.py has its numbers, conf/task/NAME.yaml its keys.
+
+This file imports nothing of ours, so that a task loads what it uses and no more.
+"""
+
+from pathlib import Path
+
+
+class Task:
+    """Measures something, and says how its results are shown. evaluate.py makes one of the task's parsed keys; the other
+    methods read a results.json, fresh or stored."""
+
+    Config: type  # the dataclass of the task's keys
+    needs_checkpoint = True  # whether checkpoint=null means the newest finished run
+
+    def __init__(self, cfg=None):
+        self.cfg = cfg
+
+    def run(self, setup) -> dict:
+        """Returns every number, JSON-ready. setup: evals/setup.py."""
+        raise NotImplementedError
+
+    def show(self, results: dict):
+        """Prints the tables of the screen, which are in report.txt too."""
+
+    def detail(self, results: dict):
+        """Prints the tables of report.txt alone."""
+
+    def figures(self, results: dict, folder: Path) -> list[Path]:
+        """Draws figures into a folder; returns their files. Imports of matplotlib belong into this method."""
+        return []
+
+    def metric(self, results: dict) -> float | None:
+        """The headline number, higher is better: the objective of a Hydra sweeper such as Optuna's."""
+        return None

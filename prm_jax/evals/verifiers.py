@@ -1,0 +1,139 @@
+"""The verifiers of an evaluation: from the key `checkpoint` to Scorers, what is recorded of them, the data of a run."""
+
+import itertools
+from pathlib import Path
+
+from prm_jax import InputError
+from prm_jax.checkpoints.folders import locate
+from prm_jax.checkpoints.verifiers import (
+    BUILT_IN,
+    ENSEMBLE,
+    OpenOptions,
+    members_of,
+    needs_folder,
+    open_verifier,
+)
+from prm_jax.data.splits import Data, DataConfig, count_known, data_config
+from prm_jax.evals.setup import EvaluateConfig, Setup
+from prm_jax.launch import run_folder
+from prm_jax.launch.config import expect
+
+
+def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
+    """The verifiers of the key `checkpoint`, a sweep's runs for its folder; if it is null and needed, the newest."""
+    if cfg.checkpoint is None:
+        return [str(run_folder.newest_run())] if needed else []
+    names = list(map(str, cfg.checkpoint)) if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
+    if not names:
+        raise InputError("checkpoint: got an empty list, expected at least one")
+    groups = [run_folder.runs_of(Path(name)) if needs_folder(name) else [name] for name in names]
+    verifiers = [str(name) for group in groups for name in group]
+    for name in verifiers:
+        check_there(name, cfg.which)
+    return verifiers
+
+
+def check_there(name: str, which: str):
+    """Raises InputError where a verifier's folder, or a member's, is missing, before another one works for an hour."""
+    for x in filter(needs_folder, members_of(name)):
+        if is_run(x):
+            run_folder.run_config(Path(x))
+            if not any((Path(x) / "checkpoints" / which).glob("[0-9]*")):
+                raise InputError(
+                    f"{x}: stopped before its first checkpoint; resume={x} of its command continues it"
+                )
+        elif not any((locate(x) / file).exists() for file in ("config.json", "adapter_config.json")):
+            raise InputError(
+                f"{x}: is neither a run with checkpoints nor a Hugging Face folder with a config.json"
+            )
+
+
+def own_runs(setup: Setup) -> list[str]:
+    """Those checkpoints, and members of ensembles, that are runs of ours."""
+    return [member for name in setup.checkpoints for member in members_of(name) if is_run(member)]
+
+
+def open_scorer(setup: Setup, name: str):
+    """The Scorer of one checkpoint argument."""
+    cfg = setup.cfg
+    run, data = next(iter(own_runs(setup)), None), setup.data
+    if data.name == "of_run" and run and not setup.files:  # an embedded task has a checker and a policy
+        data = run_folder.run_config(Path(run)).data
+    tasks = {part.name for part in (data.get("sources") or {"": data}).values()}
+    options = OpenOptions(
+        which=cfg.which,
+        format=cfg.format,
+        dtype=cfg.dtype,
+        rows=cfg.batch.rows,
+        tokens=cfg.batch.tokens,
+        reference=cfg.reference,
+        seed=cfg.seed,
+        data=data,
+        task=tasks.pop() if len(tasks) == 1 else None,
+        files=setup.files,
+    )
+    scorer = open_verifier(name, options)
+    # Its scores are kept; a run that went on has another step in its name.
+    file = setup.folder / "verifiers.json"
+    before = {name: scorer.name} | (run_folder.read_json(file) if file.exists() else {})
+    expect(before[name] == scorer.name, f"resume: {name}", scorer.name, f"{before[name]}; start a new one")
+    run_folder.write_json(file, before)
+    return scorer
+
+
+def one_scorer(setup: Setup):
+    names = setup.checkpoints
+    expect(len(names) == 1, "checkpoint", names, "one verifier: this task takes no more")
+    return open_scorer(setup, names[0])
+
+
+def describe(scorer) -> dict:
+    kind = {"label_kind": scorer.label_kind, "objective": scorer.objective, "scores_unit": scorer.unit}
+    return {"verifier": scorer.name, **kind, **getattr(scorer, "about", {})}
+
+
+def is_run(name: str) -> bool:
+    return (Path(name) / "checkpoints").is_dir()
+
+
+def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
+    """(the data to evaluate a verifier on, the seed of its run): the data of the key `data`, or the run's own."""
+    run = next((run_folder.run_config(Path(member)) for member in members_of(name) if is_run(member)), None)
+    if setup.data.name != "of_run":
+        return data_config(setup.data), run.seed if run else 0
+    if run is None:
+        raise InputError(f"data: {name} is no run of ours, so name the data set to evaluate on: data=NAME")
+    return data_config(run.data), run.seed
+
+
+def record_of(name: str, file: str, **kinds) -> dict:
+    """The content of one of a run's JSON files; empty for other verifiers."""
+    path = Path(name) / file
+    return run_folder.read_json(path, **kinds) if path.exists() else {}
+
+
+def trained(name: str) -> dict:
+    """How a run was made: its seed and seconds, its settings, and the overrides of its command line."""
+    summary, overrides = record_of(name, "summary.json"), run_folder.overrides_of(name)
+    settings = run_folder.settings(name) if is_run(name) else {"verifier": name}
+    times = {"train_seed": summary.get("seed"), "train_seconds": summary.get("seconds")}
+    return {**times, "settings": settings, "overrides": overrides}
+
+
+def trained_on(name: str, data: Data, test) -> int:
+    """How many distinct problems of `test` a run was trained on; prints which files of its data have changed since."""
+    record = record_of(name, "data.json", files=dict, problems=list)
+    for file, fingerprint in data.fingerprints.items():
+        if record.get("files", {}).get(file, fingerprint) != fingerprint:
+            print(f"note        {file} has changed since {name} was trained")
+    return count_known(test, record.get("problems", ()))
+
+
+def new_name(name: str | None, scorer, taken: set[str]) -> str:
+    """The name of a verifier's scores in a pool: `name`, or the first free of prm, prm_1, ... (checker, checker_1)."""
+    is_free = name is None or not (name in taken or "/" in name)
+    expect(is_free, "scores_name", name, "a name without / that the pool does not have")
+    built_in = BUILT_IN.fullmatch(scorer.name) or ENSEMBLE.fullmatch(scorer.name)
+    first = (built_in[1] or built_in[0].partition(":")[0]) if built_in else scorer.objective
+    names = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))
+    return name or next(free for free in names if free not in taken)
