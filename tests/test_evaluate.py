@@ -204,7 +204,7 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     assert (
         "exact       AUROC against correctness" in report and "exact" not in out and "value_depth.png" in out
     )
-    assert [path.name for path in steps.figures(results, tmp_path)] == [
+    assert [path.name for path in steps.Steps().figures(results, tmp_path)] == [
         "steps_0.png",
         "steps_1.png",
         "errors.png",

@@ -8,7 +8,7 @@ from prm_jax.evals import later
 from prm_jax.evals.baselines import (
     L2,
     SMOOTHING_STEPS,
-    Steps,
+    StepTable,
     _features,
     bag_of_tokens_score,
     baseline_aurocs,
@@ -390,7 +390,7 @@ def test_each_baseline_finds_its_own_leak_and_no_other(leak):
             is_good = np.array([len(x) in (1, 4, 5, 8) for x in ids]) ^ flip  # not linear in the length
         elif leak == "bag_of_tokens":
             is_good = np.array([17 in x for x in ids]) ^ flip
-        return Steps(position, ids, is_good)
+        return StepTable(position, ids, is_good)
 
     result = baseline_aurocs(steps(0), steps(1))
     assert list(result) == ["position", "length", "bag_of_tokens"]
@@ -403,7 +403,7 @@ def test_each_baseline_finds_its_own_leak_and_no_other(leak):
 
 
 def test_bag_of_tokens_features_by_hand():
-    train = Steps([0, 1, 2], [[7, 7, 5], [], [5, 9]], [1, 0, 1])
+    train = StepTable([0, 1, 2], [[7, 7, 5], [], [5, 9]], [1, 0, 1])
     rows = _features(train, np.array([5, 7])).toarray()  # 9 occurs once: no feature
     np.testing.assert_allclose(rows, [[1, np.log(2), np.log(3)], [1, 0, 0], [1, np.log(2), 0]])
 
@@ -412,7 +412,7 @@ def test_fit_logistic_reaches_the_optimum_also_on_separable_data():
     _, position, ids = random_steps(0, n=300)
     for y in (position >= 3, np.array([17 in x for x in ids]), np.ones(300, bool)):
         vocabulary = np.arange(10, 30)
-        features = _features(Steps(position, ids, y), vocabulary)
+        features = _features(StepTable(position, ids, y), vocabulary)
         weight = fit_logistic(features, y.astype(float), L2, np.zeros(features.shape[1]))
         x = np.array([[1, *np.log1p([row.count(v) for v in vocabulary])] for row in ids])
         p = 1 / (1 + np.exp(-x @ weight))
@@ -422,18 +422,18 @@ def test_fit_logistic_reaches_the_optimum_also_on_separable_data():
 def test_baselines_score_each_step_alone():
     rng, position, ids = random_steps(0, n=400)
     ids[0] = [*ids[0], 40]  # once in training: no feature
-    train, test_ids = Steps(position, ids, rng.random(400) < 0.5), [[10, 11], [], [29, 29, 12], [99, 40]]
-    together = bag_of_tokens_score(train, Steps([0, 1, 2, 3], test_ids, [1, 0, 1, 0]))
-    alone = [bag_of_tokens_score(train, Steps([0], [x], [1]))[0] for x in test_ids]
+    train, test_ids = StepTable(position, ids, rng.random(400) < 0.5), [[10, 11], [], [29, 29, 12], [99, 40]]
+    together = bag_of_tokens_score(train, StepTable([0, 1, 2, 3], test_ids, [1, 0, 1, 0]))
+    alone = [bag_of_tokens_score(train, StepTable([0], [x], [1]))[0] for x in test_ids]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
     assert together[1] == together[3]  # nothing known in either: the constant alone
 
 
 def test_baselines_bad_input_and_missing_class():
-    empty = Steps([], [], [])
+    empty = StepTable([], [], [])
     assert (
         baseline_aurocs(empty, empty) == {}
     )  # a training file without a label: traceback of task=steps before
-    one_class = Steps([0, 1], [[1, 2], [2, 3]], [1, 1])
+    one_class = StepTable([0, 1], [[1, 2], [2, 3]], [1, 1])
     assert all(np.isnan(x) for x in baseline_aurocs(one_class, one_class).values())
     assert all(np.isnan(x) for x in baseline_aurocs(one_class, empty).values())

@@ -18,7 +18,7 @@ L2 = 1.0  # against the summed log loss: a unit Gaussian prior on each weight
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepTable:
     """Labelled steps, one entry a step."""
 
     position: Sequence[int]  # in its solution, from 0
@@ -31,7 +31,7 @@ class Steps:
         return np.array([len(ids) for ids in self.token_ids], int)
 
 
-def baseline_aurocs(train: Steps, test: Steps) -> dict[str, float]:
+def baseline_aurocs(train: StepTable, test: StepTable) -> dict[str, float]:
     """Test AUROC of `position`, `length`, `bag_of_tokens`; positive = good; nan if a class is missing. None of them can
     be fitted without a training step."""
     if not len(train.is_good):
@@ -53,7 +53,7 @@ def frequency_score(train_key, is_good, test_key) -> np.ndarray:
     return p[np.asarray(test_key, int)]
 
 
-def bag_of_tokens_score(train: Steps, test: Steps) -> np.ndarray:
+def bag_of_tokens_score(train: StepTable, test: StepTable) -> np.ndarray:
     """Logit of P(good) of each test step: L2 logistic regression on a constant and log(1 + count) of each of the step's
     own tokens that occurs at least twice in training. The matrix is sparse: its memory grows with the tokens alone."""
     seen, count = np.unique(_flat(train.token_ids), return_counts=True)
@@ -67,7 +67,7 @@ def _flat(token_ids) -> np.ndarray:
     return np.fromiter(chain.from_iterable(token_ids), np.int64)
 
 
-def _features(steps: Steps, vocabulary: np.ndarray) -> sparse.csr_array:
+def _features(steps: StepTable, vocabulary: np.ndarray) -> sparse.csr_array:
     """A sparse row a step: the constant, then log(1 + count) of each token of the vocabulary."""
     token, every = _flat(steps.token_ids), np.arange(len(steps.is_good))
     is_known = np.isin(token, vocabulary)

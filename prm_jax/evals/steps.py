@@ -14,7 +14,7 @@ from prm_jax.checkpoints.hf import load_tokenizer
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals import biases, later, tables, verifiers
-from prm_jax.evals.baselines import Steps, baseline_aurocs
+from prm_jax.evals.baselines import StepTable, baseline_aurocs
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
 from prm_jax.evals.processbench import f1_by_threshold
 from prm_jax.evals.setup import Setup, check_unchanged
@@ -260,13 +260,15 @@ def by_depth(score, value, depth, problem, seed: int) -> dict:
     return table
 
 
-def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
+def step_table(rows: list[Solution], tokenizer, kind: str) -> StepTable:
     """The labelled steps of solutions as the baselines see them: position, the step's tokens, label."""
     steps = [(t, s.steps[t], s.labels[t] >= 0.5) for s in rows for t in labelled_steps(s.labels, kind)[0]]
     texts = list({text for _, text, _ in steps})
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
     ids_of = dict(zip(texts, ids, strict=True))
-    return Steps([t for t, *_ in steps], [ids_of[text] for _, text, _ in steps], [good for *_, good in steps])
+    return StepTable(
+        [t for t, *_ in steps], [ids_of[text] for _, text, _ in steps], [good for *_, good in steps]
+    )
 
 
 def by_settings(runs: list[dict]) -> list[dict]:
