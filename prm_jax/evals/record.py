@@ -16,7 +16,7 @@ from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.verifiers import members_of
 from prm_jax.data.splits import TaskData, data_config, problem_hash
 from prm_jax.evals import best_of_n, tables, verifiers
-from prm_jax.evals.best_of_n import detail, figures  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.best_of_n import detail  # noqa: F401
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.verifiers import record_of
 from prm_jax.launch import run_folder
