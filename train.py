@@ -31,15 +31,7 @@ from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse, script
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
-from prm_jax.launch.mesh import (
-    MeshConfig,
-    check_divides,
-    local_rows,
-    make_mesh,
-    make_sharded,
-    platform,
-    shard_batch,
-)
+from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.run_log import (
     MetricsLog,
     StepReader,
@@ -48,6 +40,7 @@ from prm_jax.launch.run_log import (
     require_finite,
     require_packages,
 )
+from prm_jax.launch.sharding import platform
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics

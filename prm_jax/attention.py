@@ -1,13 +1,7 @@
-"""Who sees whom, and which kernel computes it.
-
-One integer a key says who sees it: the query in place i sees key j of row b where j <= i <= visible_until_BS[b, j]. The
-first part is causality, the second the last place that may see the key. With S keys in a row this one array describes a
-causal mask (S - 1 for all), packing (the last token of the key's own solution), a sliding window (j + window - 1), a
-prefix tree with tokens in depth-first order (the last token of the subtree below the key), a slot that is not filled
-yet (-1), padding after all tokens (S or more) and padding before them (j: only the key itself sees it).
+"""Softmax attention: its definition, and the kernel that computes it on each platform. visibility.py says who sees whom.
 
 The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not run on a
-chip. On a mesh each device attends to its own rows and heads (`shard_heads` of launch/mesh.py).
+chip. On a mesh each device attends to its own rows and heads (`shard_heads` of launch/sharding.py).
 
 Dimension key: B rows, L queries, S keys, H query heads, G key/value heads, R = H / G queries a group, K head size.
 """
@@ -15,33 +9,37 @@ Dimension key: B rows, L queries, S keys, H query heads, G key/value heads, R = 
 import jax
 import jax.numpy as jnp
 
-from prm_jax.kernels import accelerator, cpu
-from prm_jax.kernels.cpu import MASKED, soft_cap, visible
-from prm_jax.launch.mesh import platform
+from prm_jax.kernels import cpu
+from prm_jax.kernels.cpu import MASKED, soft_cap
+from prm_jax.launch.sharding import platform
+from prm_jax.visibility import visible
 
 SHORT = 128  # rows up to here are one product of all scores: a loop over tiles has nothing to skip
 QUERIES = 256  # whose scores against all keys `dense` holds at once
 
 
-def attend(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
+def attend(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
     """Softmax attention, o_BLHK. `slot_BL` is each query's place among the keys of a cache.
 
     Without it the keys are the queries' own tokens (S = L), and every token must see at least itself. `cap` bounds the
     scores (`soft_cap` of kernels/cpu.py); cuDNN has no such bound.
     """
-    arrays, is_short = (q_BLHK, k_BSGK, v_BSGK, visible_until_BS), q_BLHK.shape[1] <= SHORT
-    if slot_BL is None:
-        match platform():
-            case "cpu":
-                return (cpu.one_product if is_short else cpu.tiled)(*arrays, cap)
-            case "gpu" if cap is None and accelerator.cudnn_takes(q_BLHK):
-                return accelerator.cudnn(*arrays)
-            case "tpu" if not is_short:
-                return accelerator.splash(*arrays, cap)
-    return dense(*arrays, slot_BL, cap)
+    arrays, is_short = (q_BLHK, k_BSGK, v_BSGK, until_BS), q_BLHK.shape[1] <= SHORT
+    if slot_BL is not None:
+        return dense(*arrays, slot_BL, cap)
+    if platform() == "cpu":
+        return (cpu.one_product if is_short else cpu.tiled)(*arrays, cap)
+
+    from prm_jax.kernels import accelerator
+
+    if platform() == "gpu" and cap is None and accelerator.cudnn_takes(q_BLHK):
+        return accelerator.cudnn(*arrays)
+    if platform() == "tpu" and not is_short:
+        return accelerator.splash(*arrays, cap)
+    return dense(*arrays, cap=cap)
 
 
-def dense(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
+def dense(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
     """Attention as it is defined, on any platform: every query against every key, o_BLHK.
 
     It takes a block of queries at a time, which the backward pass computes again, so
@@ -58,7 +56,7 @@ def dense(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
         q_BGRLK = (q_BLHK * K**-0.5).reshape(B, -1, G, H // G, K).transpose(0, 2, 3, 1, 4)
         q_BGmK = q_BGRLK.reshape(B, G, -1, K)  # m = R L: the group's queries are rows of one matrix
         score_BGmS = jnp.einsum("BGmK,BGSK->BGmS", q_BGmK, k_BGSK, preferred_element_type=jnp.float32)
-        mask_BGmS = jnp.tile(visible(visible_until_BS, slot_BL), (1, H // G, 1))[:, None]
+        mask_BGmS = jnp.tile(visible(until_BS, slot_BL), (1, H // G, 1))[:, None]
         p_BGmS = jax.nn.softmax(jnp.where(mask_BGmS, soft_cap(score_BGmS, cap), MASKED), axis=-1)
         o_BGmK = jnp.einsum("BGmS,BGSK->BGmK", p_BGmS.astype(v_BGSK.dtype), v_BGSK)
         return o_BGmK.reshape(q_BGRLK.shape).transpose(0, 3, 1, 2, 4).reshape(q_BLHK.shape)

@@ -20,13 +20,11 @@ from prm_jax.attention import attend
 from prm_jax.heads import HEADS
 from prm_jax.kernels.cpu import add_bias, flatten_tokens, matmul, save_for_backward, soft_cap
 from prm_jax.kernels.experts import mixture
-from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, platform, shard_heads
-from prm_jax.lora import LowRank
+from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, platform, shard_heads
 from prm_jax.rope import RopeScaling, rotate, rotations
 
 # model_type of a config.json
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "granite", "gemma2", "gemma3_text")
-ALWAYS = 1 << 30  # visible_until of a cached token that all later ones see
 # Rematerialisation (Chen et al. 2016, 1604.06174): a block saves its input and its named values, and its backward pass
 # computes the rest again. `dots` names the outputs of linear layers, and attention's inputs and outputs (on GPU not the
 # outputs, since cuDNN's kernel names nothing and runs again); `full` names nothing.
@@ -112,7 +110,10 @@ class ModelConfig:
 @flatten_tokens
 def linear(x_nD, w_DF, b_F=None, dtype=None):
     """x @ w (+ b), computed in the dtype of x; the result is in `dtype`, or in that of x."""
-    y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else matmul(x_nD, w_DF[...].astype(x_nD.dtype), dtype)
+    if isinstance(w_DF, nnx.Module):  # a layer in place of the matrix (lora.py)
+        y_nF = w_DF(x_nD)
+    else:
+        y_nF = matmul(x_nD, w_DF[...].astype(x_nD.dtype), dtype)
     if b_F is not None:
         y_nF = add_bias(y_nF, b_F[...].astype(y_nF.dtype))
     return save_for_backward(y_nF, "linear")

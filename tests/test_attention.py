@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prm_jax import attention
+from prm_jax import attention, visibility
 from prm_jax.attention import QUERIES, SHORT, attend, dense
 from prm_jax.kernels import accelerator, cpu
-from prm_jax.kernels.cpu import visible
+from prm_jax.visibility import is_causal, visible
 
 
 def test_visible_is_causal_within_each_solution():
@@ -29,6 +29,12 @@ LAST = {  # what keeps a key visible, by key: name -> visible_until_L of a row o
 }
 
 
+def sees_whole_solution(query, query_until, key, key_until):
+    """A rule that is not causal: each token of a solution sees all of it."""
+    return (key <= query_until) & (query <= key_until)
+
+
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("formulation", "L", "heads", "kv_heads", "dtype", "cap"),
     [
@@ -36,48 +42,52 @@ LAST = {  # what keeps a key visible, by key: name -> visible_until_L of a row o
         (dense, QUERIES + 9, 4, 2, "float32", 1.5),  # two blocks of queries
         (dense, 40, 3, 1, "bfloat16", None),
         (cpu.one_product, 12, 4, 2, "float32", 1.5),
-        (cpu.one_product, 12, 3, 1, "float32", None),
         (cpu.one_product, 40, 3, 1, "bfloat16", None),
         (cpu.one_product, 117, 8, 4, "float32", None),  # a row at a time
         (cpu.tiled, 64, 4, 4, "float32", None),
-        (cpu.tiled, 150, 4, 2, "float32", None),  # not a multiple of the tile, and two tiles apart
-        (cpu.tiled, 150, 4, 2, "float32", 1.5),
+        (cpu.tiled, 150, 4, 2, "float32", 1.5),  # not a multiple of the tile, and two tiles apart
         (cpu.tiled, 150, 3, 1, "bfloat16", None),
         (accelerator.splash, 300, 4, 2, "float32", None),  # interpreted
         (accelerator.splash, 130, 3, 1, "bfloat16", 1.5),
     ],
 )
-def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_heads, dtype, cap):
-    K, rows = 8, list(LAST)
-    q_BLHK = jnp.asarray(rng.standard_normal((len(rows), L, heads, K)), dtype)
-    k_BLGK, v_BLGK = jnp.asarray(rng.standard_normal((2, len(rows), L, kv_heads, K)), dtype)
-    visible_until_BL = jnp.asarray(np.stack([LAST[name](L) for name in rows]))
-    is_real_BL11 = (visible_until_BL < L)[..., None, None]
+def test_equals_a_naive_einsum_with_gradients(
+    rng, monkeypatch, formulation, L, heads, kv_heads, dtype, cap, causal
+):
+    rows = {name: last(L) for name, last in LAST.items()}
+    if not causal:
+        for module in (visibility, cpu):
+            monkeypatch.setattr(module, "sees", sees_whole_solution)
+        rows = {name: rows[name] for name in ("causal", "packed", "padded")}
+    assert is_causal() == causal
+    until_BL = jnp.asarray(np.stack(list(rows.values())))
+    q_BLHK = jnp.asarray(rng.standard_normal((len(rows), L, heads, 8)), dtype)
+    k_BLGK, v_BLGK = jnp.asarray(rng.standard_normal((2, len(rows), L, kv_heads, 8)), dtype)
+    is_real_BL11 = (until_BL < L)[..., None, None]
     weight_BLHK = jnp.where(is_real_BL11, rng.standard_normal(q_BLHK.shape), 0.0)
+    last_BL = np.where(np.asarray(until_BL) < L, until_BL, np.arange(L))  # padding sees only itself
+    mask_BLL = np.arange(L)[:, None] <= last_BL[:, None]
+    mask_BLL &= np.arange(L) <= (np.arange(L)[:, None] if causal else last_BL[:, :, None])
 
     def naive(q_BLHK, k_BLGK, v_BLGK):
         k_BLHK, v_BLHK = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k_BLGK, v_BLGK))
-        score_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BLHK).astype(jnp.float32) / math.sqrt(K)
+        score_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BLHK).astype(jnp.float32) / math.sqrt(8)
         score_BHLM = cap * jnp.tanh(score_BHLM / cap) if cap else score_BHLM
-        score_BHLM = jnp.where(visible(visible_until_BL)[:, None], score_BHLM, -jnp.inf)
+        score_BHLM = jnp.where(mask_BLL[:, None], score_BHLM, -jnp.inf)
         return jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(score_BHLM, -1), v_BLHK)
 
     def value_and_gradients(f):
-        loss = lambda *qkv: (f(*qkv) * weight_BLHK).sum()
-        return jax.jit(f)(q_BLHK, k_BLGK, v_BLGK), *jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(
-            q_BLHK, k_BLGK, v_BLGK
-        )
+        def loss(*qkv):
+            return (f(*qkv) * weight_BLHK).sum()
 
-    ours = value_and_gradients(lambda *qkv: formulation(*qkv, visible_until_BL, cap=cap))
-    atol = 1e-5 if dtype == "float32" else 0.1
+        gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q_BLHK, k_BLGK, v_BLGK)
+        return jnp.where(is_real_BL11, jax.jit(f)(q_BLHK, k_BLGK, v_BLGK), 0), *gradients
+
+    ours = value_and_gradients(lambda *qkv: formulation(*qkv, until_BL, cap=cap))
     for mine, theirs in zip(ours, value_and_gradients(naive), strict=True):
         assert mine.dtype == dtype
         mine, theirs = (np.asarray(x, np.float32) for x in (mine, theirs))
-        if mine.shape == q_BLHK.shape:
-            mine, theirs = (
-                np.where(is_real_BL11, x, 0) for x in (mine, theirs)
-            )  # padding's own output is free
-        np.testing.assert_allclose(mine, theirs, atol=atol)
+        np.testing.assert_allclose(mine, theirs, atol=1e-5 if dtype == "float32" else 0.1)
 
 
 def test_a_single_token_sees_itself(rng):
@@ -98,7 +108,7 @@ def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():
 
 def test_which_formulation_runs_where(monkeypatch):
     chosen = []
-    named = lambda name: lambda *_: chosen.append(name)
+    named = lambda name: lambda *_, **__: chosen.append(name)
     for module, name in ((attention, "dense"), (cpu, "one_product"), (cpu, "tiled"), (accelerator, "splash")):
         monkeypatch.setattr(module, name, named(name))
     monkeypatch.setattr(accelerator, "cudnn", named("cudnn"))

@@ -28,7 +28,8 @@ from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.formats import Format, train_tokenizer
 from prm_jax.heads import good_logit
 from prm_jax.launch.config import parse
-from prm_jax.model import ALWAYS, PRM, RopeScaling, at_step_ends, make_cache
+from prm_jax.model import PRM, RopeScaling, at_step_ends, make_cache
+from prm_jax.visibility import ALWAYS
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from flax import nnx
 from prm_jax.attention import SHORT
 from prm_jax.heads import HEADS, good_logit
 from prm_jax.lora import LoraConfig, attach
-from prm_jax.model import ALWAYS, PRM, RopeScaling, at_step_ends, for_decoding, linear, make_cache
+from prm_jax.model import PRM, RopeScaling, at_step_ends, for_decoding, linear, make_cache
+from prm_jax.visibility import ALWAYS
 
 
 def causal(rng, B, L, vocab=64):

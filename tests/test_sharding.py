@@ -31,17 +31,8 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.formats import read_format
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import set_cpu_devices
-from prm_jax.launch.mesh import (
-    IN_SPLIT,
-    OUT_SPLIT,
-    MeshConfig,
-    check_divides,
-    make_mesh,
-    map_layout,
-    path_names,
-    platform,
-    spec,
-)
+from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, map_layout, path_names
+from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, platform, spec
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM
 

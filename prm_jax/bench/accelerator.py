@@ -25,7 +25,7 @@ from prm_jax.bench.models import bench_sampling, bench_score, bench_train, packe
 from prm_jax.checkpoints.hf_config import ModelChoice
 from prm_jax.kernels import accelerator, cpu
 from prm_jax.launch.config import expect, parse
-from prm_jax.launch.mesh import platform
+from prm_jax.launch.sharding import platform
 
 KERNELS = {
     "cpu": {"one_product": cpu.one_product, "tiled": cpu.tiled},

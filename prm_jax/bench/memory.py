@@ -16,7 +16,8 @@ from prm_jax.bench.models import LOSS, OPTIMIZER
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices
-from prm_jax.launch.mesh import AXES, abstract_arrays, make_mesh, row_sharding, shardings
+from prm_jax.launch.mesh import abstract_arrays, make_mesh, row_sharding, shardings
+from prm_jax.launch.sharding import AXES
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.packing import pack_batch

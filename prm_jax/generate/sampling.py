@@ -47,9 +47,10 @@ from prm_jax.launch.mesh import (
     row_shards,
     shard_batch,
 )
-from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
+from prm_jax.model import PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
 from prm_jax.tasks.checkers import CHECKERS, checker_of, choose_checker, is_own, open_grader
+from prm_jax.visibility import ALWAYS
 
 SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two, so that a few shapes serve all
 # Tokens after which the loop first stops to double its cache: attention reads all of it, and a step is seldom long.

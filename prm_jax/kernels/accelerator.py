@@ -1,6 +1,6 @@
 """Attention by library kernels: cuDNN's on GPU, through jax.nn, and JAX's splash attention on TPU.
 
-Both take the mask (`visible`) as an array of one byte per pair; splash attention skips tiles without a visible pair. It
+Both take the mask (visibility.py) as an array of one byte per pair; splash attention skips tiles without a visible pair. It
 agrees with an einsum in interpret mode (tests/test_attention.py), and both lower with their gradients
 (tests/test_accelerator.py). Neither has run on a chip: `python -m prm_jax.bench what=accelerator` is for the first.
 
@@ -10,8 +10,8 @@ Dimension key: B rows, L tokens (queries and keys), H query heads, G key/value h
 import jax
 import jax.numpy as jnp
 
-from prm_jax.kernels.cpu import visible
-from prm_jax.launch.mesh import platform
+from prm_jax.launch.sharding import platform
+from prm_jax.visibility import visible
 
 TILE = 512  # tokens of a tile at most
 LANES = 128  # of a TPU's vector register; tiles are multiples of it

@@ -1,7 +1,7 @@
 """Linear layers, attention and functions of single tokens, written so that XLA's CPU backend runs them fast.
 
-`flatten_tokens`, `matmul`, `add_bias` and `save_for_backward` are plain operations on other backends, whose kernels use
-`visible` and `soft_cap` too; `one_product` and `tiled` are for CPU.
+`flatten_tokens`, `matmul`, `add_bias` and `save_for_backward` are plain operations on other backends; `one_product` and
+`tiled` are for CPU. Who sees whom says visibility.py.
 
 Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R = H / G
 queries per group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times a row's or tile's tokens.
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from prm_jax.launch.mesh import features_are_split, platform, sum_over_rows
+from prm_jax.launch.sharding import features_are_split, platform, sum_over_rows
+from prm_jax.visibility import is_causal, sees, visible
 
 TILE = 64  # tokens; a tile's scores fit in a core's cache (measured with gradient: 128 takes 1.2 x as long)
 SCORES = 1 << 18  # scores of short rows that are computed at a time: 1 MB, half of a core's cache
@@ -125,14 +126,7 @@ def _add_bias_backward(_, dy_nF):
 add_bias.defvjp(lambda y_nF, b_F: (y_nF + b_F, None), _add_bias_backward)
 
 
-# Attention: the mask of every kernel, from one integer a key (attention.py), and the cap of scores
-
-
-def visible(visible_until_BS, slot_BL=None):
-    """Boolean mask_BLS: whether the query sees the key. `slot_BL` is a query's position among the keys; None: S = L."""
-    key_S = jnp.arange(visible_until_BS.shape[1])
-    query_BL1 = key_S[None, :, None] if slot_BL is None else slot_BL[:, :, None]
-    return (key_S <= query_BL1) & (query_BL1 <= visible_until_BS[:, None, :])
+# Attention
 
 
 def soft_cap(score, cap: float | None):
@@ -156,10 +150,11 @@ def _batch_multiply(a, b, over_a: int, over_b: int):
 
 def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     """Softmax attention of short rows, whose scores are computed at once, for so many rows at a time that the scores
-    stay in a core's cache. Half of the queries see half of the keys at most, which takes .8 of the time. One batch axis
-    (row, group) and two matrix axes are the only layout that XLA's CPU backend multiplies at full speed."""
+    stay in a core's cache. Half of a causal model's queries see half of the keys at most, which takes .8 of the time. One
+    batch axis (row, group) and two matrix axes are the only layout that XLA's CPU backend multiplies at full speed."""
     B, L, H, K = q_BLHK.shape
-    G, half = k_BLGK.shape[2], L // 2
+    G = k_BLGK.shape[2]
+    half = L // 2 if is_causal() else 0
     r = max(n for n in range(1, B + 1) if B % n == 0 and (n == 1 or n * H * L * L <= SCORES))
 
     def few_rows(arrays):
@@ -247,7 +242,7 @@ def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
 
 
 def _last_tile(visible_until_Nt):
-    """The last query tile that reads each key tile, last_N; the first is the key tile itself."""
+    """last_N: the last query tile that may see each key tile. `sees` asks with it of tiles as of tokens."""
     return visible_until_Nt.max(-1) // visible_until_Nt.shape[1]
 
 
@@ -263,11 +258,11 @@ def _write(x_N, value, i):
     return jax.lax.dynamic_update_index_in_dim(x_N, value, i, axis=0)
 
 
-def _is_visible(visible_until_Nt, i, j):
+def _tile_mask(visible_until_Nt, i, j):
     """mask_tt[query, key]: whether a query of tile i sees a key of tile j."""
-    t = visible_until_Nt.shape[1]
-    query_t1, key_t = (i * t + jnp.arange(t))[:, None], j * t + jnp.arange(t)
-    return (key_t <= query_t1) & (query_t1 <= _read(visible_until_Nt, j))
+    place_t = jnp.arange(visible_until_Nt.shape[1])
+    query_t1, key_t = (i * len(place_t) + place_t)[:, None], j * len(place_t) + place_t
+    return sees(query_t1, _read(visible_until_Nt, i)[:, None], key_t, _read(visible_until_Nt, j))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -281,13 +276,13 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
 
     def query_tile(i, carry):
         q_GmK = _read(q_NGmK, i)
-        is_needed_N = (i_N <= i) & (i <= last_N)
-        key_N = jnp.argsort(~is_needed_N)  # the needed key tiles first
+        is_seen_N = sees(i, last_N[i], i_N, last_N)
+        key_N = jnp.argsort(~is_seen_N)  # the needed key tiles first
 
         def key_tile(n, carry):
             o_GmK, sum_Gm1, top_Gm1 = carry
             j = key_N[n]
-            mask_mt = jnp.tile(_is_visible(visible_until_Nt, i, j), (R, 1))
+            mask_mt = jnp.tile(_tile_mask(visible_until_Nt, i, j), (R, 1))
             s_Gmt = soft_cap(_batch_multiply(q_GmK, _read(k_NGtK, j), 2, 2), cap)
             s_Gmt = jnp.where(mask_mt, s_Gmt, MASKED)
             new_Gm1 = jnp.maximum(top_Gm1, s_Gmt.max(-1, keepdims=True))
@@ -298,7 +293,7 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
         o_GmK, zeros_Gm1 = jnp.zeros(q_GmK.shape), jnp.zeros((*q_GmK.shape[:-1], 1))
         # The running maximum starts above MASKED, so that a tile in which a query sees nothing adds exp(-huge) = 0.
         start = o_GmK, zeros_Gm1, zeros_Gm1 + MASKED / 2
-        sums = jax.lax.fori_loop(0, is_needed_N.sum(), key_tile, start)
+        sums = jax.lax.fori_loop(0, is_seen_N.sum(), key_tile, start)
         return tuple(_write(x_N, x, i) for x_N, x in zip(carry, sums, strict=True))
 
     zeros_NGm1 = jnp.zeros((*q_NGmK.shape[:-1], 1))
@@ -315,16 +310,19 @@ def _tiled_backward(cap, saved, do_NGmK):
     q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm = saved
     delta_NGm = (do_NGmK.astype(jnp.float32) * o_NGmK.astype(jnp.float32)).sum(-1)
     dtype, R = q_NGmK.dtype, q_NGmK.shape[2] // visible_until_Nt.shape[1]
-    last_N = _last_tile(visible_until_Nt)
+    i_N, last_N = jnp.arange(len(visible_until_Nt)), _last_tile(visible_until_Nt)
 
     def key_tile(j, carry):
         k_GtK, v_GtK = _read(k_NGtK, j), _read(v_NGtK, j)
         k_GKt = k_GtK.swapaxes(1, 2)
+        sees_it_N = sees(i_N, last_N, j, last_N[j])
+        query_N = jnp.argsort(~sees_it_N)  # the needed query tiles first
 
-        def query_tile(i, carry):
+        def query_tile(n, carry):
             dq_NGKm, dk_GtK, dv_GtK = carry
+            i = query_N[n]
             q_GmK, do_GmK = _read(q_NGmK, i), _read(do_NGmK, i)
-            mask_tm = jnp.tile(_is_visible(visible_until_Nt, i, j).T, (1, R))
+            mask_tm = jnp.tile(_tile_mask(visible_until_Nt, i, j).T, (1, R))
             s_Gtm = jnp.where(mask_tm, soft_cap(_batch_multiply(k_GtK, q_GmK, 2, 2), cap), MASKED)
             p_Gtm = jnp.exp(s_Gtm - _read(lse_NGm, i)[:, None])
             ds_Gtm = p_Gtm * (_batch_multiply(v_GtK, do_GmK, 2, 2) - _read(delta_NGm, i)[:, None])
@@ -336,9 +334,8 @@ def _tiled_backward(cap, saved, do_NGmK):
 
         dq_NGKm, dk_NGtK, dv_NGtK = carry
         zeros_GtK = jnp.zeros(k_GtK.shape)
-        dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(
-            j, last_N[j] + 1, query_tile, (dq_NGKm, zeros_GtK, zeros_GtK)
-        )
+        start = dq_NGKm, zeros_GtK, zeros_GtK
+        dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(0, sees_it_N.sum(), query_tile, start)
         return dq_NGKm, _write(dk_NGtK, dk_GtK, j), _write(dv_NGtK, dv_GtK, j)
 
     dq_NGKm = jnp.zeros(q_NGmK.swapaxes(2, 3).shape)

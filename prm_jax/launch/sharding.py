@@ -1,0 +1,77 @@
+"""How one array is split over the mesh in use: what model code says under jit.
+
+Mesh axes: `data` splits the rows of a batch; `fsdp` splits rows and parameters, which are gathered layer by layer;
+`tensor` splits heads and features (Shoeybi et al. 2020). Without a mesh nothing is split.
+"""
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+AXES = ("data", "fsdp", "tensor")
+ROWS = AXES[:2]
+# The mesh axes that split a matrix [in, out] whose outputs, or whose inputs, are heads or features: a pair needs one
+# sum over `tensor`. A parameter declares them as `mesh_axes`; all others (norms, biases, step heads) are not split.
+OUT_SPLIT = ("fsdp", "tensor")
+IN_SPLIT = ("tensor", "fsdp")
+
+
+def platform() -> str:
+    """cpu, gpu or tpu: the platform of the mesh in use (whose devices need not exist), else jax's default."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
+
+
+def spec(mesh_axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> P:
+    """The PartitionSpec of an array whose last axes `mesh_axes` split, on a mesh of these sizes. Not split are axes
+    that the mesh does not divide evenly, and those of experts and stacked layers, which a loop takes one by one."""
+    axes = [None] * (len(shape) - len(mesh_axes)) + list(mesh_axes)
+    axes = [
+        a if sizes.get(a, 1) > 1 and n % sizes[a] == 0 else None for a, n in zip(axes, shape, strict=True)
+    ]
+    # No trailing None, as jax itself writes it; otherwise the outputs of a step would not match its inputs.
+    while axes and axes[-1] is None:
+        axes.pop()
+    return P(*axes)
+
+
+def pin(x, *axes):
+    """Constrains x to `sharding(*axes)` under jit."""
+    return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P(*axes))
+
+
+def constrain_rows(x):
+    """Splits the rows of the residual stream x_BLD over data and fsdp under jit. Splitting over `tensor`, too, would
+    store less for the backward pass, but exchange nine times the bytes in the linear layers (72B on 64 devices)."""
+    return pin(x, ROWS)
+
+
+def embed_lookup(embed_VD, ids_BL):
+    """embed_VD[ids_BL], sharded as the residual stream, under jit. Each device looks up its features for the rows of
+    its fsdp group; an all-to-all exchanges features for rows. Unconstrained, XLA may gather every row of the batch."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    features = spec(IN_SPLIT, embed_VD.shape, sizes)[1:]
+    return constrain_rows(pin(embed_VD[pin(ids_BL, "data")], "data", None, *features))
+
+
+def shard_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
+    """attend(...) on each device's own rows and heads, since XLA cannot split kernels."""
+    if jax.sharding.get_abstract_mesh().size <= 1:
+        return attend(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
+    heads, rows = P(ROWS, None, "tensor"), P(ROWS)
+    split = jax.shard_map(
+        attend, in_specs=(heads,) * 3 + (rows,) * len(rest_BL), out_specs=heads, check_vma=False
+    )
+    return split(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
+
+
+def features_are_split() -> bool:
+    """Whether `tensor` splits features, under jit."""
+    return jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
+
+
+def sum_over_rows(product, x_nD, y_nF):
+    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit, with whole features."""
+    if jax.sharding.get_abstract_mesh().size <= 1:
+        return product(x_nD, y_nF)
+    split = {"in_specs": P(ROWS), "out_specs": P(), "check_vma": False}
+    return jax.shard_map(lambda x_nD, y_nF: jax.lax.psum(product(x_nD, y_nF), ROWS), **split)(x_nD, y_nF)
