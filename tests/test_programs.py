@@ -243,7 +243,7 @@ PROGRAMS = {
              "update.loss_norm": "token", "update.clip_low": 0.2, "update.clip_high": 0.28, "update.kl": 0},
     "prime": {"advantage": "prime", "select": "mixed", "accuracy_low": 0.2, "accuracy_high": 0.8, "reward.answer": 1,
               "reward.prm": 1, "reward.prm_checkpoint": "embedded", "reward.prm_form": "log_odds", "reward.prm_norm": "return",
-              "online.every": 1, "online.labels": "outcome", "update.loss_norm": "token"},
+              "update.loss_norm": "token"},
     "gspo": {"advantage": "grpo", "update.surrogate": "gspo", "update.loss_norm": "response", "update.clip_low": 3e-4,
              "update.clip_high": 4e-4},
     "cispo": {"advantage": "grpo", "update.surrogate": "cispo", "update.loss_norm": "token", "update.clip_low": 10},

@@ -1,11 +1,13 @@
-"""Prints the expected gradient of every estimator, exactly: over all groups of three responses of a small policy.
+"""Prints the expected gradient of every estimator, exactly: over all groups of three responses of a small
+policy.
 
 python -m prm_jax.rl.exact    the table of docs/lab.md
 
-The policy writes one, two or three steps, each good or bad; after a step, and before the third, it may draw the end of
-sequence in place of the next one. Its five logits decide whether the first step, one after a bad and one after a good
-step is good, and whether it ends after a bad and after a good one. The outcome is 1 where the last step is good. A step is
-two tokens, of which the second is its separator, and then the end or the next step is drawn.
+The policy writes one, two or three steps, each good or bad; after a step, and before the third, it may draw
+the end of sequence in place of the next one. Its five logits decide whether the first step, one after a bad
+and one after a good step is good, and whether it ends after a bad and after a good one. The outcome is 1
+where the last step is good. A step is two tokens, of which the second is its separator, and then the end or
+the next step is drawn.
 
 Dimension key: N responses, T steps, L tokens, K logits.
 """
@@ -77,8 +79,8 @@ def responses(bad: float) -> Responses:
 
 
 def exact(estimator: Estimator, options: dict, r: Responses, goal_N, n: int = 3) -> Row:
-    """The mean of the gradients of all groups of n responses, which are one batch here; for an estimator that `whitens`
-    the mean of the advantages is that of an infinite one."""
+    """The mean of the gradients of all groups of n responses, which are one batch here; for an estimator that
+    `whitens` the mean of the advantages is that of an infinite one."""
     members_Gn = np.array([*itertools.combinations_with_replacement(range(len(r.chance_N)), n)])
     orders_G = [math.factorial(n) / math.prod(map(math.factorial, np.bincount(own))) for own in members_Gn]
     chance_G = orders_G * r.chance_N[members_Gn].prod(1)

@@ -1,10 +1,10 @@
 """Trains a verifier on the policy's roll-outs, so that its scores stay valid for what the policy writes.
 
-labels=outcome with a language model is PRIME's verifier (Cui et al. 2025, arXiv 2502.01456; all of PRIME, by steps, is
-experiment=prime): an implicit PRM, at first the policy itself, learns by cross-entropy whether answers are right, and a
-step's reward is beta log PRM / reference of its tokens (scoring.step_ratios). labels=steps retrains a PRM on labels of
-the exact checker, up to the first wrong step.
-labels=outcome with a PRM takes a response's outcome as the value of its steps, a Monte-Carlo label with K = 1.
+labels=outcome with a language model is PRIME's verifier (Cui et al. 2025, arXiv 2502.01456; all of PRIME, by
+steps, is experiment=prime): an implicit PRM, at first the policy itself, learns by cross-entropy whether
+answers are right, and a step's reward is beta log PRM / reference of its tokens (scoring.step_ratios).
+labels=steps retrains a PRM on labels of the exact checker, up to the first wrong step. labels=outcome with a
+PRM takes a response's outcome as the value of its steps, a Monte-Carlo label with K = 1.
 
 Dimension key: A micro-batches, B rows, L tokens.
 """
@@ -42,7 +42,8 @@ class OnlineConfig:  # conf/rl.yaml says what each key means
 
 
 def open_prm(name: str, options: OpenOptions, cfg: OnlineConfig):
-    """The verifier `name`. A language model that learns online is an implicit PRM with itself as reference."""
+    """The verifier `name`. A language model that learns online is an implicit PRM with itself as
+    reference."""
     if not cfg.every or not needs_folder(name):
         return open_verifier(name, options)
     loaded = open_checkpoint(name, options.which, options.format, options.dtype)

@@ -1,8 +1,8 @@
 """Rewards of roll-outs: a weighted sum of sources, each computed for a whole batch at once, in this process.
 
-A source is f(rollouts, scores) -> a row of step rewards for each roll-out, which stay at their steps, or one number for
-each roll-out, outcome_N; arrays or lists. A user's own is a function f(rollouts) with the same results, named by
-`reward.own_function=FILE.py:FUNCTION` with the weight `reward.own`.
+A source is f(rollouts, scores) -> a row of step rewards for each roll-out, which stay at their steps, or one
+number for each roll-out, outcome_N; arrays or lists. A user's own is a function f(rollouts) with the same
+results, named by `reward.own_function=FILE.py:FUNCTION` with the weight `reward.own`.
 
 Dimension key: N roll-outs, T steps, L tokens.
 """
@@ -37,17 +37,21 @@ class RolloutScores(NamedTuple):
     max_tokens: int
 
 
-def exact_steps(scores: RolloutScores) -> list[np.ndarray]:
-    """1 for each right or neutral step, 0 for the others."""
+def exact_steps(rollouts, scores: RolloutScores) -> list[np.ndarray]:
+    """+1 for each right or neutral step, -1 for the others (VPRM, arXiv 2601.17223)."""
     expect(
         scores.verdicts is not None,
         "reward",
         "steps",
         "problems of an embedded task, whose steps can be checked",
     )
-    return [
-        np.array([verdict in tasks.RATINGS for verdict in verdicts], float) for verdicts in scores.verdicts
-    ]
+    return [np.array([1.0 if v in tasks.RATINGS else -1.0 for v in row]) for row in scores.verdicts]
+
+
+def process_accuracy(rollouts, scores: RolloutScores) -> np.ndarray:
+    """The share of right steps where the answer is right, else 0 (Interplay, arXiv 2512.07783)."""
+    shares = [(step_T.mean() + 1) / 2 for step_T in exact_steps(rollouts, scores)]
+    return scores.right_N * shares
 
 
 def has_drop(log_odds_T: np.ndarray, share: float = 0.3) -> bool:
@@ -56,31 +60,33 @@ def has_drop(log_odds_T: np.ndarray, share: float = 0.3) -> bool:
     return bool((p_T[1:] < (1 - share) * p_T[:-1]).any())
 
 
-def over_largest_return(rows: list[np.ndarray]) -> list[np.ndarray]:
-    """Step rewards divided by the largest absolute sum from a step on of the batch (PRIME-RL/PRIME at 18ad596,
-    prime_norm=batch_norm in verl/workers/actor/dp_prime.py). What they are multiplied by, as beta, cancels."""
-    largest = np.abs(returns(padded(rows))).max()
-    return [row / (largest + 1e-6) for row in rows]
+def psgrpo(rollouts, scores: RolloutScores) -> np.ndarray:
+    """PS-GRPO (URSA, arXiv 2501.04686, eq. 6): 1 where the answer is right, .5 if P(good) falls on the way."""
+    return scores.right_N * [0.5 if has_drop(log_odds_T) else 1.0 for log_odds_T in scores.prm]
+
+
+def orm_last(rollouts, scores: RolloutScores) -> np.ndarray:
+    """P(the answer is right) after the last step."""
+    return np.array([probability(log_odds_T[-1]) for log_odds_T in scores.orm])
+
+
+def length(rollouts, scores: RolloutScores) -> np.ndarray:
+    """Tokens as a share of max_tokens; a negative weight asks for short responses."""
+    return np.array([len(r.ids_L) / scores.max_tokens for r in rollouts])
 
 
 SOURCES = {
-    "answer": lambda rollouts, scores: scores.right_N,  # 1 where the answer is right
-    # +1 and -1 by the exact checker of steps (VPRM, arXiv 2601.17223)
-    "steps": lambda rollouts, scores: [2 * right_T - 1 for right_T in exact_steps(scores)],
-    # the share of right steps where the answer is right, else 0 (Interplay, arXiv 2512.07783)
-    "process_accuracy": lambda rollouts, scores: (
-        scores.right_N * [right_T.mean() for right_T in exact_steps(scores)]
-    ),
+    "answer": lambda rollouts, scores: scores.right_N,
+    "steps": exact_steps,
+    "process_accuracy": process_accuracy,
     "prm": lambda rollouts, scores: scores.prm_reward,
-    # PS-GRPO (URSA, arXiv 2501.04686, eq. 6): 1 where the answer is right, .5 where the PRM's P(good) falls on the way
-    "psgrpo": lambda rollouts, scores: scores.right_N * [1 - 0.5 * has_drop(x) for x in scores.prm],
-    # P(the answer is right) after the last step
-    "orm": lambda rollouts, scores: np.array([probability(logit_T[-1]) for logit_T in scores.orm]),
-    # tokens as a share of max_tokens; a negative weight asks for short responses
-    "length": lambda rollouts, scores: np.array([len(r.ids_L) / scores.max_tokens for r in rollouts]),
+    "psgrpo": psgrpo,
+    "orm": orm_last,
+    "length": length,
     "own": lambda rollouts, scores: scores.custom(rollouts),
 }
-LARGEST = 1e9  # of a reward: squares of more do not fit float32
+NEEDS = {"prm": "prm_checkpoint", "psgrpo": "prm_checkpoint", "orm": "orm_checkpoint", "own": "own_function"}
+# reward.prm_form -> f(log_odds_T, P(good) before the first step) -> reward_T
 FORMS = {
     "probability": lambda log_odds_T, before: probability(log_odds_T),
     "signed": lambda log_odds_T, before: 2 * probability(log_odds_T) - 1,  # PURE's P(good) - P(bad)
@@ -88,35 +94,55 @@ FORMS = {
     # p_t - p_(t-1): of a value model the advantage of the step (PAV)
     "difference": lambda log_odds_T, before: np.diff(probability(log_odds_T), prepend=before),
 }
+LARGEST = 1e9  # of a reward: squares of more do not fit float32
+
+
+def over_largest_return(rows: list[np.ndarray]) -> list[np.ndarray]:
+    """Step rewards divided by the largest absolute sum from a step on of the batch (PRIME-RL/PRIME at
+    18ad596, prime_norm=batch_norm in verl/workers/actor/dp_prime.py). A factor, such as beta, cancels."""
+    largest = np.abs(returns(padded(rows))).max()
+    return [row / (largest + 1e-6) for row in rows]
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardConfig:  # weights of SOURCES, and what three of them ask; conf/rl.yaml says what each key means
+class RewardConfig:  # weights of SOURCES, and what some of them ask; conf/rl.yaml says what each key means
     answer: Finite
     steps: Finite
     process_accuracy: Finite
     prm: Finite
+    psgrpo: Finite
     orm: Finite
     length: Finite
     own: Finite
     prm_checkpoint: str | None
     prm_form: Annotated[str, one_of(FORMS)]
+    prm_where: Literal["all", "right"]
+    prm_norm: Literal["none", "return"]
     orm_checkpoint: str | None
     own_function: str | None
-    psgrpo: Finite = 0.0
-    prm_where: Literal["all", "right"] = "all"
-    prm_norm: Literal["none", "return"] = "none"
 
     def __post_init__(self):
-        needs = ("prm", "prm_checkpoint"), ("psgrpo", "prm_checkpoint"), ("orm", "orm_checkpoint")
-        for name, key in (*needs, ("own", "own_function")):
-            source = getattr(self, key)
-            expect(not getattr(self, name) or source, f"reward.{key}", source, "what to ask")
+        for name, key in NEEDS.items():
+            asked = getattr(self, key)
+            expect(not getattr(self, name) or asked, f"reward.{key}", asked, f"what reward.{name} asks")
         expect(bool(self.weights), "reward", 0, "a source with a weight")
 
     @property
     def weights(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in SOURCES if getattr(self, name)}
+
+
+class Reward(NamedTuple):
+    """The rewards of a batch of roll-outs."""
+
+    step_NT: np.ndarray  # of each step, 0 where a response has no such step
+    outcome_N: np.ndarray  # of the whole response
+    scores: RolloutScores
+    means: dict[str, float]  # the mean reward a response of each source
+
+    @property
+    def total_N(self) -> np.ndarray:
+        return self.step_NT.sum(1) + self.outcome_N
 
 
 @dataclasses.dataclass
@@ -134,21 +160,21 @@ class Rewards:
         place = self.cfg.own_function
         self.custom = place and read_function("reward.own_function", place, as_arrays)
 
-    def __call__(
-        self, rollouts: Sequence[Rollout]
-    ) -> tuple[np.ndarray, np.ndarray, RolloutScores, dict[str, float]]:
-        """(step_reward_NT, outcome_N, scores, the mean reward a response of each source)."""
-        scores, outcome_N, means = self.judge(rollouts), np.zeros(len(rollouts)), {}
-        step_reward_NT = padded([np.zeros(len(r.steps)) for r in rollouts])
+    def __call__(self, rollouts: Sequence[Rollout]) -> Reward:
+        scores = self.judge(rollouts)
+        step_NT = padded([np.zeros(len(r.steps)) for r in rollouts])
+        outcome_N = np.zeros(len(rollouts))
+        means = {}
         for name, weight in self.cfg.weights.items():
             reward = as_arrays(f"reward.{name}", SOURCES[name](rollouts, scores), rollouts)
             if isinstance(reward, list):
-                step_reward_NT += weight * (reward_NT := padded(reward))
-                reward = reward_NT.sum(1)
+                source_NT = padded(reward)
+                step_NT += weight * source_NT
+                reward = source_NT.sum(1)
             else:
                 outcome_N += weight * reward
             means[f"reward_{name}"] = float(reward.mean())
-        return step_reward_NT, outcome_N, scores, means
+        return Reward(step_NT, outcome_N, scores, means)
 
     def right(self, rollouts: Sequence[Rollout]) -> np.ndarray:
         """1 for each roll-out that is finished and has the right answer, right_N."""
@@ -156,57 +182,62 @@ class Rewards:
 
     def judge(self, rollouts: Sequence[Rollout]) -> RolloutScores:
         right_N = self.right(rollouts)
-        verdicts = [self.task.verdicts(r.problem, r.steps) for r in rollouts] if self.task else None
-        prm, orm = (scorer and score(scorer, self.policy, rollouts) for scorer in (self.prm, self.orm))
-        before = (
-            1.0 if self.prm and self.prm.label_kind == "correctness" else 0.5
-        )  # an empty solution is right
-        form = FORMS[self.cfg.prm_form]
-        prm_reward = [form(logit_T, before) for logit_T in prm] if prm else None
-        if prm and self.cfg.prm_where == "right":
-            prm_reward = [right * row for right, row in zip(right_N, prm_reward, strict=True)]
-        prm_reward = over_largest_return(prm_reward) if prm and self.cfg.prm_norm == "return" else prm_reward
+        prm = self.prm and score(self.prm, self.policy, rollouts)
         return RolloutScores(
-            right_N, verdicts, prm, prm_reward, orm, self.custom, self.policy.sampling.max_tokens
+            right_N=right_N,
+            verdicts=[self.task.verdicts(r.problem, r.steps) for r in rollouts] if self.task else None,
+            prm=prm,
+            prm_reward=self.prm_rewards(prm, right_N) if prm else None,
+            orm=self.orm and score(self.orm, self.policy, rollouts),
+            custom=self.custom,
+            max_tokens=self.policy.sampling.max_tokens,
         )
+
+    def prm_rewards(self, log_odds: list[np.ndarray], right_N: np.ndarray) -> list[np.ndarray]:
+        """The PRM's log-odds as step rewards: reward.prm_form, then prm_where, then prm_norm."""
+        before = 1.0 if self.prm.label_kind == "correctness" else 0.5  # an empty solution is right
+        rows = [FORMS[self.cfg.prm_form](log_odds_T, before) for log_odds_T in log_odds]
+        if self.cfg.prm_where == "right":
+            rows = [right * row for right, row in zip(right_N, rows, strict=True)]
+        return over_largest_return(rows) if self.cfg.prm_norm == "return" else rows
 
 
 def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | list[np.ndarray]:
-    """A source's result as outcome_N or as a list of each roll-out's step rewards; InputError where it is neither."""
+    """A source's result as outcome_N or as a list of step rewards; InputError where it is neither."""
     try:
         rows = [np.asarray(row) for row in itertools.islice(reward, len(rollouts) + 1)]  # it may be endless
     except (TypeError, ValueError):  # None, a number, ragged lists
         rows = []
-    shapes, step_shapes = [row.shape for row in rows], [(len(r.steps),) for r in rollouts]
+    shapes = [row.shape for row in rows]
+    step_shapes = [(len(r.steps),) for r in rollouts]
     is_right = shapes in ([()] * len(rollouts), step_shapes) and all(row.dtype.kind in "biuf" for row in rows)
-    description = f"{type(reward).__name__} of {len(rows)}, of shapes {shapes[:3]}..."
-    expected = (
-        f"{len(rollouts)} numbers, or as many rows, of shapes {step_shapes[:3]}...: a number for each step"
-    )
-    expect(is_right, where, description, expected)
-    finite = all((np.abs(row.astype(float)) <= LARGEST).all() for row in rows)
-    expect(finite, where, "one that is none, or too large", f"numbers of at most {LARGEST:g}")
+    found = f"{type(reward).__name__} of {len(rows)}, of shapes {shapes[:3]}..."
+    expect(is_right, where, found, f"{len(rollouts)} numbers, or as many rows with a number for each step")
+    is_finite = all((np.abs(row.astype(float)) <= LARGEST).all() for row in rows)
+    expect(is_finite, where, "a number that is nan or too large", f"numbers of at most {LARGEST:g}")
     return rows if shapes == step_shapes else np.array(rows)
 
 
 def score(scorer, policy: Policy, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-    """Log-odds of the steps. A verifier with the policy's tokenizer and format reads the sampled ids themselves."""
+    """Log-odds of the steps. A verifier with the policy's tokenizer and format reads the sampled ids."""
     if isinstance(scorer, ModelScorer):
         of_scores = {name: getattr(policy.format, name) for name in ("head", "score", "beta", "label_kind")}
-        same_format = dataclasses.replace(scorer.format, **of_scores) == policy.format
-        if same_format and scorer.tokenizer.get_vocab() == policy.tokenizer.get_vocab():
+        is_same_format = dataclasses.replace(scorer.format, **of_scores) == policy.format
+        if is_same_format and scorer.tokenizer.get_vocab() == policy.tokenizer.get_vocab():
             return scorer.score_encoded([as_scored(policy, r) for r in rollouts])
     return scorer.score([(r.problem, r.steps) for r in rollouts])
 
 
 def as_scored(policy: Policy, r: Rollout) -> Encoded:
-    """A roll-out as a verifier reads it: without end of sequence, with the separator that a cut last step lacks."""
+    """A roll-out as a verifier reads it: without end of sequence, with a separator after each step."""
     separator = policy.tokenizer.encode(policy.format.separator, add_special_tokens=False)
     n = len(r.ids_L) - int(r.ids_L[-1] in policy.eos_ids)
-    ids, step_n = r.ids_L[:n].tolist(), r.step_L[:n].tolist()
+    ids = r.ids_L[:n].tolist()
+    step_n = r.step_L[:n].tolist()
     if not ids or not policy.stop_masks["step"][ids[-1]]:
-        ids, step_n = [*ids, *separator], [*step_n, *[len(r.steps) - 1] * len(separator)]
-    start, end_T = len(r.prompt_L), np.searchsorted(step_n, np.arange(len(r.steps)), side="right") - 1
-    return Encoded(
-        np.concatenate([r.prompt_L, np.array(ids, np.int32)]), (start + end_T).astype(np.int32), start
-    )
+        ids += separator
+        step_n += [len(r.steps) - 1] * len(separator)
+    start = len(r.prompt_L)
+    end_T = np.searchsorted(step_n, np.arange(len(r.steps)), side="right") - 1
+    whole_L = np.concatenate([r.prompt_L, np.array(ids, np.int32)])
+    return Encoded(whole_L, (start + end_T).astype(np.int32), start)

@@ -48,16 +48,18 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollo
 def split_steps(
     policy: Policy, ids_L: np.ndarray, texts: dict | None = None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """(steps, step_L), the step of each token (`step_of_tokens`). `texts` is filled with the text of each step's ids, since
-    the same steps come again and again."""
-    fmt, step_L = (
-        policy.format,
-        np.array(step_of_tokens(policy.format, [policy.token_texts[i] for i in ids_L]), int),
-    )
-    steps, texts, is_text_L = [], {} if texts is None else texts, np.ones(len(ids_L), bool)
+    """(steps, step_L), the step of each token (`step_of_tokens`). `texts` is filled with the text of each
+    step's ids, since the same steps come again and again."""
+    fmt = policy.format
+    step_L = np.array(step_of_tokens(fmt, [policy.token_texts[i] for i in ids_L]), int)
+    is_text_L = np.ones(len(ids_L), bool)
     is_text_L[-1] = ids_L[-1] not in policy.eos_ids
+    texts = {} if texts is None else texts
+    steps = []
     for t in range(step_L.max(initial=0) + 1):
-        if (key := (ids := ids_L[is_text_L & (step_L == t)]).tobytes()) not in texts:
+        ids = ids_L[is_text_L & (step_L == t)]
+        key = ids.tobytes()
+        if key not in texts:
             text = policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
             texts[key] = fmt.separator.join(steps_of(fmt, text))
         steps.append(texts[key])
@@ -65,7 +67,7 @@ def split_steps(
 
 
 def arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(step_of_token_NL, mask_NL, group_N), as rl/advantages.py takes them: what follows the last step is of none."""
+    """(step_of_token_NL, mask_NL, group_N), as an estimator takes them: what follows the last step is of none."""
     step_NL = padded([np.where(r.step_L < len(r.steps), r.step_L, ~r.step_L) for r in rollouts])
     mask_NL = padded([np.ones(len(r.ids_L)) for r in rollouts])
     return step_NL.astype(int), mask_NL > 0, np.array([r.group for r in rollouts])
@@ -81,10 +83,11 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The places of roll-outs' tokens in packed rows, A micro-batches of B. A row is a prefix tree: the first tokens of
-    responses may be shared, so `scatter` adds the numbers of a place up."""
+    """The places of roll-outs' tokens in packed rows, A micro-batches of B. A row is a prefix tree: the first
+    tokens of responses may be shared, so `scatter` adds the numbers of a place up."""
 
-    # ids, pos, visible_until; the places of the token before (`before`) and of the response's first (`start`), [A, B, L]
+    # ids, pos, visible_until; the places of the token before (`before`) and of the response's first
+    # (`start`), [A, B, L]
     batch: dict[str, np.ndarray]
     used: int  # micro-batches with tokens; empty ones follow, so that one compiled program serves all batches
     places: list[tuple[int, np.ndarray]]  # each roll-out's row (of A x B), and its tokens' places in that

@@ -1,4 +1,5 @@
-"""One update of a policy: the clipped objective over the sampled tokens, and the KL divergence from a reference.
+"""One update of a policy: the clipped objective over the sampled tokens, and the KL divergence from a
+reference.
 
 Dimension key: A micro-batches, B rows, L tokens, V vocabulary.
 """
@@ -37,19 +38,21 @@ class UpdateConfig:  # conf/rl.yaml says what each key means
 
 
 def kl(log_ratio, estimator: str):
-    """Estimates KL(policy || reference) from log policy - log reference of the policy's samples (Schulman 2020).
+    """Estimates KL(policy || reference) from log policy - log reference of the policy's samples (Schulman
+    2020).
 
-    k1 = log ratio: unbiased, may be negative. k2 = its square over 2: biased, little variance. k3 = exp(-log ratio) - 1
-    + log ratio: unbiased, never negative. As a loss to differentiate, k2 has the gradient of the KL; k1 has none in
-    expectation, and k3's is that of KL(reference || policy)."""
+    k1 = log ratio: unbiased, may be negative. k2 = its square over 2: biased, little variance. k3 = exp(-log
+    ratio) - 1 + log ratio: unbiased, never negative. As a loss to differentiate, k2 has the gradient of the
+    KL; k1 has none in expectation, and k3's is that of KL(reference || policy)."""
     if estimator == "k1":
         return log_ratio
     return log_ratio**2 / 2 if estimator == "k2" else jnp.expm1(-log_ratio) + log_ratio
 
 
 def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray:
-    """The weight of each token in the loss, weight_NL. response: mean over responses of the mean over their tokens
-    (GRPO); token: mean over all tokens (DAPO); constant: sum over all tokens / (responses x max_tokens) (Dr. GRPO)."""
+    """The weight of each token in the loss, weight_NL. response: mean over responses of the mean over their
+    tokens (GRPO); token: mean over all tokens (DAPO); constant: sum over all tokens / (responses x
+    max_tokens) (Dr. GRPO)."""
     N, n_N = len(mask_NL), mask_NL.sum(1, keepdims=True)
     size = {"response": N * n_N, "token": mask_NL.sum(), "constant": N * max_tokens}[norm]
     return np.where(mask_NL, 1 / np.maximum(size, 1), 0.0)
@@ -73,10 +76,10 @@ def loss_inputs(layout, weight_NL, advantage_NL, old_NL, reference_NL, mask_NL) 
 
 
 def surrogate(log_ratio, up, down, cfg: UpdateConfig):
-    """(the clipped objective's loss, the weighted |A| that the clip cuts off), ratio = policy / sampling policy (PPO).
-    -min(ratio A, clip(ratio) A) is linear in A on either side of 0. So a shared token needs only two sums, up = sum w
-    max(A, 0) and down = sum w min(A, 0). CISPO (MiniMax 2025, arXiv 2506.13585): the clipped ratio is a constant weight
-    of log p, so that every token keeps a gradient."""
+    """(the clipped objective's loss, the weighted |A| that the clip cuts off), ratio = policy / sampling
+    policy (PPO). -min(ratio A, clip(ratio) A) is linear in A on either side of 0. So a shared token needs
+    only two sums, up = sum w max(A, 0) and down = sum w min(A, 0). CISPO (MiniMax 2025, arXiv 2506.13585):
+    the clipped ratio is a constant weight of log p, so that every token keeps a gradient."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
     if cfg.surrogate == "cispo":
@@ -87,8 +90,8 @@ def surrogate(log_ratio, up, down, cfg: UpdateConfig):
 
 
 def of_sequence(log_ratio_BL, start_BL, is_written_BL):
-    """The mean log ratio of each token's response, which starts at start_BL of its row, with the gradient of the token's
-    own (GSPO-token, Zheng et al. 2025, arXiv 2507.18071, eq. 14: an advantage of each token)."""
+    """The mean log ratio of each token's response, which starts at start_BL of its row, with the gradient of
+    the token's own (GSPO-token, Zheng et al. 2025, arXiv 2507.18071, eq. 14: an advantage of each token)."""
 
     def mean(ratio_L, start_L, is_written_L):
         sum_L, n_L = (jax.ops.segment_sum(x_L, start_L, len(start_L)) for x_L in (ratio_L, is_written_L))
@@ -99,7 +102,7 @@ def of_sequence(log_ratio_BL, start_BL, is_written_BL):
 
 
 def sampled_logps(model: PRM, batch):
-    """log p of each token in nats, logp_BL, by the logits of the token before it, from which it was sampled."""
+    """log p of each token in nats, logp_BL, by the logits of the token before it."""
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"])
     logit_BLV = model.vocab_logits(jnp.take_along_axis(x_BLD, batch["before"][:, :, None], axis=1))
     return -optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, batch["ids"])
@@ -107,7 +110,7 @@ def sampled_logps(model: PRM, batch):
 
 @jax.jit
 def written_logps(model: PRM, batch, used: int):
-    """log p of the sampled tokens in the first `used` micro-batches of a layout, logp_ABL; undefined elsewhere."""
+    """log p of the sampled tokens in the first `used` micro-batches, logp_ABL; undefined elsewhere."""
 
     def add(a, logp_ABL):
         return logp_ABL.at[a].set(sampled_logps(model, {name: x[a] for name, x in batch.items()}))
@@ -116,9 +119,9 @@ def written_logps(model: PRM, batch, used: int):
 
 
 def policy_loss(model: PRM, batch, cfg: UpdateConfig):
-    """The loss of one micro-batch [B, L], and sums over its tokens to be logged. batch: up, down and weight, in shares
-    of the whole batch; count: the number of responses with the token; old and (with a KL loss) reference: log p under
-    the policy that sampled it and under the one that the run began with."""
+    """The loss of one micro-batch [B, L], and sums over its tokens to be logged. batch: up, down and weight,
+    in shares of the whole batch; count: the number of responses with the token; old and (with a KL loss)
+    reference: log p under the policy that sampled it and under the one that the run began with."""
     count_BL, is_written_BL = batch["count"], (batch["count"] > 0).astype(jnp.float32)
     logp_BL = sampled_logps(model, batch)
     change_BL = is_written_BL * (logp_BL - batch["old"])
@@ -135,8 +138,8 @@ def policy_loss(model: PRM, batch, cfg: UpdateConfig):
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames=("model", "opt"))
 def update(model: PRM, opt: nnx.Optimizer, batch, used: int, cfg: UpdateConfig):
-    """Makes one optimiser step on the first `used` micro-batches of arrays [A, B, L]; returns (model, opt, metrics):
-    means over sampled tokens, and the share of the absolute advantage that the clip cuts off."""
+    """Makes one optimiser step on the first `used` micro-batches of arrays [A, B, L]; returns (model, opt,
+    metrics): means over sampled tokens, and the share of the absolute advantage that the clip cuts off."""
     graph, trained, frozen = nnx.split(model, opt.wrt, ...)
 
     def loss_and_sums(trained, micro):
