@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -13,17 +12,12 @@ import time
 import tracemalloc
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT, call, printed
-from flax import nnx
-from omegaconf import OmegaConf
 
 import evaluate
-from prm_jax import InputError, tasks
-from prm_jax.checkpoints import verifiers
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier, with_format
 from prm_jax.critics import execution
@@ -31,14 +25,12 @@ from prm_jax.critics.critic import Critic, combine
 from prm_jax.critics.execution import run_code
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
-from prm_jax.data.splits import data_config, load_splits
 from prm_jax.evals.solutions import critiques as lab_critiques
 from prm_jax.evals.steps import by_hidden_work
 from prm_jax.formats import Encoded, Format, read_format
 from prm_jax.generate import relabeling
 from prm_jax.packing import layout_batch
-from prm_jax.rl import __main__ as rl
-from prm_jax.rl import problems, rewards
+from prm_jax.rl import rewards
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution
@@ -309,98 +301,6 @@ def test_a_critic_rewards_the_steps_of_roll_outs():
     scorer = open_verifier("lab_critic:embedded", OpenOptions())
     (score_T,) = rewards.score(scorer, None, rollouts)
     np.testing.assert_array_equal(score_T, scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0])
-
-
-def test_a_critic_learns_from_as_many_right_as_wrong_steps_whether_its_verdict_is_the_label(capsys):
-    node = OmegaConf.load(ROOT / "conf/data/chain.yaml")
-    data = data_config(OmegaConf.merge(node, {"samples": "solver", "solutions": 60, "test_solutions": 40}))
-    found, splits = problems.of_critic(data, "lab_critic", 6, 0), load_splits(data, 0).splits
-    assert len(found.held_out) == 6 and not {*found.held_out} & {*found.train}
-    for side, prompts in (("train", found.train), ("validation", found.held_out)):
-        solutions = {s.problem: [] for s in splits[side]}
-        for s in splits[side]:
-            solutions[s.problem].append(s.steps)
-        judged = [re.fullmatch(r"(.*?mod7\?)(.*)\n\?", text, re.DOTALL).groups() for text in prompts]
-        judged = [(problem, tuple(steps.split("\n"))) for problem, steps in judged]
-        assert all(any(own[: len(steps)] == steps for own in solutions[problem]) for problem, steps in judged)
-        sound = [[kind in tasks.RATINGS for kind in chain.verdicts(*row)] for row in judged]
-        assert all(all(own[:-1]) for own in sound)  # none behind a wrong step
-        assert [own[-1] for own in sound] == [True, False] * (len(prompts) // 2)
-    steps = {
-        (s.problem, s.steps[: t + 1]): y
-        for s in splits["train"]
-        for t, y in enumerate(s.labels)
-        if y is not None
-    }
-    n = min(sum(y == side for y in steps.values()) for side in (0, 1))
-    assert len({*found.train}) == len(found.train) == 2 * n > 20
-    assert f"{sum(map(bool, steps.values())):,} right and" in capsys.readouterr().out
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(Rollout))
-    said = [("4+5=2", "Yes"), ("No",), ("4+5=2",)]
-    rollouts = [
-        Rollout(**fields | {"problem": p, "steps": own})
-        for p, own in itertools.product(found.train[:2], said)
-    ]
-    assert [found.verdict(r) for r in rollouts] == [True, False, None] * 2
-    assert [found.is_right(r) for r in rollouts] == [True, False, False, False, True, False]
-    assert found.watch(rollouts) == {"says_good": 1 / 3, "no_verdict": 1 / 3}
-    for wrong in ("thinkprm", "plain"):
-        with pytest.raises(
-            InputError, match=f"questions.critic: got '{wrong}', expected a critic that writes"
-        ):
-            problems.of_critic(data, wrong, 6, 0)
-
-
-@pytest.mark.slow
-def test_rl_of_a_critic_goes_on_bit_for_bit_and_opens_as_a_critic(monkeypatch, tmp_path):
-    monkeypatch.setattr(problems, "read_format", {"ends_in": ENDS_IN}.get)
-    keys = [
-        "questions.critic=ends_in",
-        "data.samples=solver",
-        "data.solutions=40",
-        "data.test_solutions=40",
-        "steps=2",
-    ]
-    keys += ["problems=4", "n=4", "sampling.max_tokens=16", "eval.problems=8", "eval.n=2", "eval.every=1"]
-    keys += ["batch_rows=32", "checkpoint_every=1", "cpu_devices=1"]
-    run = lambda name, *more: printed(
-        rl.main, monkeypatch, *more, f"hydra.run.dir={tmp_path}/{name}", cwd=tmp_path
-    )
-    out = run("whole", *keys)
-    assert (
-        "of each kept" in out
-        and "finished    agreement" in out
-        and f"task=steps data=chain checkpoint={tmp_path}" in out
-    )
-    learn = rl.Trainer.learn
-    monkeypatch.setattr(rl.Trainer, "learn", lambda self, step: 1 / 0 if step == 2 else learn(self, step))
-    with pytest.raises(ZeroDivisionError):
-        run("cut", *keys)
-    monkeypatch.setattr(rl.Trainer, "learn", learn)
-    printed(rl.main, monkeypatch, f"resume={tmp_path}/cut", cwd=tmp_path)
-    lines = lambda name: map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-    whole, cut = (
-        [{k: x for k, x in row.items() if "seconds" not in k} for row in lines(name)]
-        for name in ("whole", "cut")
-    )
-    assert whole == cut and [row["step"] for row in whole] == [0, 1, 2]
-    assert (
-        0 < whole[1]["right"] < 1
-        and 0 < whole[1]["no_verdict"] < 1
-        and {"eval_says_good", "eval_kl"} <= whole[2].keys()
-    )
-    models = [open_checkpoint(tmp_path / name, "latest", None, "float32").model for name in ("whole", "cut")]
-    for a, b in zip(*(jax.tree.leaves(nnx.state(model)) for model in models), strict=True):
-        assert (np.asarray(a) == np.asarray(b)).all()
-    monkeypatch.setattr(verifiers, "read_format", {"lab_critic": AT_ONCE}.get)
-    run("rewarded", *keys, "steps=1", "reward.prm=1", "reward.prm_checkpoint=lab_critic:embedded")
-    about = json.loads((tmp_path / "rewarded" / "summary.json").read_text())[
-        "critic"
-    ]  # what became of its critiques
-    assert about["critiques"] > 0 == about["no_verdict"] and about["format"]["name"] == "lab_critic"
-    fmt = with_critic(ENDS_IN, max_tokens=16, votes=1, rows=32)
-    scorer = open_verifier(f"{tmp_path}/whole", OpenOptions(which="latest", format=fmt))
-    assert isinstance(scorer, Critic) and [len(score_T) for score_T in scorer.score(ROWS[:2])] == [2, 1]
 
 
 def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path):

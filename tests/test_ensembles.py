@@ -12,7 +12,6 @@ import evaluate
 from prm_jax import InputError, load
 from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier
 from prm_jax.data.pools import Candidate, Problem, write_pool
-from prm_jax.rl.online import OnlineConfig, open_prm
 from prm_jax.scorers import EnsembleScorer
 
 PROBLEM, RIGHT, WRONG = LAST_DECIDES
@@ -102,8 +101,3 @@ def test_best_of_n_by_an_ensemble(monkeypatch, tmp_path):
     assert verifiers["mean"]["members"][1] == {"verifier": "checker-0.2-3"}
     told = call(evaluate.main, monkeypatch, "evaluate", *given[:2], 'checkpoint="mean:[equations,nowhere]"')
     assert told == "error: nowhere: no such folder"
-
-
-def test_rl_opens_an_ensemble_and_trains_none():
-    online = OnlineConfig(5, 1, "steps", 1e-4, 1.0)
-    assert open_prm("min:[equations,equations]", OpenOptions(), online).combine == "min"

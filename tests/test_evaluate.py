@@ -22,7 +22,7 @@ from prm_jax.evals.verifiers import new_name
 from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, parse
-from prm_jax.rl.problems import QuestionsConfig, of_files
+from prm_jax.rl.problems import file_problems
 from prm_jax.solutions import Solution
 from prm_jax.tasks import chain
 from prm_jax.tasks.checkers import open_grader
@@ -302,7 +302,7 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
         evaluate.main, monkeypatch, "task=solutions", *given, "split=test", "hydra.run.dir=held", cwd=tmp_path
     )
     files = [str(tmp_path / folder / "problems.jsonl") for folder in ("a", "held")]
-    read = of_files(QuestionsConfig(*files, checker="task"), open_grader("task", files), 5)
+    read = file_problems(*files, open_grader("task", files), 5)
     assert read.train == [p for p, _ in problems] and len(read.held_out) == 1 and read.task is chain
     printed(evaluate.main, monkeypatch, "task=solutions", *given, "data.label_kind=value",
             "data.after_first_error=keep", "hydra.run.dir=b", cwd=tmp_path)  # fmt: skip

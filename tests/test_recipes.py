@@ -19,7 +19,7 @@ from prm_jax.api import Verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
 from prm_jax.data.splits import data_config
 from prm_jax.generate import labeling, relabeling, sampling
-from prm_jax.rl.problems import QuestionsConfig, of_files
+from prm_jax.rl.problems import file_problems
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scorers import CheckerScorer
 from prm_jax.tasks.checkers import CHECKERS, checker_of, open_grader, own_function, own_labels
@@ -250,12 +250,10 @@ def test_rl_rewards_what_a_function_calls_right(mine, tmp_path):
         (tmp_path / f"{name}.jsonl").write_text(
             json.dumps({"problem": problem, "answer": "so\n#### 6"}) + "\n"
         )
-    cfg = QuestionsConfig(f"{tmp_path}/train.jsonl", f"{tmp_path}/test.jsonl", f"{mine}:whole")
-    problems, none = of_files(cfg, open_grader(cfg.checker), 5), np.zeros(0)
+    files = f"{tmp_path}/train.jsonl", f"{tmp_path}/test.jsonl"
+    problems, none = file_problems(*files, open_grader(f"{mine}:whole"), 5), np.zeros(0)
     rollouts = [Rollout(PROBLEM, 0, steps, True, none, none, none, none) for steps in (RIGHT, WRONG)]
     assert [problems.is_right(r) for r in rollouts] == [True, False] and problems.task is None
-    with pytest.raises(InputError, match=r"^input: got None, expected problems that checker=x.py:f"):
-        QuestionsConfig(None, None, "x.py:f")
 
 
 # our server as others' reward

@@ -12,7 +12,7 @@ A step reward stays at its step; only estimators with `sums_steps` add a respons
 and step rewards have separate baselines (as in PRIME and GDPO), so that the scale of one does not drown the
 other.
 
-`python examples/exact.py` prints the expected gradient of every estimator (docs/lab.md has its table).
+`python -m examples.exact` prints the expected gradient of every estimator (docs/lab.md has its table).
 Unbiased: grpo without a standard deviation, rloo, rloo_steps, and in a large batch reinforce and pure_verl's
 sum form. grpo_process, rloo_sources, prime, pure and pure_main subtract a baseline for every step that a
 response has, so an extra step costs about the mean step reward. A policy that decides when to stop then

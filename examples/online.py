@@ -1,0 +1,112 @@
+"""A Hydra command with the keys of `python -m prm_jax.rl`: RL in which the verifier learns from the policy's roll-outs.
+
+python -m examples.online experiment=prime                                                PRIME, by steps
+python -m examples.online reward.prm=0.5 reward.prm_checkpoint=RUN advantage=pure         a PRM, trained again
+
+A language model as reward.prm_checkpoint is PRIME's verifier (Cui et al. 2025, arXiv 2502.01456): an implicit PRM, at
+first the policy itself, learns by cross-entropy whether answers are right, and a step's reward is beta log PRM /
+reference of its tokens. A PRM of correctness learns the exact checker's labels up to the first wrong step; a PRM of
+values or an outcome model learns a response's outcome at each step (a Monte-Carlo label of K = 1).
+Edit the constants below.
+"""
+
+import dataclasses
+
+import jax
+from flax import nnx
+
+from prm_jax import tasks
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.verifiers import needs_folder
+from prm_jax.examples import make_example
+from prm_jax.launch import cli
+from prm_jax.launch.mesh import shard_batch
+from prm_jax.packing import Plan, doubled, make_groups, pack_batch
+from prm_jax.rl.__main__ import Trainer, train_policy
+from prm_jax.rl.rewards import as_scored
+from prm_jax.solutions import Solution, relabel_after_error
+from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step, with_reference
+
+EVERY = 1  # steps of the policy between updates of the verifier
+PASSES = 1  # updates of the verifier on a step's roll-outs
+LEARNING_RATE = 1e-3
+BETA = 0.05  # of an implicit PRM: log-odds per nat
+ROWS = 16  # packed rows of a micro-batch
+
+
+class OnlineTrainer(Trainer):
+    def __init__(self, cfg, problems):
+        super().__init__(cfg, problems)
+        self.verifier = self.rewards.prm
+        self.is_implicit = self.verifier.reference is not None
+        objective = "implicit" if self.is_implicit else "prm"
+        beta = self.verifier.format.beta
+        self.loss = LossConfig(objective, "bce", pos_weight=1.0, lm_weight=0.0, beta=beta)
+        optimizer = OptimizerConfig(
+            lr=LEARNING_RATE,
+            warmup=0.0,
+            final_lr=1.0,
+            weight_decay=0.0,
+            b1=0.9,
+            b2=0.98,
+            clip=1.0,
+            trainable="all",
+            mu_dtype="float32",
+        )
+        self.verifier_opt = make_optimizer(self.verifier.model, optimizer, cfg.steps // EVERY * PASSES)
+
+    def open_verifier(self, name):
+        """A language model becomes an implicit PRM with itself as reference."""
+        is_prm = name is not None and name == self.cfg.reward.prm_checkpoint
+        if not is_prm or not needs_folder(name):
+            return super().open_verifier(name)
+        loaded = open_checkpoint(name, "best", None, self.cfg.dtype)
+        if loaded.objective != "lm":
+            return super().open_verifier(name)
+        form = {"head": "implicit", "score": "log_ratio", "beta": BETA, "label_kind": "value"}
+        fmt = dataclasses.replace(loaded.format, **form)
+        implicit = open_checkpoint(name, "best", fmt, self.cfg.dtype, reference=name)
+        return implicit.scorer(32, self.cfg.batch.tokens)
+
+    def learners(self):
+        return nnx.Dict(opt=self.opt, verifier=self.verifier.model, verifier_opt=self.verifier_opt)
+
+    def learn_beside(self, step, rollouts, scores):
+        """Makes PASSES steps of the verifier's optimiser on the roll-outs."""
+        if step % EVERY:
+            return {}
+        width = self.cfg.batch.tokens
+        examples = [self.example(r, i, scores) for i, r in enumerate(rollouts)]
+        if self.is_implicit:
+            examples = with_reference(examples, self.verifier.reference, width, ROWS)
+        share = not self.is_implicit  # each token of an implicit PRM needs one next token
+        groups = make_groups(examples, width, share)
+        plan = Plan(width, width, groups, share)
+        packs = plan.rows(range(len(groups)))
+        packs += [[]] * (doubled(ROWS, len(packs)) - len(packs))
+        batch = pack_batch([[examples[i] for i in pack] for pack in packs], width, plan.step_slots, share)
+        batch = shard_batch({k: x.reshape(-1, ROWS, x.shape[1]) for k, x in batch.items()}, ROWS, axis=1)
+        for _ in range(PASSES):
+            new = train_step(self.verifier.model, self.verifier_opt, batch, self.loss, jax.random.key(0))
+            self.verifier.model, self.verifier_opt, metrics = new
+        return {f"online_{name}": metrics[name] for name in ("loss", "accuracy")}
+
+    def example(self, r, i, scores):
+        """Roll-out i as a training example: labels of its steps, or the outcome at every step."""
+        outcome = float(scores.right_N[i])
+        if self.verifier.label_kind == "correctness" and self.verifier.objective == "prm":
+            labels = tuple(tasks.correctness(scores.verdicts[i]))
+            solution = relabel_after_error(Solution(r.problem, r.steps, labels, outcome=outcome), "mask")
+        else:
+            solution = Solution(r.problem, r.steps, (outcome,) * len(r.steps), outcome=outcome)
+        return make_example(as_scored(self.policy, r), solution, self.loss.objective, "uniform")
+
+
+@cli.command("rl")
+def main(cfg):
+    """Train a policy and its verifier together."""
+    return train_policy(cfg, trainer=OnlineTrainer)
+
+
+if __name__ == "__main__":
+    main()
