@@ -11,8 +11,7 @@ from prm_jax.checkpoints.open import Loaded
 from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.data.critiques import verdict_at
 from prm_jax.formats import Encoded, Format, verdicts
-from prm_jax.generate.policies import Sampling
-from prm_jax.generate.remote import RemotePolicy, Server, are_numbers
+from prm_jax.generate.policies import Sampling, Server
 from prm_jax.generate.sampling import as_policy
 from prm_jax.launch.config import expect
 from prm_jax.protocols import Continuation
@@ -103,6 +102,8 @@ class RemoteWriter:
     computed = 0  # a server does not say what it reads
 
     def __init__(self, url: str, fmt: Format):
+        from prm_jax.generate.remote import RemotePolicy  # not above: its client takes a second to load
+
         server = Server(model=fmt.critic.model)
         self.policy = RemotePolicy(url, as_text(fmt), sampling_of(fmt), fmt.critic.rows, server)
         self.format, self.name, self.model = fmt, self.policy.name, self.policy.model
@@ -131,19 +132,13 @@ class RemoteWriter:
     def logprob(self, text: str, verdict: str) -> float:
         """log p of the verdict after the text, in nats; InputError where the server does not say, or fails for good."""
         text = text.removeprefix(self.bos)
-        body = {"temperature": 1.0, "max_tokens": 0, "echo": True, "logprobs": 0}
 
         def read(answer) -> float:
-            try:
-                logprobs = answer["choices"][0]["logprobs"]
-                token, logp = logprobs["tokens"][-1], logprobs["token_logprobs"][-1]
-            except (KeyError, IndexError, TypeError):
-                expected = "the prompt's log-probabilities (echo)"
-                raise ValueError(f"answered {str(answer)[:200]!r}, expected {expected}") from None
-            if token != verdict or not are_numbers([logp], (int, float), -1e30, 1e-3):
-                last = f"{token!r} with the log-probability {logp!r}"
-                raise ValueError(f"its last token is {last}, not {verdict!r} alone")
+            logprobs = answer.choices[0].logprobs
+            token, logp = logprobs.tokens[-1], logprobs.token_logprobs[-1]
+            if token != verdict:
+                raise ValueError(f"its last token is {token!r}, not {verdict!r} alone")
             return float(logp)
 
-        body |= {"model": self.model.name, "prompt": text + verdict}
-        return self.policy.post(body, read, f"no verdict after {text[-60:]!r}")
+        fields = {"temperature": 1.0, "max_tokens": 0, "echo": True, "logprobs": 0}
+        return self.policy.complete(text + verdict, read, **fields)

@@ -25,7 +25,7 @@ from prm_jax.evals.verifiers import data_of, describe, is_run, open_scorer, own_
 from prm_jax.figures.search import CHOICES
 from prm_jax.formats import Format
 from prm_jax.generate import search
-from prm_jax.generate.remote import Server
+from prm_jax.generate.policies import Server
 from prm_jax.generate.samples import policy_pool
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
 from prm_jax.generate.search_state import SearchState

@@ -1,12 +1,13 @@
 """The distribution, keys and cost of a policy, ours (sampling.py) or one behind a server (remote.py)."""
 
 import dataclasses
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from prm_jax.formats import Format
-from prm_jax.launch.config import Count, NotNegative, Share, expect
+from prm_jax.launch.config import Count, Natural, NotNegative, Positive, Share, expect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +18,21 @@ class Sampling:
     top_k: Count | None  # only the k most likely tokens, and those as likely as the last of them
     top_p: Share  # only the fewest most likely tokens whose probabilities sum to this; 1: all
     max_tokens: Count  # at most this many new tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:  # settings of requests; conf/sampling.yaml says what each key means
+    model: str | None = None
+    concurrency: Count = 64
+    timeout: Positive = 600.0
+    retries: Natural = 4
+
+
+class Served(NamedTuple):
+    """The model that a server names; its weights are not known."""
+
+    name: str
+    server: Literal["vllm", "sglang", "transformers", "other"]
 
 
 @jax.jit
@@ -42,16 +58,17 @@ class SamplingStats:
     shapes: set = dataclasses.field(default_factory=set)  # (program, rows, tokens), each compiled once
 
     def summary(self) -> str:
-        idle = 1 - self.tokens / max(self.places, 1)
-        on_device = f", {idle:.1%} of places idle, shapes compiled: {len(self.shapes)}" if self.places else ""
-        rate = f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} a second"
+        on_device = ""
+        if self.places:
+            idle = 1 - self.tokens / self.places
+            on_device = f", {idle:.1%} of places idle, shapes compiled: {len(self.shapes)}"
         prompts = f"{self.continuations:,} continuations of {self.prompts:,} distinct prompts"
+        rate = f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} a second"
         return f"sampled     {prompts}: {rate}{on_device}"
 
 
 def check_format(fmt: Format):
     """InputError where the next step would not start right after the separator of the last one."""
     unlike = fmt.suffix or fmt.between or fmt.shift or fmt.probe or fmt.drop_separator or fmt.chat
-    expect(
-        not unlike, "format", fmt.name, "a convention in which nothing but the separator stands between steps"
-    )
+    expected = "a convention in which nothing but the separator stands between steps"
+    expect(not unlike, "format", fmt.name, expected)

@@ -32,8 +32,15 @@ from prm_jax.data.questions import COUNTS, as_candidate, counts_of, read_questio
 from prm_jax.data.rows import append_rows, require_same
 from prm_jax.data.steps import step_sums
 from prm_jax.formats import Format, encode
-from prm_jax.generate.policies import Sampling, SamplingStats, check_format, prefix_numbers, sample_keys
-from prm_jax.generate.remote import AS_USUAL, RemotePolicy, Served, Server
+from prm_jax.generate.policies import (
+    Sampling,
+    SamplingStats,
+    Served,
+    Server,
+    check_format,
+    prefix_numbers,
+    sample_keys,
+)
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
@@ -49,6 +56,7 @@ from prm_jax.launch.mesh import (
 )
 from prm_jax.model import PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
+from prm_jax.protocols import Policy as PolicyProtocol
 from prm_jax.tasks.checkers import CHECKERS, checker_of, choose_checker, is_own, open_grader
 from prm_jax.visibility import ALWAYS
 
@@ -290,10 +298,12 @@ def open_policy(
     dtype: str,
     sampling: Sampling,
     batch_rows: int,
-    server=AS_USUAL,
-) -> Policy | RemotePolicy:
+    server: Server = Server(),
+) -> PolicyProtocol:
     """The language model at `path`, a folder, hub name or http://HOST:PORT, with its own format or `fmt`."""
     if str(path).startswith(("http://", "https://")):
+        from prm_jax.generate.remote import RemotePolicy  # not above: its client takes a second to load
+
         return RemotePolicy(str(path), fmt, sampling, batch_rows, server)
     return as_policy(open_checkpoint(path, which, None, choose_dtype(dtype)), path, fmt, sampling, batch_rows)
 
@@ -396,7 +406,7 @@ class PolicyConfig(CommandConfig):
     checkpoint: str
     checker: Annotated[str, checker_of(CHECKERS)] | None
     sampling: Sampling
-    server: Server = AS_USUAL
+    server: Server = Server()
     seed: Seed
 
 
