@@ -23,8 +23,8 @@ from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.pools import iter_pool
 from prm_jax.formats import read_format
-from prm_jax.generate import sampling
 from prm_jax.generate import samples as lab
+from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling, Served, Server
 from prm_jax.generate.remote import RemotePolicy, seeds
 from prm_jax.generate.search_state import Node, SearchState

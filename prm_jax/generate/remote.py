@@ -84,7 +84,7 @@ class RemotePolicy:
     format: Format
     sampling: Sampling
     batch_rows: int = 64  # sets the size of a pool's chunks; requests are not limited by it
-    server: Server = Server()
+    server: Server = dataclasses.field(default_factory=Server)
     stats: SamplingStats = dataclasses.field(default_factory=SamplingStats)
     client: openai.OpenAI | None = None  # opened once; dataclasses.replace keeps client and model
     model: Served | None = None

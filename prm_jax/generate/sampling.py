@@ -298,13 +298,13 @@ def open_policy(
     dtype: str,
     sampling: Sampling,
     batch_rows: int,
-    server: Server = Server(),
+    server: Server | None = None,
 ) -> PolicyProtocol:
     """The language model at `path`, a folder, hub name or http://HOST:PORT, with its own format or `fmt`."""
     if str(path).startswith(("http://", "https://")):
         from prm_jax.generate.remote import RemotePolicy  # not above: its client takes a second to load
 
-        return RemotePolicy(str(path), fmt, sampling, batch_rows, server)
+        return RemotePolicy(str(path), fmt, sampling, batch_rows, server or Server())
     return as_policy(open_checkpoint(path, which, None, choose_dtype(dtype)), path, fmt, sampling, batch_rows)
 
 
@@ -406,7 +406,7 @@ class PolicyConfig(CommandConfig):
     checkpoint: str
     checker: Annotated[str, checker_of(CHECKERS)] | None
     sampling: Sampling
-    server: Server = Server()
+    server: Server
     seed: Seed
 
 
