@@ -209,7 +209,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     )
 
     model = make_model(cfg, tokenizer)
-    if cfg.batch.share_prefixes and not packing.fits_window(model.cfg, cfg.batch.tokens):
+    if cfg.batch.share_prefixes and not packing.may_share(model.cfg, cfg.batch.tokens):
         window = f"{model.cfg.window}, the model's sliding window, which counts tokens of other branches too"
         raise InputError(
             f"batch.tokens: got {cfg.batch.tokens} with share_prefixes, expected at most {window}"

@@ -25,6 +25,7 @@ from prm_jax.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.rl.__main__ import Trainer, train_policy
 from prm_jax.rl.rewards import as_scored
 from prm_jax.solutions import Solution, relabel_after_error
+from prm_jax.scoring import RatioScorer
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step, with_reference
 
 EVERY = 1  # steps of the policy between updates of the verifier
@@ -38,7 +39,7 @@ class OnlineTrainer(Trainer):
     def __init__(self, cfg, problems):
         super().__init__(cfg, problems)
         self.verifier = self.rewards.prm
-        self.is_implicit = self.verifier.reference is not None
+        self.is_implicit = isinstance(self.verifier, RatioScorer)
         objective = "implicit" if self.is_implicit else "prm"
         beta = self.verifier.format.beta
         self.loss = LossConfig(objective, "bce", pos_weight=1.0, lm_weight=0.0, beta=beta)

@@ -1,7 +1,7 @@
 """Packs sequences of tokens into batches of static shape, for training and scoring.
 
 Sequences stand one after another in a row or, with shared prefixes, as a token tree that holds common beginnings once.
-Either way one integer per token says who may see it (attention.py).
+Either way one integer per token says who may see it (visibility.py).
 
 Dimension key: B rows, L tokens, T steps (of one sequence, or the slots of one row).
 """
@@ -18,6 +18,7 @@ import numpy as np
 
 from prm_jax.examples import STEP_TARGETS, TOKEN_TARGETS, Example
 from prm_jax.formats import Encoded
+from prm_jax.visibility import is_causal
 
 OPEN = 64  # newest rows that still take sequences: planning stays linear in their number
 
@@ -34,10 +35,10 @@ def depth_first(sequences: list[np.ndarray]) -> list[int]:
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
 
 
-def layout_row(sequences: list[np.ndarray], share: bool):
-    """(ids_n, pos_n, visible_until_n, places): a row's tokens, and the places of each sequence's tokens in it. A prefix
-    tree (`share`) is laid out depth first. pos counts from the start of each sequence; visible_until is the last place
-    that may see the token: the end of the last sequence through it."""
+def layout_row(sequences: list[np.ndarray], share: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+    """(row_3n, places): ids, positions and `until` of a row's tokens, and the places of each sequence's tokens in it. A
+    prefix tree (`share`) is laid out depth first. Positions count from the start of each sequence; `until` is the last
+    place that may see the token (visibility.py): the end of the last sequence through it."""
     row_3n, places = np.zeros((3, sum(map(len, sequences))), np.int32), [None] * len(sequences)
     start, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
     for i in depth_first(sequences) if share else range(len(sequences)):
@@ -49,7 +50,7 @@ def layout_row(sequences: list[np.ndarray], share: bool):
         path_L = np.concatenate([path_L[:shared], np.arange(start, end)])
         row_3n[2, path_L] = end - 1
         places[i], last_L, start = path_L, ids_L, end
-    return *row_3n[:, :start], places
+    return row_3n[:, :start], places
 
 
 def doubled(n: int, needed: int) -> int:
@@ -57,54 +58,85 @@ def doubled(n: int, needed: int) -> int:
     return next(n << k for k in itertools.count() if n << k >= needed)
 
 
-def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=None, share=False):
-    """(batch, places, slots): rows of sequences as arrays of static shape. batch: ids_BL, pos_BL and visible_until_BL of
-    `layout_row` (padding: row_tokens), and step_end_BT, the place that each slot reads. places[b][k], slots[b][k]: places
-    of the tokens and slots of the steps of sequence k of row b. With `step_slots` every step of every sequence has its
-    own slot, so that a shared step weighs as often as it occurs; without, a shared step has one slot, and there are as
-    few as suffice (row_tokens / 16, doubled as needed)."""
-    B = len(rows)
-    batch_3BL = np.zeros((3, B, row_tokens), np.int32)
+class Layout(NamedTuple):
+    """Rows of sequences as arrays of static shape, and where to find sequence k of row b in them."""
+
+    batch: dict[
+        str, np.ndarray
+    ]  # ids_BL, pos_BL and visible_until_BL (padding: L); with steps also step_end_BT,
+    # the place that each slot reads
+    places: list[list[np.ndarray]]  # places[b][k]: of its tokens
+    slots: list[list[np.ndarray]]  # slots[b][k]: of its steps
+
+
+def layout_tokens(rows: Sequence[Sequence[Encoded]], row_tokens: int, share: bool = False) -> Layout:
+    """The tokens alone, without slots for steps."""
+    batch_3BL = np.zeros((3, len(rows), row_tokens), np.int32)
     batch_3BL[2] = row_tokens
-    places, slots, step_ends = [], [], []
+    places = []
     for b, row in enumerate(rows):
-        *row_3n, places_b = layout_row([e.ids_L for e in row], share)
-        batch_3BL[:, b, : len(row_3n[0])] = row_3n
-        ends = [place_L[e.step_end_T] for e, place_L in zip(row, places_b, strict=True)]
-        end_n = np.concatenate([*ends, np.zeros(0, int)])
-        end_n, slot_n = (
-            (end_n, np.arange(len(end_n))) if step_slots else np.unique(end_n, return_inverse=True)
-        )
-        places.append(places_b), step_ends.append(end_n)
-        slots.append(np.split(slot_n, np.cumsum([*map(len, ends)]))[:-1])
-    T = step_slots or doubled(max(1, row_tokens // 16), max(map(len, step_ends)))
-    step_end_BT = np.zeros((B, T), np.int32)
-    for step_end_T, end_n in zip(step_end_BT, step_ends, strict=True):
-        step_end_T[: len(end_n)] = end_n
-    return dict(zip(("ids", "pos", "visible_until"), batch_3BL)) | {"step_end": step_end_BT}, places, slots
+        row_3n, places_b = layout_row([e.ids_L for e in row], share)
+        batch_3BL[:, b, : row_3n.shape[1]] = row_3n
+        places.append(places_b)
+    return Layout(dict(zip(("ids", "pos", "visible_until"), batch_3BL)), places, [])
+
+
+def layout_train(rows, row_tokens: int, step_slots: int, share: bool = False) -> Layout:
+    """Rows to learn from: each step of each sequence has its own slot, so that a shared step weighs as often as it
+    occurs."""
+    batch, places, _ = layout_tokens(rows, row_tokens, share)
+    batch["step_end"], slots = np.zeros((len(rows), step_slots), np.int32), []
+    for row, places_b, end_T in zip(rows, places, batch["step_end"], strict=True):
+        n, slots_b = 0, []
+        for e, place_L in zip(row, places_b, strict=True):
+            slot_t = np.arange(n, n + len(e.step_end_T))
+            end_T[slot_t] = place_L[e.step_end_T]
+            slots_b.append(slot_t)
+            n += len(slot_t)
+        slots.append(slots_b)
+    return Layout(batch, places, slots)
+
+
+def layout_score(rows, row_tokens: int, share: bool = False) -> Layout:
+    """Rows to read: a shared step has one slot, and there are as few as suffice (row_tokens / 16, doubled as needed)."""
+    batch, places, _ = layout_tokens(rows, row_tokens, share)
+    ends, slots = [], []
+    for row, places_b in zip(rows, places, strict=True):
+        end_t = [place_L[e.step_end_T] for e, place_L in zip(row, places_b, strict=True)]
+        ends.append(np.unique(np.concatenate([*end_t, np.zeros(0, int)])))
+        slots.append([np.searchsorted(ends[-1], x_t) for x_t in end_t])
+    T = doubled(max(1, row_tokens // 16), max(map(len, ends)))
+    batch["step_end"] = np.zeros((len(rows), T), np.int32)
+    for end_T, used_n in zip(batch["step_end"], ends, strict=True):
+        end_T[: len(used_n)] = used_n
+    return Layout(batch, places, slots)
 
 
 def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: int, share: bool = False):
-    """`layout_batch` with the targets of its examples: STEP_TARGETS [B, step_slots] and TOKEN_TARGETS [B, row_tokens],
+    """`layout_train` with the targets of its examples: STEP_TARGETS [B, step_slots] and TOKEN_TARGETS [B, row_tokens],
     these empty with shared prefixes, since a shared token has no single next token. `solution` and `problem` [B,
     step_slots] number them within a row, -1 in empty slots; a problem is the text before the first step."""
-    batch, places, slots = layout_batch(rows, row_tokens, step_slots, share)
+    batch, places, slots = layout_train(rows, row_tokens, step_slots, share)
     for targets, n in ((STEP_TARGETS, step_slots), (TOKEN_TARGETS, row_tokens)):
         batch |= {name: np.full((len(rows), n), empty, np.float32) for name, empty in targets.items()}
     batch |= {name: np.full((len(rows), step_slots), -1, np.int32) for name in ("solution", "problem")}
     for b, row in enumerate(rows):
         problems = [e.ids_L[: e.start].tobytes() for e in row]
         for k, (e, place_L, slot_T) in enumerate(zip(row, places[b], slots[b], strict=True)):
-            batch["solution"][b, slot_T], batch["problem"][b, slot_T] = k, problems.index(problems[k])
+            batch["solution"][b, slot_T] = k
+            batch["problem"][b, slot_T] = problems.index(problems[k])
             for name, x_n in e.targets.items():
-                if name in STEP_TARGETS or not share:
-                    batch[name][b, slot_T if name in STEP_TARGETS else place_L] = x_n
+                if name in STEP_TARGETS:
+                    batch[name][b, slot_T] = x_n
+                elif not share:
+                    batch[name][b, place_L] = x_n
     return batch
 
 
-def fits_window(cfg, row_tokens: int) -> bool:
-    """Whether prefix trees of this width suit a model: a sliding window counts places, also those of other branches."""
-    return cfg.window is None or row_tokens <= cfg.window
+def may_share(cfg, row_tokens: int) -> bool:
+    """Whether prefix trees of this width suit a model: it is causal, so that a prefix does not depend on what follows,
+    and its window is not narrower, since a window counts places, also those of other branches."""
+    return is_causal() and (cfg.window is None or row_tokens <= cfg.window)
 
 
 def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int) -> list[list[int]]:

@@ -1,11 +1,11 @@
 """Step scores for many solutions: text in, log-odds that each step is good out. Evaluation and search score here.
-A model is one Scorer of protocols.py; those that need no model are in scorers.py.
+
+A model scores by its head, by a log-ratio or by a likelihood. Scorers that need no model are in scorers.py.
 
 Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a row.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -23,19 +23,17 @@ from prm_jax.launch.files import sums_file
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
 from prm_jax.model import PRM
-from prm_jax.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
+from prm_jax.packing import choose_width, doubled, layout_score, layout_tokens, may_share, plan_rows
 from prm_jax.protocols import Rows
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
 
-@functools.partial(jax.jit, static_argnames="output")
-def step_log_odds(model: PRM, batch, output: int | None = None):
-    """Log-odds that the step is good, or one output of the head, at the step ends of a packed batch alone, float32
-    logit_BT."""
+@jax.jit
+def step_log_odds(model: PRM, batch):
+    """Log-odds that the step is good, at the step ends of a packed batch alone, float32 logit_BT."""
     x_BTD = model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"])
-    logit_BTC = model.step_logits(x_BTD)
-    return replicate(good_logit(logit_BTC, model.cfg.head) if output is None else logit_BTC[..., output])
+    return replicate(good_logit(model.step_logits(x_BTD), model.cfg.head))
 
 
 @jax.jit
@@ -43,9 +41,10 @@ def log_ratio(policy: PRM, reference: PRM | None, batch):
     """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024); without a
     reference log policy."""
     inputs = batch["ids"], batch["pos"], batch["visible_until"]
-    models = [policy] if reference is None else [policy, reference]
-    logp_BL, *others = (model.next_logprobs(model(*inputs), batch["ids"]) for model in models)
-    return replicate(logp_BL - others[0] if others else logp_BL)
+    ratio_BL = policy.next_logprobs(policy(*inputs), batch["ids"])
+    if reference is not None:
+        ratio_BL -= reference.next_logprobs(reference(*inputs), batch["ids"])
+    return replicate(ratio_BL)
 
 
 def step_ratios(beta: float, ratio_L: np.ndarray, encoded: Encoded) -> np.ndarray:
@@ -65,41 +64,52 @@ class ScoringStats:
     places: int = 0  # in the rows, for tokens
     shapes: set = dataclasses.field(
         default_factory=set
-    )  # (rows, tokens, step ends) of batches, each compiled once
+    )  # (tokens of a row, shape of the values): each is compiled once
 
     def summary(self) -> str:
-        widths = ", ".join(f"{width:,}" for width in sorted({shape[1] for shape in self.shapes}))
+        widths = ", ".join(f"{width:,}" for width in sorted({width for width, _ in self.shapes}))
         saved, padding = 1 - self.computed / self.tokens, 1 - self.computed / self.places
         what = f"{self.solutions:,} distinct solutions in rows of {widths} tokens"
         packing = f"shared prefixes save {saved:.1%} of the tokens, {padding:.1%} padding"
         return f"scored      {what}: {packing}, shapes compiled: {len(self.shapes)}"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class ModelScorer:
-    """Scores steps by a model's step head; with a reference model by beta times the log-ratio (`log_ratio`); with
-    `likelihood` by the log-odds of the step's own probability under a language model. A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A score
-    depends only on its own solution: in float32 up to rounding (2e-7 of P(good)); in bfloat16 its neighbours in the
-    packed row move P(good) by up to .0016. `row_tokens=None` is chosen from the lengths in the first call; a longer
-    solution doubles the rows from then on."""
+    """A model as a Scorer. Its three kinds say what is read of a packed row, and how that becomes step scores.
+
+    A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once where
+    that is possible. A score depends only on its own solution: in float32 up to rounding (2e-7 of P(good)); in bfloat16
+    its neighbours in the packed row move P(good) by up to .0016."""
 
     model: PRM
     tokenizer: object
     format: Format
     label_kind: str
-    objective: str  # prm, or orm: an outcome model read at every step
+    objective: str = "prm"  # or orm: an outcome model read at every step
     name: str  # folder and step, for results and figures
-    reference: PRM | None = None
     batch_rows: int = 8
-    row_tokens: int | None = None
-    likelihood: bool = False
-    output: int | None = None  # of the step head, in place of the log-odds that the step is good
+    row_tokens: int | None = None  # None: chosen in the first call; a longer solution doubles it from then on
     stats: ScoringStats = dataclasses.field(default_factory=ScoringStats)
     noted: bool = False  # that a solution is longer than the model was made for
+    unit = "logit"
 
-    @property
-    def unit(self) -> str:
-        return "logit" if self.reference is None else "log_ratio"
+    def shares(self, row_tokens: int) -> bool:
+        """Whether a row may be a prefix tree: not where a token's value needs the next token in the next place."""
+        return False
+
+    def lay_out(self, rows: list[list[Encoded]], row_tokens: int):
+        """(batch, found): packed rows, and where found[b][k] in row b the values of sequence k stand."""
+        layout = layout_tokens(rows, row_tokens)
+        return layout.batch, layout.places
+
+    def values(self, batch):
+        """value_Bn: of each token of the rows, or of each step."""
+        raise NotImplementedError
+
+    def step_scores(self, value_n: np.ndarray, encoded: Encoded) -> np.ndarray:
+        """score_T of one solution from its values."""
+        raise NotImplementedError
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         distinct = {row: i for i, row in enumerate(dict.fromkeys(rows))}
@@ -112,69 +122,97 @@ class ModelScorer:
         times = [len(steps) if self.format.outcome else 1 for _, steps in rows]
         return [np.repeat(scores[distinct[row]], n) for row, n in zip(rows, times, strict=True)]
 
-    def may_share(self, row_tokens: int) -> bool:
-        """Whether a row may be a prefix tree; what is read of each token needs the next one in the next place."""
-        return not self.by_token and fits_window(self.model.cfg, row_tokens)
-
-    @property
-    def by_token(self) -> bool:
-        return self.likelihood or self.reference is not None
-
-    def of_tokens(self, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
-        if self.likelihood:
-            return log_p_to_log_odds(step_ratios(1.0, value_L, encoded)).astype(np.float32)
-        return step_ratios(self.format.beta, value_L, encoded)
-
     def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
-        """Scores packed rows in few shapes: step slots and rows are powers of two, rows a multiple of the mesh's."""
-        check_divides(self.model.cfg, self.batch_rows, "batch.rows")
-        sequences = [e.ids_L for e in encoded]
-        longest = max(map(len, sequences))
-        if longest > (positions := self.model.cfg.max_positions) and not self.noted:
+        """score_T of each tokenised solution."""
+        self.row_tokens = self.choose_width([e.ids_L for e in encoded])
+        values = run_packed(self, encoded)
+        return [self.step_scores(value_n, e) for value_n, e in zip(values, encoded, strict=True)]
+
+    def choose_width(self, sequences: list[np.ndarray]) -> int:
+        longest, positions = max(map(len, sequences)), self.model.cfg.max_positions
+        if longest > positions and not self.noted:
             print(
                 f"note        a solution has {longest:,} tokens; {self.name} was made for at most {positions:,}"
             )
             self.noted = True
-        if self.row_tokens:
-            self.row_tokens = doubled(self.row_tokens, longest)
-        else:
-            self.row_tokens = choose_width(longest, lambda L: plan_rows(sequences, L, self.may_share(L))[0])
-        L, by_token, share = self.row_tokens, self.by_token, self.may_share(self.row_tokens)
-        packs, computed = plan_rows(sequences, L, share)
-        self.stats.solutions += len(encoded)
-        self.stats.tokens += sum(map(len, sequences))
-        self.stats.computed += computed
-        scores: list[np.ndarray] = [None] * len(encoded)
+        if self.row_tokens is not None:
+            return doubled(self.row_tokens, longest)
+        return choose_width(longest, lambda width: plan_rows(sequences, width, self.shares(width))[0])
 
-        def finish(value_Bn, layouts):
-            for value_n, (pack, reads) in zip(np.asarray(value_Bn), layouts, strict=True):
-                for i, read_n in zip(pack, reads, strict=True):
-                    score_n = value_n[read_n]
-                    scores[i] = self.of_tokens(score_n, encoded[i]) if by_token else score_n
 
-        pending = None
-        for start in range(0, len(packs), self.batch_rows):
-            batch_packs = packs[start : start + self.batch_rows]
-            B = 1 << (len(batch_packs) - 1).bit_length()
-            B = min(self.batch_rows, -(-B // row_shards()) * row_shards())
-            batch_packs += [[]] * (B - len(batch_packs))
-            batch, places, slots = layout_batch(
-                [[encoded[i] for i in pack] for pack in batch_packs], L, share=share
-            )
-            self.stats.places += B * L
-            self.stats.shapes.add((B, L, 0 if by_token else batch["step_end"].shape[1]))
-            if by_token:
-                del batch["step_end"]  # every token has a value
-            batch = shard_batch(batch, B)
-            if by_token:
-                value_Bn = log_ratio(self.model, self.reference, batch)
-            else:
-                value_Bn = step_log_odds(self.model, batch, self.output)
-            if pending:  # read one batch late, while the device computes the next
-                finish(*pending)
-            pending = value_Bn, list(zip(batch_packs, places if by_token else slots, strict=True))
-        finish(*pending)
-        return scores
+class HeadScorer(ModelScorer):
+    """Scores by a model's step head: the log-odds at each step's end."""
+
+    def shares(self, row_tokens):
+        return may_share(self.model.cfg, row_tokens)
+
+    def lay_out(self, rows, row_tokens):
+        layout = layout_score(rows, row_tokens, self.shares(row_tokens))
+        return layout.batch, layout.slots
+
+    def values(self, batch):
+        return step_log_odds(self.model, batch)
+
+    def step_scores(self, value_n, encoded):
+        return value_n
+
+
+@dataclasses.dataclass(kw_only=True)
+class RatioScorer(ModelScorer):
+    """Scores by an implicit PRM: beta times the log-ratio of each step's tokens under two language models."""
+
+    reference: PRM
+    unit = "log_ratio"
+
+    def values(self, batch):
+        return log_ratio(self.model, self.reference, batch)
+
+    def step_scores(self, value_n, encoded):
+        return step_ratios(self.format.beta, value_n, encoded)
+
+
+class LikelihoodScorer(ModelScorer):
+    """Scores by a language model that nobody taught to verify: the log-odds of each step's own probability."""
+
+    def values(self, batch):
+        return log_ratio(self.model, None, batch)
+
+    def step_scores(self, value_n, encoded):
+        return log_p_to_log_odds(step_ratios(1.0, value_n, encoded)).astype(np.float32)
+
+
+def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
+    """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows of few shapes. Step slots
+    and rows are powers of two, rows a multiple of the mesh's."""
+    check_divides(scorer.model.cfg, scorer.batch_rows, "batch.rows")
+    L, stats, shards = scorer.row_tokens, scorer.stats, row_shards()
+    sequences = [e.ids_L for e in encoded]
+    packs, computed = plan_rows(sequences, L, scorer.shares(L))
+    stats.solutions += len(encoded)
+    stats.tokens += sum(map(len, sequences))
+    stats.computed += computed
+    values: list[np.ndarray] = [None] * len(encoded)
+
+    def finish(value_Bn, packs, found):
+        for value_n, pack, found_b in zip(np.asarray(value_Bn), packs, found, strict=True):
+            for i, found_n in zip(pack, found_b, strict=True):
+                values[i] = value_n[found_n]
+
+    pending = None
+    for start in range(0, len(packs), scorer.batch_rows):
+        some = packs[start : start + scorer.batch_rows]
+        B = 1 << (len(some) - 1).bit_length()
+        B = min(scorer.batch_rows, -(-B // shards) * shards)
+        some += [[]] * (B - len(some))
+        batch, found = scorer.lay_out([[encoded[i] for i in pack] for pack in some], L)
+        value_Bn = scorer.values(shard_batch(batch, B))
+        stats.places += B * L
+        stats.shapes.add((L, value_Bn.shape))
+        if pending is not None:  # read one batch late, while the device computes the next
+            finish(*pending)
+        pending = value_Bn, some, found
+    finish(*pending)
+    return values
 
 
 def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:

@@ -21,7 +21,7 @@ from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect
 from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch
 from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_token_loss
 from prm_jax.model import PRM, at_step_ends
-from prm_jax.packing import layout_batch, plan_rows
+from prm_jax.packing import layout_tokens, plan_rows
 from prm_jax.scoring import log_ratio
 
 
@@ -236,7 +236,7 @@ def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: i
     results = list(examples)
     for start in range(0, len(packs), rows):
         batch_packs = packs[start : start + rows]
-        batch, places, _ = layout_batch([[examples[i] for i in pack] for pack in batch_packs], row_tokens)
+        batch, places, _ = layout_tokens([[examples[i] for i in pack] for pack in batch_packs], row_tokens)
         logp_BL = np.roll(
             log_ratio(model, None, shard_batch(batch, rows)), 1, axis=1
         )  # of each token, not the next

@@ -21,7 +21,7 @@ from prm_jax.formats import Encoded, Format
 from prm_jax.kernels.cpu import matmul
 from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded, shard_batch, shardings
 from prm_jax.model import PRM, make_cache
-from prm_jax.scoring import ModelScorer, step_log_odds
+from prm_jax.scoring import HeadScorer, RatioScorer, step_log_odds
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
 
 # Every kind of parameter at once, and a window that only rows long enough for tiles notice.
@@ -74,9 +74,10 @@ def score(model):
         Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths
     ]
     scores = []
-    for reference in (None, make(1)):
-        about = ("correctness", "prm", "tiny", reference, 16, SHORT + 32)
-        scores += ModelScorer(model, None, Format("plain", "\n"), *about).score_encoded(solutions)
+    about = {"tokenizer": None, "format": Format("plain", "\n"), "label_kind": "correctness", "name": "tiny"}
+    about |= {"model": model, "batch_rows": 16, "row_tokens": SHORT + 32}
+    for scorer in (HeadScorer(**about), RatioScorer(**about, reference=make(1))):
+        scores += scorer.score_encoded(solutions)
     return np.concatenate(scores).tolist()
 
 

@@ -13,7 +13,7 @@ from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.formats import encode
 from prm_jax.launch.config import CONF, parse
-from prm_jax.packing import layout_batch
+from prm_jax.packing import layout_tokens
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
@@ -43,7 +43,7 @@ def laws():
         chain.fact_distributions(CFG),
         collections.defaultdict(list),
     )
-    batch, _, _ = layout_batch([[e] for e in encoded], max(len(e.ids_L) for e in encoded))
+    batch, _, _ = layout_tokens([[e] for e in encoded], max(len(e.ids_L) for e in encoded))
     hidden = lambda m, b: m.vocab_logits(m(b["ids"], b["pos"], b["visible_until"]))
     p_BLV = np.asarray(jax.nn.softmax(jax.jit(hidden)(loaded.model, batch)))
     for p_LV, e, (_, steps) in zip(p_BLV, encoded, rows, strict=True):

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from conftest import TINY
 
-from prm_jax import InputError, packing
-from prm_jax.attention import visible
+from prm_jax import InputError, packing, visibility
 from prm_jax.examples import STEP_TARGETS, TOKEN_TARGETS, Example, make_example, make_examples, truncate
 from prm_jax.formats import Encoded, Format, encode, train_tokenizer
 from prm_jax.packing import (
     TrainingRows,
     choose_width,
     eval_batches,
-    fits_window,
-    layout_batch,
     layout_row,
+    layout_score,
+    layout_train,
     make_plan,
+    may_share,
     pack_batch,
     plan_packs,
     plan_rows,
@@ -32,6 +32,7 @@ from prm_jax.packing import (
 )
 from prm_jax.solutions import Solution, packed_solutions
 from prm_jax.training import LossConfig, combine, loss_terms
+from prm_jax.visibility import visible
 
 nan = math.nan
 PLAIN = Format("plain", "\n")
@@ -85,8 +86,8 @@ def test_targets_that_an_example_lacks_are_filled_and_unknown_ones_raise():
 def test_scoring_finds_its_values_where_training_puts_its_targets(rng):
     """One builder: rows laid out to be read hold a shared step once, rows to learn from once a solution."""
     rows = [[Encoded(np.array(s, np.int32), np.array([1, len(s) - 1]), 1) for s in TREE], []]
-    train, *_ = layout_batch(rows, 12, 16, share=True)
-    batch, places, slots = layout_batch(rows, 12, share=True)
+    train, *_ = layout_train(rows, 12, 16, share=True)
+    batch, places, slots = layout_score(rows, 12, share=True)
     for name in ("ids", "pos", "visible_until"):
         np.testing.assert_array_equal(batch[name], train[name])
     assert batch["step_end"].tolist() == [
@@ -214,7 +215,7 @@ def test_the_steps_of_each_solution_are_found_in_a_batch(rng):
 
 
 def test_a_prefix_tree_by_hand():
-    ids_n, pos_n, visible_until_n, places = layout_row([np.array(s) for s in TREE], share=True)
+    (ids_n, pos_n, visible_until_n), places = layout_row([np.array(s) for s in TREE], share=True)
     assert ids_n.tolist() == [1, 2, 3, 4, 5, 5, 6, 9, 2]
     assert pos_n.tolist() == [0, 1, 2, 3, 3, 4, 2, 0, 1]
     assert visible_until_n.tolist() == [6, 6, 5, 3, 5, 5, 6, 8, 8]
@@ -223,7 +224,7 @@ def test_a_prefix_tree_by_hand():
 
 def test_in_a_tree_a_token_sees_its_own_path_alone(rng):
     sequences = [rng.integers(0, 3, rng.integers(1, 9)) for _ in range(40)]
-    _, pos_n, visible_until_n, places = layout_row(sequences, share=True)
+    (_, pos_n, visible_until_n), places = layout_row(sequences, share=True)
     sees = np.asarray(visible(np.asarray(visible_until_n)[None]))[0]
     for place_L in places:
         for depth, at in enumerate(place_L):
@@ -238,7 +239,7 @@ def test_rows_of_a_tree_hold_every_sequence_once_and_are_full(rng):
     ]
     rows, tokens = plan_tree(sequences, 256)
     assert sorted(i for row in rows for i in row) == list(range(200))
-    laid = [len(layout_row([sequences[i] for i in row], share=True)[0]) for row in rows]
+    laid = [layout_row([sequences[i] for i in row], share=True)[0].shape[1] for row in rows]
     assert sum(laid) == tokens and max(laid) <= 256
     assert tokens > 0.95 * 256 * len(rows)
     assert tokens < 0.9 * sum(map(len, sequences))
@@ -272,8 +273,10 @@ def test_units_keep_a_problem_together_and_fit_a_row(rng):
     groups = plan.groups
     assert sorted(i for group in groups for i in group.indices) == list(range(60))
     for group in groups:
-        ids_n, *_ = layout_row([examples[i].ids_L for i in group.indices], share=True)
-        assert len(ids_n) == group.tokens <= 40 and 2 * len(group.indices) == group.steps <= plan.step_slots
+        row_3n, _ = layout_row([examples[i].ids_L for i in group.indices], share=True)
+        assert (
+            row_3n.shape[1] == group.tokens <= 40 and 2 * len(group.indices) == group.steps <= plan.step_slots
+        )
         assert len({i % 6 for i in group.indices}) == 1
     assert max(len(group.indices) for group in groups) > 4
 
@@ -458,6 +461,8 @@ def test_solutions_without_a_target_are_counted(tokenizer):
     assert len(make_examples(rows, PLAIN, tokenizer, "lm", 9, "error")[0]) == 3
 
 
-def test_trees_longer_than_a_sliding_window_do_not_suit_its_model():
+def test_prefix_trees_suit_a_causal_model_within_its_window(monkeypatch):
     cfg = dataclasses.replace(TINY, window=16)
-    assert fits_window(TINY, 1000) and fits_window(cfg, 16) and not fits_window(cfg, 17)
+    assert may_share(TINY, 1000) and may_share(cfg, 16) and not may_share(cfg, 17)
+    monkeypatch.setattr(visibility, "sees", lambda query, query_until, key, key_until: key <= query_until)
+    assert not may_share(TINY, 1000)

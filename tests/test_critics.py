@@ -29,7 +29,7 @@ from prm_jax.evals.solutions import critiques as lab_critiques
 from prm_jax.evals.steps import by_hidden_work
 from prm_jax.formats import Encoded, Format, read_format
 from prm_jax.generate import relabeling
-from prm_jax.packing import layout_batch
+from prm_jax.packing import layout_tokens
 from prm_jax.rl import rewards
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scoring import score_into
@@ -131,7 +131,7 @@ def test_a_verdict_is_the_softmax_of_its_two_logits_after_what_was_written(criti
             assert np.isnan(logits[j])
             continue
         whole = tokenizer.encode(prompt, add_special_tokens=False) + ids[: places[-1]]
-        batch = layout_batch(
+        batch = layout_tokens(
             [[Encoded(np.array(whole, np.int32), np.array([len(whole) - 1], np.int32), 0)]], len(whole)
         )[0]
         x_BLD = loaded.model(batch["ids"], batch["pos"], batch["visible_until"])

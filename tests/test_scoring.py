@@ -17,7 +17,7 @@ from prm_jax.data.units import probability
 from prm_jax.formats import Encoded, Format, train_tokenizer
 from prm_jax.model import PRM
 from prm_jax.scorers import CheckerScorer, RandomScorer
-from prm_jax.scoring import ModelScorer, score_into, step_ratios, stored_scores
+from prm_jax.scoring import HeadScorer, score_into, step_ratios, stored_scores
 
 PLAIN = Format("plain", "\n")
 
@@ -27,7 +27,7 @@ def verifier():
     tokenizer = train_tokenizer(["7 + 5 = 2"], 280)
     model = PRM(dataclasses.replace(TINY, vocab=320, head="binary"), rngs=nnx.Rngs(0))
     model.w_head[...] = model.w_head[...] * 100  # scores away from 0.5
-    return ModelScorer(model, tokenizer, PLAIN, "correctness", "prm", "tiny")
+    return HeadScorer(model=model, tokenizer=tokenizer, format=PLAIN, label_kind="correctness", name="tiny")
 
 
 def score(verifier, rows, batch_rows, row_tokens):
@@ -84,9 +84,9 @@ def test_the_step_head_sees_marks_alone_and_a_shared_one_once(verifier, rng, mon
     rows = [(problem, (*trunk, f"{n} {n}", "8 9")) for n in (1, 2, 3)]
     seen = []
 
-    def spy(model, batch, output):
+    def spy(model, batch):
         seen.append((np.asarray(batch["ids"]), np.asarray(batch["step_end"])))
-        return compute(model, batch, output)
+        return compute(model, batch)
 
     compute = scoring.step_log_odds
     monkeypatch.setattr(scoring, "step_log_odds", spy)
@@ -261,13 +261,13 @@ def test_a_checker_and_a_random_scorer_score_like_a_model():
 def test_memory_holds_one_chunk_of_a_stream(verifier, monkeypatch, tmp_path):
     """The stream is read a chunk ahead of the scores that are written, and no further."""
     monkeypatch.setattr(scoring, "CHUNK", 8)
-    read, path, score = [], tmp_path / "s.jsonl", ModelScorer.score
+    read, path, score = [], tmp_path / "s.jsonl", HeadScorer.score
 
     def scored(self, rows):
         assert len(read) <= path.read_bytes().count(b"\n") + 8
         return score(self, rows)
 
-    monkeypatch.setattr(ModelScorer, "score", scored)
+    monkeypatch.setattr(HeadScorer, "score", scored)
     rows = ((str(read.append(i) or i), f"{i} + 1", ("2",)) for i in range(60))
     score_into(path, dataclasses.replace(verifier, batch_rows=2, row_tokens=64), rows, 60)
     assert path.read_bytes().count(b"\n") == len(read) == 60

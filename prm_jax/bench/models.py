@@ -23,7 +23,7 @@ from prm_jax.generate.sampling import Policy, Sampling
 from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch
 from prm_jax.packing import layout_row, pack_batch, plan_rows
-from prm_jax.scoring import ModelScorer, ScoringStats
+from prm_jax.scoring import HeadScorer, ScoringStats
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
 PLAIN = Format("plain", separator="\n")
@@ -130,7 +130,8 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
     theirs = common.run_peer(cfg, job)  # first: an error in its environment is raised at once
     for dtype in cfg.dtypes:
         model = common.random_model(cfg, dtype)
-        scorer = ModelScorer(model, None, PLAIN, "correctness", "prm", "bench", None, s.rows, s.tokens)
+        about = {"format": PLAIN, "label_kind": "correctness", "name": "bench"}
+        scorer = HeadScorer(model=model, tokenizer=None, **about, batch_rows=s.rows, row_tokens=s.tokens)
 
         def score(scorer=scorer, dtype=dtype):
             scorer.stats = ScoringStats()
@@ -143,7 +144,7 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
         [encoded[i].ids_L for i in pack]
         for pack in plan_rows([e.ids_L for e in encoded], width, share=True)[0]
     ]
-    pairs = sum(int((layout_row(row, share=True)[1] + 1).sum()) for row in rows)
+    pairs = sum(int((layout_row(row, share=True)[0][1] + 1).sum()) for row in rows)
     flops = common.forward_flops(shape, work.computed, pairs)  # a shared token counts once
     return [
         Row("tokens", work.tokens, f"of {len(encoded)} solutions"),

@@ -16,7 +16,7 @@ from prm_jax.checkpoints.released import Ensemble, TokenShareHead, TwoTokenHead
 from prm_jax.formats import Format, all_formats, verdicts
 from prm_jax.launch.config import expect, parse
 from prm_jax.model import PRM
-from prm_jax.scoring import ModelScorer
+from prm_jax.scoring import HeadScorer, ModelScorer, RatioScorer
 
 OUTCOME = ("ForSequenceClassification", "ForRewardModel")  # classes that score a text at its last token
 
@@ -38,8 +38,13 @@ class Loaded:  # a verifier or a policy, with everything that its outputs depend
             raise InputError(
                 f"{self.name}: is a language model (objective=lm), so it has no step head; {hint}"
             )
-        fields = {name: value for name, value in vars(self).items() if name != "config"}
-        return ModelScorer(**fields, batch_rows=batch_rows, row_tokens=row_tokens)
+        fields = {name: value for name, value in vars(self).items() if name not in ("config", "reference")}
+        fields |= {"batch_rows": batch_rows, "row_tokens": row_tokens}
+        return (
+            HeadScorer(**fields)
+            if self.reference is None
+            else RatioScorer(**fields, reference=self.reference)
+        )
 
 
 def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str, reference=None) -> Loaded:

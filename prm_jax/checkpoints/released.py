@@ -16,7 +16,7 @@ from prm_jax.model import PRM
 
 class ReleasedHead(nnx.Module):
     """A PRM whose step logits a subclass computes from the hidden states x_BTD, with the ids of its verdicts' tokens;
-    ModelScorer takes it as `head`."""
+    HeadScorer takes it as `head`."""
 
     head = "scalar"
 

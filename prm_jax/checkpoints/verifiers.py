@@ -22,7 +22,7 @@ from prm_jax.scorers import (
     NoisyChecker,
     RandomScorer,
 )
-from prm_jax.scoring import ModelScorer
+from prm_jax.scoring import LikelihoodScorer
 
 SERVER = ("http://", "https://")
 # Scorers without a folder: the embedded task's exact checker and exact values, optionally with faults (the share of
@@ -81,7 +81,7 @@ def open_verifier(name: str, options: OpenOptions):
     return Critic(LocalWriter(loaded, name, fmt, options.rows, options.tokens), fmt, options.seed)
 
 
-def likelihood_scorer(name: str, options: OpenOptions) -> ModelScorer:
+def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
     """The log-odds of each step's own probability under the policy of the embedded task, or under policy:NAME: what a
     language model knows of its steps before anybody has labelled one."""
     path = name.partition(":")[2] or (options.data or {}).get("policy")
@@ -92,8 +92,15 @@ def likelihood_scorer(name: str, options: OpenOptions) -> ModelScorer:
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
     requested = None if options.format is None or options.format.name == "auto" else options.format
     fmt = loaded.format or requested or read_format("plain")
-    args = loaded.model, loaded.tokenizer, fmt, "unknown", "prm", name, None, options.rows, options.tokens
-    return ModelScorer(*args, likelihood=True)
+    return LikelihoodScorer(
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        format=fmt,
+        label_kind="unknown",
+        name=name,
+        batch_rows=options.rows,
+        row_tokens=options.tokens,
+    )
 
 
 def with_format(name: str) -> tuple[Format, str] | None:

@@ -15,7 +15,7 @@ from prm_jax.generate.policies import Sampling, Server
 from prm_jax.generate.sampling import as_policy
 from prm_jax.launch.config import expect
 from prm_jax.protocols import Continuation
-from prm_jax.scoring import ModelScorer
+from prm_jax.scoring import HeadScorer
 
 
 def sampling_of(fmt: Format) -> Sampling:
@@ -39,8 +39,14 @@ class LocalWriter:
         self.policy = as_policy(loaded, path, text, sampling_of(fmt), fmt.critic.rows)
         self.pair = verdicts(fmt, loaded.tokenizer)
         model = TwoTokenHead(loaded.model, *self.pair)
-        self.judge = ModelScorer(
-            model, loaded.tokenizer, text, "unknown", "prm", self.name, None, rows, row_tokens
+        self.judge = HeadScorer(
+            model=model,
+            tokenizer=loaded.tokenizer,
+            format=text,
+            label_kind="unknown",
+            name=self.name,
+            batch_rows=rows,
+            row_tokens=row_tokens,
         )
         self.model = loaded.model
 

@@ -17,7 +17,7 @@ from prm_jax.evals.verifiers import one_scorer
 from prm_jax.formats import encode
 from prm_jax.launch import cli
 from prm_jax.launch.config import Share, expect
-from prm_jax.scoring import CHUNK, ModelScorer
+from prm_jax.scoring import CHUNK, LikelihoodScorer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def passes(cfg: Config, counts: collections.Counter) -> Iterator[dict]:
 def unsure_words(scorer, problems: list[str], texts: list[str], share: float) -> list[list[int]]:
     """Where the words begin of which a language model was least sure: those with the `share` of all tokens that have the
     least probability (AdaptiveStep, Liu et al. 2025, 2502.13943, where it is .02). No word or number is cut."""
-    is_policy = isinstance(scorer, ModelScorer) and scorer.likelihood
+    is_policy = isinstance(scorer, LikelihoodScorer)
     expect(is_policy, "checkpoint", scorer.name, "a language model, checkpoint=policy:FOLDER")
     letters, log_odds = [], []  # of each text's tokens: the last letter, the probability
     with cli.progress("reading", len(texts), "response") as bar:

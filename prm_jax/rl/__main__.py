@@ -42,7 +42,7 @@ from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, requi
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.metrics import step_metrics
 from prm_jax.model import choose_dtype
-from prm_jax.packing import fits_window, shuffled
+from prm_jax.packing import may_share, shuffled
 from prm_jax.rl import advantages
 from prm_jax.rl.problems import Problems, file_problems, known_problems, task_problems
 from prm_jax.rl.rewards import Reward, RewardConfig, Rewards, RolloutScores
@@ -403,7 +403,7 @@ class Trainer:
 
     def lay_out(self, rollouts: list[Rollout], most: int) -> Layout:
         batch = self.cfg.batch
-        share = fits_window(self.policy.model.cfg, batch.tokens) and self.cfg.update.surrogate != "gspo"
+        share = may_share(self.policy.model.cfg, batch.tokens) and self.cfg.update.surrogate != "gspo"
         return lay_out(rollouts, batch.rows, batch.tokens, most, share)
 
     def reference_logps(self, rollouts: list[Rollout], most: int) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from prm_jax.data.steps import step_of_tokens, steps_of
 from prm_jax.formats import Encoded
 from prm_jax.generate.sampling import Policy
-from prm_jax.packing import layout_batch, plan_rows
+from prm_jax.packing import layout_tokens, plan_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +114,7 @@ def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, 
     packs += [[]] * (-(-most // rows) * rows - len(packs))
     starts, none, place_of = [len(r.prompt_L) for r in rollouts], np.zeros(0, np.int32), {}
     encoded = [[Encoded(sequences[i], none, starts[i]) for i in pack] for pack in packs]
-    batch, places, _ = layout_batch(encoded, row_tokens, share=share)
-    del batch["step_end"]
+    batch, places, _ = layout_tokens(encoded, row_tokens, share)
     batch |= {name: np.zeros_like(batch["ids"]) for name in ("before", "start")}
     for row, (pack, places_of_pack) in enumerate(zip(packs, places, strict=True)):
         for i, place_L in zip(pack, places_of_pack, strict=True):
