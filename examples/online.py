@@ -24,8 +24,8 @@ from prm_jax.launch.mesh import shard_batch
 from prm_jax.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.rl.__main__ import Trainer, train_policy
 from prm_jax.rl.rewards import as_scored
-from prm_jax.solutions import Solution, relabel_after_error
 from prm_jax.scoring import RatioScorer
+from prm_jax.solutions import Solution, relabel_after_error
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step, with_reference
 
 EVERY = 1  # steps of the policy between updates of the verifier

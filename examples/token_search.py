@@ -27,7 +27,7 @@ from prm_jax.api import Verifier
 from prm_jax.formats import Encoded, encode
 from prm_jax.heads import good_logit
 from prm_jax.model import PRM
-from prm_jax.packing import doubled, layout_batch
+from prm_jax.packing import doubled, layout_train
 from prm_jax.rerank import aggregate, solution_scores
 from prm_jax.stats import bootstrap_interval
 
@@ -58,7 +58,7 @@ def gradient_of(model: PRM, encoded: Encoded, aggregator: str) -> np.ndarray:
     """`one_hot_gradient` of a solution, in few shapes."""
     T = len(encoded.step_end_T)
     slots = doubled(8, T)
-    batch, *_ = layout_batch([[encoded]], doubled(64, len(encoded.ids_L)), slots)
+    batch, *_ = layout_train([[encoded]], doubled(64, len(encoded.ids_L)), slots)
     return np.asarray(one_hot_gradient(model, batch, np.arange(slots) < T, aggregator))
 
 

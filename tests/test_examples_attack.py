@@ -19,7 +19,7 @@ from prm_jax.formats import Format, encode, train_tokenizer
 from prm_jax.heads import good_logit
 from prm_jax.model import PRM
 from prm_jax.scorers import CheckerScorer
-from prm_jax.scoring import ModelScorer
+from prm_jax.scoring import HeadScorer
 
 
 def test_edits_by_hand():
@@ -77,7 +77,14 @@ def verifier():
     model = PRM(dataclasses.replace(TINY, vocab=272, head="binary"), rngs=nnx.Rngs(0))
     model.w_head[...] = model.w_head[...] * 100  # scores away from .5
     return Verifier(
-        ModelScorer(model, tokenizer, Format("plain", "\n"), "correctness", "prm", "tiny"), "prod"
+        HeadScorer(
+            model=model,
+            tokenizer=tokenizer,
+            format=Format("plain", "\n"),
+            label_kind="correctness",
+            name="tiny",
+        ),
+        "prod",
     )
 
 
