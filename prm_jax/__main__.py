@@ -12,7 +12,6 @@ COMMANDS = {
     "labeling": "labels of steps by the completions of a policy",
     "relabeling": "labels of steps from what is there: a verifier, scores, equations, an exact checker",
     "rl": "a policy trained by rewards of its steps and answers",
-    "rl.exact": "the exact expected gradient of every advantage estimator on a toy",
     "export": "a run as a Hugging Face folder",
     "figures": "a paper's figure from nothing",
     "figures.sweeps": "the table and the figure of any number of runs",

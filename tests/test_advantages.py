@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from prm_jax.rl import advantages, exact
+from examples import exact
+from prm_jax.rl import advantages
 from prm_jax.rl.advantages import ESTIMATORS, EstimatorConfig, pure
 
 
@@ -150,7 +151,7 @@ def test_expected_gradients_are_the_true_one_or_off_by_what_the_table_says():
     assert rows["rloo_steps"][0].variance < 0.7 * rows["rloo"][0].variance
     page = (ROOT / "docs" / "lab.md").read_text()
     assert "\n".join(exact.lines(table)) in page, (
-        "docs/lab.md: make the table again, python -m prm_jax.rl.exact"
+        "docs/lab.md: make the table again, python -m examples.exact"
     )
 
 

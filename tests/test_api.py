@@ -282,7 +282,6 @@ def test_the_list_of_commands_has_every_module_that_is_one():
         (["train", "stps=3"], "error: stps: no such key in the configuration; did you mean steps?"),
         (["export", "too=3"], "error: too: no such key in the configuration; did you mean to?"),
         (["--help", "trian"], f"error: trian: no such command, expected {', '.join(__main__.COMMANDS)}"),
-        (["rl.exact", "x=1"], "error: x=1: no such key, prm_jax.rl.exact has none"),
         (["trian"], f"error: trian: no such command, expected {', '.join(__main__.COMMANDS)}"),
     ],
 )

@@ -1,7 +1,7 @@
-"""Prints the expected gradient of every estimator, exactly: over all groups of three responses of a small
-policy.
+"""A script that prints the expected gradient of every advantage estimator, exactly: over all groups of
+three responses of a small policy.
 
-python -m prm_jax.rl.exact    the table of docs/lab.md
+    python -m examples.exact                 # the table of docs/lab.md, in a second
 
 The policy writes one, two or three steps, each good or bad; after a step, and before the third, it may draw
 the end of sequence in place of the next one. Its five logits decide whether the first step, one after a bad
@@ -9,13 +9,12 @@ and one after a good step is good, and whether it ends after a bad and after a g
 where the last step is good. A step is two tokens, of which the second is its separator, and then the end or
 the next step is drawn.
 
-Dimension key: N responses, T steps, L tokens, K logits.
+Dimension key: N responses, T steps, L tokens, K logits, G groups of n responses.
 """
 
 import itertools
 import math
 import re
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,12 +24,12 @@ from prm_jax.rl.advantages import ESTIMATORS, Estimator, form_weights
 
 STEPS, LOGITS = 3, 5
 FIRST_IS_GOOD, IS_GOOD, ENDS = 0.6, (0.4, 0.7), (0.3, 0.5)  # the latter two after a bad and after a good step
-OPTIONS = {
+OPTIONS = {  # of the estimators; every value gets a row
     "normalise": (True, False),
     "form": ("min", "sum", "mean"),
     "discount": (1.0,),
-}  # every value gets a row
-OPTIONS["first_step"] = "reward", "group"
+    "first_step": ("reward", "group"),
+}
 
 
 class Responses(NamedTuple):
@@ -59,23 +58,25 @@ class Row(NamedTuple):
 
 def responses(bad: float) -> Responses:
     """The responses; a good step is rewarded 1, a bad one `bad`."""
-    rows = []
-    for is_good_T in itertools.chain(*(itertools.product((0, 1), repeat=n) for n in range(1, STEPS + 1))):
-        T, chance, score_LK = len(is_good_T), 1.0, np.zeros((2 * STEPS + 1, LOGITS))
+    every = [is_good_T for n in range(1, STEPS + 1) for is_good_T in itertools.product((0, 1), repeat=n)]
+    N, L = len(every), 2 * STEPS + 1
+    chance_N, outcome_N = np.ones(N), np.array([is_good_T[-1] for is_good_T in every])
+    step_reward_NT, score_NLK = np.zeros((N, STEPS)), np.zeros((N, L, LOGITS))
+    step_of_token_NL, mask_NL = np.zeros((N, L), int), np.zeros((N, L), bool)
+    for i, is_good_T in enumerate(every):
+        T = len(is_good_T)
+        step_reward_NT[i, :T] = np.where(is_good_T, 1.0, bad)
+        step_of_token_NL[i, : 2 * T + 1] = [*np.repeat(np.arange(T), 2), ~T]
+        mask_NL[i, : 2 * T + 1] = True
         for t, good in enumerate(is_good_T):
             k, p = (0, FIRST_IS_GOOD) if t == 0 else (1 + is_good_T[t - 1], IS_GOOD[is_good_T[t - 1]])
-            chance *= p if good else 1 - p
-            score_LK[2 * t, k] = good - p
+            chance_N[i] *= p if good else 1 - p
+            score_NLK[i, 2 * t, k] = good - p
             if t + 1 < STEPS:  # the next token is the end or of the next step
                 ends, p = t + 1 == T, ENDS[good]
-                chance *= p if ends else 1 - p
-                score_LK[2 * t + 2, 3 + good] = ends - p
-        reward_T = [1.0 if good else bad for good in is_good_T]
-        step_L, behind = [*np.repeat(np.arange(T), 2), ~T], STEPS - T
-        rows.append((chance, reward_T + [0.0] * behind, is_good_T[-1], step_L + [0, 0] * behind, score_LK))
-        rows[-1] += ([True] * (2 * T + 1) + [False, False] * behind,)
-    chance_N, step_reward_NT, outcome_N, step_NL, score_NLK, mask_NL = map(np.array, zip(*rows, strict=True))
-    return Responses(chance_N, step_reward_NT, outcome_N, step_NL, mask_NL, score_NLK)
+                chance_N[i] *= p if ends else 1 - p
+                score_NLK[i, 2 * t + 2, 3 + good] = ends - p
+    return Responses(chance_N, step_reward_NT, outcome_N, step_of_token_NL, mask_NL, score_NLK)
 
 
 def exact(estimator: Estimator, options: dict, r: Responses, goal_N, n: int = 3) -> Row:
@@ -84,20 +85,27 @@ def exact(estimator: Estimator, options: dict, r: Responses, goal_N, n: int = 3)
     members_Gn = np.array([*itertools.combinations_with_replacement(range(len(r.chance_N)), n)])
     orders_G = [math.factorial(n) / math.prod(map(math.factorial, np.bincount(own))) for own in members_Gn]
     chance_G = orders_G * r.chance_N[members_Gn].prod(1)
-    batch = (x[members_Gn].reshape(-1, *x.shape[1:]) for x in r[1:5])
-    advantage_NL = estimator.f(*batch, np.arange(members_Gn.size) // n, **options)
+    drawn_n = members_Gn.ravel()
+    advantage_NL = estimator.f(
+        r.step_reward_NT[drawn_n],
+        r.outcome_N[drawn_n],
+        r.step_of_token_NL[drawn_n],
+        r.mask_NL[drawn_n],
+        np.arange(drawn_n.size) // n,
+        **options,
+    )
     advantage_GnL = advantage_NL.reshape(*members_Gn.shape, -1)
     learns_GnL = estimator.learns(r.step_of_token_NL, r.mask_NL)[members_Gn]
     if estimator.whitens:
         weight_GnL = chance_G[:, None, None] * learns_GnL
         advantage_GnL = advantage_GnL - (weight_GnL * advantage_GnL).sum() / weight_GnL.sum()
     gradient_GK = np.einsum("gnl,gnlk->gk", advantage_GnL * learns_GnL, r.score_NLK[members_Gn]) / n
-    true_K, of_steps_K = (
-        np.einsum("n,n,nlk->k", r.chance_N, x_N, r.score_NLK) for x_N in (goal_N, r.steps_N)
-    )
     expected_K = chance_G @ gradient_GK
+    true_K = np.einsum("n,n,nlk->k", r.chance_N, goal_N, r.score_NLK)
+    of_steps_K = np.einsum("n,n,nlk->k", r.chance_N, r.steps_N, r.score_NLK)
     scale, scaled_hidden = np.linalg.lstsq(np.stack([true_K, of_steps_K], 1), expected_K)[0]
-    length, rest_K = np.linalg.norm(expected_K), expected_K - scale * true_K - scaled_hidden * of_steps_K
+    rest_K = expected_K - scale * true_K - scaled_hidden * of_steps_K
+    length = np.linalg.norm(expected_K)
     along = expected_K @ true_K / np.linalg.norm(true_K)
     variance = chance_G @ (gradient_GK**2).sum(1) - length**2
     return Row(along / length, scaled_hidden / scale, np.linalg.norm(rest_K) / length, variance / along**2)
@@ -107,7 +115,8 @@ def table() -> Iterator[tuple[str, Row, Row]]:
     """(name and options, its row where a bad step is rewarded 0, and -3) for all values of all options."""
     for name, estimator in ESTIMATORS.items():
         for values in itertools.product(*(OPTIONS[option] for option in estimator.options)):
-            options, rows = dict(zip(estimator.options, values, strict=True)), []
+            options = dict(zip(estimator.options, values, strict=True))
+            rows = []
             for bad in (0.0, -3.0):
                 r = responses(bad)
                 is_step_NT = np.arange(STEPS) < r.steps_N[:, None]
@@ -129,6 +138,4 @@ def lines(rows) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        sys.exit(f"error: {sys.argv[1]}: no such key, prm_jax.rl.exact has none")
     print(*lines(table()), sep="\n")
