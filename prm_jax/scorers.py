@@ -1,4 +1,4 @@
-"""Scorers that need no model of their own: the exact checker, one with known faults, equations, noise, ensembles.
+"""Scorers that need no model of their own: the exact checker, one with known faults, noise, ensembles.
 
 Each keeps the protocol Scorer (protocols.py). Dimension key: T steps, E members of an ensemble.
 """
@@ -11,13 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.equations import verdict
 from prm_jax.data.units import CERTAIN, UNITS
 from prm_jax.protocols import Rows
-
-LIKELY = (
-    1.8  # log-odds of a step whose equations hold: people call .86 of such steps good, and .87 of all steps
-)
 
 
 class ModelFree:
@@ -66,19 +61,6 @@ class NoisyChecker(ModelFree):
             x_T = self.d_prime / 2 * (2 * seen_T - 1) + normal_T
             scores.append((self.d_prime * x_T).astype(np.float32))
         return scores
-
-
-@dataclasses.dataclass(frozen=True)
-class EquationScorer(ModelFree):
-    """The equations of a text as a verifier, step by step: wrong -CERTAIN, right LIKELY, no verdict 0 (P = .5)."""
-
-    name = "equations"
-
-    def score(self, rows: Rows) -> list[np.ndarray]:
-        log_odds = {True: LIKELY, False: -CERTAIN, None: 0.0}
-        return [
-            np.array([log_odds[verdict(s, problem)] for s in steps], np.float32) for problem, steps in rows
-        ]
 
 
 @dataclasses.dataclass(frozen=True)

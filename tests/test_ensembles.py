@@ -69,9 +69,9 @@ def test_names():
         ):
             open_verifier(name, OpenOptions())
     with pytest.raises(
-        InputError, match="^checkpoint: mean: got the objective orm of embedded_orm, prm of equations"
+        InputError, match="^checkpoint: mean: got the objective orm of embedded_orm, prm of embedded_prm"
     ):
-        load("mean:[embedded_orm,equations]")
+        load("mean:[embedded_orm,embedded_prm]")
 
 
 def test_an_ensemble_of_one_twice_is_that_one():
@@ -83,8 +83,8 @@ def test_an_ensemble_of_one_twice_is_that_one():
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert twice.objective == "orm" and twice.label_kind == alone.label_kind
     assert (
-        load("min:[equations,equations]").scorer.score(ROWS)[0].tolist()
-        == open_verifier("equations", OpenOptions()).score(ROWS)[0].tolist()
+        load("min:[random,random]").scorer.score(ROWS)[0].tolist()
+        == open_verifier("random", OpenOptions()).score(ROWS)[0].tolist()
     )
 
 
@@ -99,5 +99,5 @@ def test_best_of_n_by_an_ensemble(monkeypatch, tmp_path):
         zip(("mean", "disagreement"), names)
     )
     assert verifiers["mean"]["members"][1] == {"verifier": "checker-0.2-3"}
-    told = call(evaluate.main, monkeypatch, "evaluate", *given[:2], 'checkpoint="mean:[equations,nowhere]"')
+    told = call(evaluate.main, monkeypatch, "evaluate", *given[:2], 'checkpoint="mean:[random,nowhere]"')
     assert told == "error: nowhere: no such folder"

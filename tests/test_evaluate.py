@@ -332,11 +332,11 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
     raw = [{"problem": "2+3?", "response": text} for text in ("2+3=5\n\n5+1=7", " \n ")]
     Path("raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in raw))
     Path("steps.jsonl").write_text(json.dumps({"problem": "2+3?", "steps": ["2+3=5"]}) + "\n")
-    score = ("evaluate.py", "task=score", "checkpoint=equations", "figures=0", "hydra.run.dir=run")
+    score = ("evaluate.py", "task=score", "checkpoint=random", "figures=0", "hydra.run.dir=run")
     out = printed(evaluate.main, monkeypatch, *score[1:], "input=raw.jsonl", "split_by=blank", cwd=tmp_path)
     assert "counts      1 rows_without_steps_dropped\n" in out
     (row,) = map(json.loads, Path("run/scores.jsonl").read_text().splitlines())
-    assert len(row["scores"]) == 2 and row["scores"][0] > 0 > row["scores"][1]
+    assert len(row["scores"]) == 2
     refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=a", "input=raw.jsonl")
     assert "split_by: got None, expected how to split the responses of raw.jsonl: line, blank, " in refused
     refused = call(
@@ -346,7 +346,7 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
     Path("texts.jsonl").write_text(
         json.dumps({"problem": "2+3?", "answer": "7", "completions": ["2+3=5\n5+1=7"]}) + "\n"
     )
-    asked = ["checkpoint=equations", "input=texts.jsonl"]
+    asked = ["checkpoint=random", "input=texts.jsonl"]
     note = "note        1 of 1 solutions are one step of several lines; split_by=line cuts whole texts"
     for task, scores in (("score", "scores"), ("best_of_n", "pool_scores")):
         task = [f"task={task}", *["checker=string"] * (task == "best_of_n")]
@@ -358,7 +358,7 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
         (row,) = map(
             json.loads, next(Path(f"{scores}_cut").glob(f"{scores}*.jsonl")).read_text().splitlines()
         )
-        assert len(row["scores"]) == 2 and row["scores"][0] > 0 > row["scores"][1]
+        assert len(row["scores"]) == 2
 
 
 def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():

@@ -235,7 +235,7 @@ def test_best_of_n_grades_by_a_function(mine, pool, monkeypatch, tmp_path):
     given = [
         "task=best_of_n",
         f"input={pool}",
-        "checkpoint=equations",
+        "checkpoint=random",
         f"checker={mine}:whole",
         "hydra.run.dir=a",
     ]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import call, printed
+from conftest import ROOT, call, printed
 from omegaconf import OmegaConf
 
 from prm_jax import tasks
@@ -15,7 +15,7 @@ from prm_jax.data.units import probability
 from prm_jax.generate import relabeling
 from prm_jax.generate.relabeling import consensus, td_targets
 from prm_jax.launch.config import CONF, parse
-from prm_jax.scorers import EquationScorer, RandomScorer
+from prm_jax.scorers import RandomScorer
 from prm_jax.solutions import native_row
 from prm_jax.tasks import chain
 
@@ -110,7 +110,9 @@ def test_formal_labels_and_what_has_no_verdict(monkeypatch, pool):
         + "\n"
         + json.dumps({"prompt": "q", "completions": ["no"]})
     )
-    found, about, _ = make(monkeypatch, text, "b", "by=equations")
+    found, about, _ = make(
+        monkeypatch, text, "b", "by=checker", f"checker={ROOT}/examples/equations.py:labels"
+    )
     assert [row["labels"] for row in found] == [[1, None, 0], [None]]
     assert about["counts"]["steps_without_label"] == 2 and about["counts"]["solutions_without_label"] == 1
 
@@ -140,7 +142,7 @@ def test_a_task_is_named_by_the_source_and_not_guessed_from_the_text(monkeypatch
     assert [(row["labels"], row.get("task")) for row in rows] == [([1.0], "twin")]
     own = tasks.labelled(twin, None, PROBLEM, ["4+5=4"], "correctness", "a")
     assert (own.labels, own.outcome, native_row(own)["task"]) == ((1.0,), 1.0, "twin")
-    other, *_ = make(monkeypatch, tmp_path / "rows.jsonl", "b", "by=equations")
+    other, *_ = make(monkeypatch, tmp_path / "rows.jsonl", "b", "by=scorer", "checkpoint=random")
     assert other[0]["task"] == "twin"  # kept by what does not ask it
     write_pool(
         tmp_path / "pool.jsonl", [tasks.grade(twin, Problem("p", PROBLEM, None, (Candidate(("4+5=4",)),)))]
@@ -207,10 +209,10 @@ def test_a_solution_that_was_cut_has_no_outcome_to_spread(monkeypatch, pool):
 
 
 def test_a_verifier_is_distilled_and_an_interrupted_file_goes_on(monkeypatch, pool):
-    found, about, _ = make(monkeypatch, pool, "a", "by=scorer", "checkpoint=equations")
+    found, about, _ = make(monkeypatch, pool, "a", "by=scorer", "checkpoint=random")
     rows = [(p.problem, c.steps) for p, c in candidates(pool)]
-    assert [row["labels"] for row in found] == [probability(x).tolist() for x in EquationScorer().score(rows)]
-    assert about["label_kind"] == "correctness" and about["scorer"] == "equations"
+    assert [row["labels"] for row in found] == [probability(x).tolist() for x in RandomScorer(0).score(rows)]
+    assert about["label_kind"] == "unknown" and about["scorer"] == "random"
     value, about, _ = make(monkeypatch, pool, "b", "by=scorer", "checkpoint=embedded_orm", "threshold=0.5")
     assert about["label_kind"] == "value" and {y for row in value for y in row["labels"]} == {0, 1}
     labels, scores = (pool.parent / "b" / name for name in ("labels.jsonl", "scores.jsonl"))

@@ -59,7 +59,7 @@ def test_a_trace_and_its_answer_become_two_rows_that_score_reads(monkeypatch, tm
     asked = (
         "task=score",
         "input=run/solutions.jsonl",
-        "checkpoint=equations",
+        "checkpoint=random",
         "figures=0",
         "hydra.run.dir=scored",
     )
@@ -142,7 +142,7 @@ def test_a_format_that_rewrites_responses_is_refused():
         ),
         (
             {"problem": "p", "response": "a"},
-            ["split_by=confidence", "checkpoint=equations"],
+            ["split_by=confidence", "checkpoint=random"],
             r"checkpoint: got '.*', expected a language model",
         ),
         (

@@ -1,4 +1,4 @@
-"""Opens a verifier by its name: a checkpoint, a critic, an ensemble, or one without a folder (checkers, equations, noise)."""
+"""Opens a verifier by its name: a checkpoint, a critic, an ensemble, or one without a folder (checkers, noise)."""
 
 import dataclasses
 import functools
@@ -14,21 +14,14 @@ from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.splits import data_config
 from prm_jax.formats import Format, read_format
 from prm_jax.launch.config import CONF, Count, Seed, expect
-from prm_jax.scorers import (
-    ENSEMBLES,
-    CheckerScorer,
-    EnsembleScorer,
-    EquationScorer,
-    NoisyChecker,
-    RandomScorer,
-)
+from prm_jax.scorers import ENSEMBLES, CheckerScorer, EnsembleScorer, NoisyChecker, RandomScorer
 from prm_jax.scoring import LikelihoodScorer
 
 SERVER = ("http://", "https://")
 # Scorers without a folder: the embedded task's exact checker and exact values, optionally with faults (the share of
-# missed errors and d', as in checker-0.05-3), the equations of a text, noise, and the likelihood under a language model
+# missed errors and d', as in checker-0.05-3), noise, and the likelihood under a language model
 # (the embedded task's policy, or policy:NAME).
-BUILT_IN = re.compile(r"equations|random|policy(?::.+)?|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
+BUILT_IN = re.compile(r"random|policy(?::.+)?|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
 ENSEMBLE = re.compile(rf"({'|'.join(ENSEMBLES)}):\[(.*)\]")  # mean:[A,B,C]
 
 
@@ -54,8 +47,6 @@ def open_verifier(name: str, options: OpenOptions):
         members = [open_verifier(member, options) for member in members_of(name, bare=False)]
         shown = f"{ensemble[1]}:[{','.join(member.name for member in members)}]"
         return EnsembleScorer(shown, ensemble[1], members)
-    if name == "equations":
-        return EquationScorer()
     if name == "random":
         return RandomScorer(options.seed)
     if name == "policy" or name.startswith("policy:"):

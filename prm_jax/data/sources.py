@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.equations import verdict
 from prm_jax.data.grading import extract
 from prm_jax.data.pools import is_pool, problem_of, solutions_of
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
@@ -27,7 +26,6 @@ OPTIONS = {
     "duplicates": ("keep", "drop"),
     "quality_control": ("keep", "drop"),
     "split_by": tuple(SPLITS),
-    "no_verdict": ("mask", "good", "bad"),
 }
 
 
@@ -220,23 +218,18 @@ def problem_and_text(row: dict) -> dict[str, str]:
     return {name: field(row, name, str) for name in present}
 
 
-def text(row: dict, row_id: str, counts, *, split_by, no_verdict) -> list[Solution]:
-    """`problem_and_text`, the text split by steps.py; outcome and id are optional. A label is 1 if all equations of the
-    step hold (equations.py), 0 if one does not, `no_verdict` without a verdict."""
+def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[Solution]:
+    """`problem_and_text`, the text split by steps.py, without labels; outcome and id are optional."""
+    require(not labels_required, "labels", None, "those of steps, but a text has none: prm_jax.relabeling")
     problem, solution = problem_and_text(row).values()
     steps = tuple(split_steps(solution, split_by))
     if not steps:
         counts["rows_without_steps_dropped"] += 1
         return []
-    verdicts = [verdict(step, problem) for step in steps]
-    counts.update(f"steps_{VERDICT_COUNTS[holds]}" for holds in verdicts)
-    default = {"mask": None, "good": 1.0, "bad": 0.0}[no_verdict]
-    labels = tuple(default if holds is None else float(holds) for holds in verdicts)
     outcome = _probability(row.get("outcome"))
-    return [Solution(problem, steps, labels, None, outcome, extract(solution), _own_id(row, row_id))]
+    return [Solution(problem, steps, None, None, outcome, extract(solution), _own_id(row, row_id))]
 
 
-VERDICT_COUNTS = {True: "with_right_equations", False: "with_a_wrong_equation", None: "without_verdict"}
 READERS = {f.__name__: f for f in (native, prm800k, math_shepherd, processbench, prmbench, text, *TEST_SETS)}
 
 

@@ -46,7 +46,6 @@ class FileData:
     validation_path: Files = None
     test_path: Files = None
     split_by: Annotated[str, one_of(sources.OPTIONS["split_by"])] = "line"
-    no_verdict: Annotated[str, one_of(sources.OPTIONS["no_verdict"])] = "mask"
     validation_name: Annotated[str, one_of(sources.READERS)] | None = None
 
 

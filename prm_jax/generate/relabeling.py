@@ -1,9 +1,9 @@
-"""Labels steps without completions: by a verifier's scores, outcomes, equations or two label files.
+"""Labels steps without completions: by a verifier's scores, a checker, outcomes or two label files.
 
 python -m prm_jax.relabeling input=POOL by=scorer checkpoint=VERIFIER    writes labels.jsonl (native rows), about.json
 
-`by` names the source of labels. scorer and scores distil another verifier, from new or stored scores; checker and
-equations are formal; td spreads the outcome over the steps by a value model; labels hardens or masks those of a file;
+`by` names the source of labels. scorer and scores distil another verifier, from new or stored scores; checker is
+formal; td spreads the outcome over the steps by a value model; labels hardens or masks those of a file;
 consensus keeps the solutions on which two label files agree. labeling.py labels by completions.
 
 Dimension key: T steps.
@@ -22,7 +22,6 @@ from prm_jax import InputError, tasks
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data import sources
-from prm_jax.data.equations import verdict
 from prm_jax.data.pools import is_pool, read_pool, scores_in_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
 from prm_jax.data.splits import LabelKind
@@ -65,7 +64,7 @@ def consensus(labels, others, threshold: float, other_threshold: float) -> list[
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RelabelingConfig(CommandConfig):  # conf/relabeling.yaml says what each key means
     input: str
-    by: Literal["scorer", "scores", "checker", "equations", "td", "labels", "consensus"]
+    by: Literal["scorer", "scores", "checker", "td", "labels", "consensus"]
     label_kind: LabelKind | None
     threshold: Share | None
     after_first_error: Annotated[str, one_of(sources.OPTIONS["after_first_error"])]
@@ -82,7 +81,7 @@ class RelabelingConfig(CommandConfig):  # conf/relabeling.yaml says what each ke
     def __post_init__(self):
         for by, key in (("scorer", "checkpoint"), ("scores", "scores"), ("consensus", "other")):
             expect(self.by != by or getattr(self, key) is not None, key, None, f"one, which by={by} needs")
-        if self.after_first_error != "keep" and self.by not in ("checker", "equations", "consensus"):
+        if self.after_first_error != "keep" and self.by not in ("checker", "consensus"):
             expect(self.threshold is not None, "threshold", None, "one: soft labels have no first error")
         is_idle = is_own(self.checker) and self.by != "checker"
         expected = "an embedded task, or by=checker: your own function gives the labels"
@@ -148,9 +147,6 @@ def label_all(
         return (consensus(s.labels, labels, *bounds) for s, labels in zip(solutions, stored, strict=True))
     if cfg.by == "checker" and not stored:
         return (tasks.step_labels(tasks.TASKS[s.task], s.problem, s.steps) for s in solutions)
-    if cfg.by == "equations":
-        number = {True: 1.0, False: 0.0, None: None}
-        return ([number[verdict(step, s.problem)] for step in s.steps] for s in solutions)
     if scorer:
         rows = ((s.id, s.problem, s.steps) for s in solutions)
         labels = map(probability, score_into(path, scorer, rows, len(solutions)))
@@ -174,7 +170,7 @@ def label_kind(cfg: RelabelingConfig, scorer) -> str:
         kinds = {row.get("label_kind") for path in cfg.files for _, row in read_rows(path)}
         kind = kinds.pop() if kinds in ({"correctness"}, {"value"}, {"advantage"}) else "unknown"
     else:
-        fixed = {"checker": "correctness", "equations": "correctness", "td": "value", "scores": "unknown"}
+        fixed = {"checker": "correctness", "td": "value", "scores": "unknown"}
         kind = fixed.get(cfg.by) or kind_of(scorer)
     expect(
         cfg.label_kind in (None, kind) or kind == "unknown", "label_kind", cfg.label_kind, f"null or {kind}"
@@ -207,7 +203,7 @@ def labelled_rows(solutions, labels, origin: dict, counts: collections.Counter) 
 
 @cli.command("relabeling")
 def main(cfg):
-    """Label the steps of solutions by what exists already: another verifier, outcomes, equations, two label files."""
+    """Label the steps of solutions by what exists already: another verifier, a checker, outcomes, two label files."""
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, RelabelingConfig)
     solutions, stored = read(cfg)
