@@ -7,32 +7,47 @@ conf/task/best_of_n.yaml.
 import contextlib
 import dataclasses
 import importlib
+import sys
 
-import prm_jax  # isort: skip  # noqa: F401 (first, since it hears Ctrl-C during the imports)
 import jax
 from omegaconf import OmegaConf
 
 from prm_jax.evals.setup import EvaluateConfig, Setup, check_data, check_inputs
+from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import checkpoints, trained
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import parse
-from prm_jax.launch.hosts import start_command, writable_folder
+from prm_jax.launch.config import CONF, parse, store_defaults
+from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.mesh import make_mesh
+from prm_jax.launch.run_folder import start_command
 from prm_jax.model import choose_dtype
 
 COMMON = [field.name for field in dataclasses.fields(EvaluateConfig)]
 ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read by the command, or by the task itself
 
 
-@cli.command("evaluate")
-def main(cfg) -> float | None:
-    """Evaluate verifiers by a task of conf/task: step metrics, best-of-N, search, benchmarks, your own solutions."""
+def main():
+    """Starts the command, with the defaults of the task that the command line names among its keys."""
+    named = [word.partition("=")[2] for word in sys.argv if word.startswith("task=")] or ["report"]
+    is_task = (CONF / "task" / f"{named[-1]}.yaml").exists()
+    store_defaults("task_defaults", task_class(named[-1]).Config if is_task else EvaluateConfig)
+    evaluate()
+
+
+def task_class(name: str) -> type[Task]:
+    """BestOfN of prm_jax/evals/best_of_n.py for best_of_n."""
+    return vars(importlib.import_module(f"prm_jax.evals.{name}"))[name.title().replace("_", "")]
+
+
+@cli.command("evaluate", EvaluateConfig)
+def evaluate(cfg) -> float | None:
+    """Evaluates verifiers by a task of conf/task; returns the headline number of its results."""
     folder, cfg, resumes = start_command(cfg)
     folder = writable_folder(folder)
     check_data(cfg)
-    Task = vars(importlib.import_module(f"prm_jax.evals.{cfg.task}"))[cfg.task.title().replace("_", "")]
+    Chosen = task_class(cfg.task)
     common = parse(OmegaConf.masked_copy(cfg, COMMON), EvaluateConfig)
-    task = Task(parse(cfg, Task.Config, elsewhere=(*COMMON, *ELSEWHERE)))
+    task = Chosen(parse(cfg, Chosen.Config, elsewhere=(*COMMON, *ELSEWHERE)))
     common = dataclasses.replace(common, dtype=choose_dtype(common.dtype))
     names = checkpoints(common, task.needs_checkpoint)
     if not resumes:
@@ -45,6 +60,8 @@ def main(cfg) -> float | None:
         results |= {"task": cfg.task, "seed": common.seed} | run_folder.made_by(folder)
     if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # each run or scorer has its own
         results["trained"] = trained(names[0])
+    metric = task.metric(results)
+    results["metric"] = metric
     run_folder.write_json(folder / "results.json", results)
     with (folder / "report.txt").open("w") as report, contextlib.redirect_stdout(report):
         task.show(results)
@@ -54,7 +71,7 @@ def main(cfg) -> float | None:
     paths = task.figures(results, folder / "figures") if jax.process_index() == 0 else []
     if paths:
         print(f"figures     {folder / 'figures'}: {', '.join(path.name for path in paths)}")
-    return task.metric(results)
+    return metric
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from prm_jax import InputError, training  # isort: skip (first, since it hears Ctrl-C during the imports)
 import jax
 import numpy as np
 from flax import nnx
 
-from prm_jax import packing
+from prm_jax import InputError, packing, training
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits, problem_hashes
@@ -30,8 +29,10 @@ from prm_jax.formats import Format, train_tokenizer
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse, script
-from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
+from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, shard_batch
+from prm_jax.launch.progress import print_counts, progress
+from prm_jax.launch.run_folder import start_command
 from prm_jax.launch.run_log import (
     MetricsLog,
     StepReader,
@@ -89,7 +90,6 @@ class TrainConfig:
     mesh: MeshConfig
     eval: EvalConfig
     wandb: Literal["offline", "online"] | None = None
-    lengthened: tuple[Count, ...] = ()  # the steps that the run had before it was made longer
 
     def __post_init__(self):
         is_implicit, fmt, head = self.objective == "implicit", self.format, self.model.head
@@ -121,16 +121,9 @@ class TrainConfig:
             raise InputError(f"model.head: got {head!r}, but format={fmt.name} has its own head: {fmt.head}")
 
 
-def end_of_sweep(folder: Path):
-    """Prints and draws the sweep's table, and says what to do next."""
-    from prm_jax.figures.sweeps import show_sweep  # imports matplotlib
-
-    show_sweep(folder)
-
-
-@cli.command("train", end_of_sweep)
-def main(cfg):
-    """Train a process reward model into a run folder."""
+@cli.command("train", TrainConfig)
+def main(cfg) -> float:
+    """Trains a process reward model into a run folder; returns the best validation value of `eval.best_by`."""
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
@@ -159,15 +152,14 @@ def main(cfg):
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         hf.locate(name)  # refused before samples are drawn
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
-    with run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*"), jax.set_mesh(mesh):
-        if resumes and texts == run:  # process 0
-            run_folder.record_length(run, raw_cfg)
+    with run_folder.locked_run_folder(texts, raw_cfg, resumes), jax.set_mesh(mesh):
         print(f"run folder  {run}")
-        train(cfg, data_cfg, run, texts)
+        return train(cfg, data_cfg, run, texts)
 
 
-def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
-    """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`."""
+def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
+    """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`. Returns the
+    best validation value of `eval.best_by`: a loss, which is minimised, or one of the others, which are maximised."""
     data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     record_data(texts / "data.json", data)
     splits, counts = data.splits, data.counts
@@ -196,7 +188,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     print(
         f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions"
     )
-    cli.print_counts(counts)
+    print_counts(counts)
     if cfg.batch.tokens is None:
         width = packing.training_width(examples["train"] + examples["validation"], cfg.batch.share_prefixes)
         cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
@@ -240,7 +232,15 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         "label_kind": data_cfg.label_kind,
         "seed": cfg.seed,
     }
-    summary |= {**final, "parameters": n_all, "trained_parameters": n_trained, "counts": counts, **drawn}
+    metric = final[f"eval_{cfg.eval.best_by}"]
+    summary |= {
+        **final,
+        "metric": metric,
+        "parameters": n_all,
+        "trained_parameters": n_trained,
+        "counts": counts,
+        **drawn,
+    }
     summary["examples"] = {split: len(rows) for split, rows in examples.items()}
     run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
     print(
@@ -250,6 +250,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     )
     lm = f"python -m prm_jax.sampling checkpoint={run} input=FILE"
     print(f"next        {lm if cfg.objective == 'lm' else script('evaluate') + f' checkpoint={run}'}")
+    return metric
 
 
 def oddities(examples: list[Example], positions: int) -> Iterator[str]:
@@ -295,8 +296,6 @@ def fit(
     )
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = training.make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
-    if cfg.lengthened and first < cfg.steps:
-        print(lengthened(cfg, first))
 
     def position(step):
         return {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
@@ -304,7 +303,7 @@ def fit(
     logs = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
     log = MetricsLog(texts, first, *logs, every=cfg.log_every)
 
-    bar = cli.progress("training", cfg.steps, "step", first)
+    bar = progress("training", cfg.steps, "step", first)
     with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
         reader = StepReader(log, bar, cfg.log_every, before, position)
         for step in range(first + 1, cfg.steps + 1):
@@ -341,16 +340,6 @@ def fit(
                 )
                 sys.exit(128 + reader.stop)
     return best | {"steps": cfg.steps, **reader.spent}
-
-
-def lengthened(cfg: TrainConfig, first: int) -> str:
-    """A line that says how the longer run's learning rate differs from step `first` + 1 on."""
-    before, after = (
-        training.make_schedule(cfg.optimizer, steps) for steps in (cfg.lengthened[-1], cfg.steps)
-    )
-    rates = f"step {first + 1} has {float(after(first)):.3g} in place of {float(before(first)):.3g}"
-    rates += f", the last step {float(after(cfg.steps - 1)):.3g}"
-    return f"longer      {cfg.lengthened[-1]} -> {cfg.steps} steps; this stretches the learning rate's cosine: {rates}"
 
 
 def micro_batches(source: packing.TrainingRows, cfg: TrainBatch, first: int, steps: int):

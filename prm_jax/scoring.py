@@ -17,11 +17,10 @@ from prm_jax.data.rows import append_rows, field, json_lines, require_same
 from prm_jax.data.units import UNITS, log_p_to_log_odds
 from prm_jax.formats import Encoded, Format, encode
 from prm_jax.heads import good_logit
-from prm_jax.launch import cli
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import sums_file
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
+from prm_jax.launch.progress import progress
 from prm_jax.model import PRM
 from prm_jax.packing import choose_width, doubled, layout_score, layout_tokens, may_share, plan_rows
 from prm_jax.protocols import Rows
@@ -221,7 +220,7 @@ def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.nd
     memory does not grow with their number. An interrupted file is continued: rows that have a line are not scored again.
     Raises InputError where a line is damaged, belongs to another row or has another unit. Each of several processes
     writes its own file, and all continue that of process 0."""
-    share_file(path), share_file(sums_file(path))
+    share_file(path)
     has_stats = hasattr(scorer, "stats")
     if has_stats:
         scorer.stats = type(scorer.stats)()
@@ -238,7 +237,7 @@ def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.nd
         return [{"id": i, "unit": scorer.unit, "scores": score_T.tolist()} for (i, *_), score_T in named]
 
     before = 0
-    with cli.progress("scoring", total, "solution", leave=not has_stats) as bar:
+    with progress("scoring", total, "solution", leave=not has_stats) as bar:
         for lines, old in append_rows(path, rows, getattr(scorer, "chunk", CHUNK), check, make):
             before += old
             bar.update(len(lines))

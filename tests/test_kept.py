@@ -28,7 +28,7 @@ from prm_jax.figures.sweep_table import Config, make_table
 from prm_jax.generate import sampling
 from prm_jax.generate.labeling import label_file
 from prm_jax.launch import files, run_folder
-from prm_jax.launch.hosts import described_file
+from prm_jax.launch.run_folder import described_file
 from prm_jax.launch.run_log import MetricsLog
 from prm_jax.model import PRM
 from prm_jax.scoring import score_into

@@ -25,8 +25,8 @@ from prm_jax.data.splits import (
     problem_hashes,
     split_by_problem,
 )
-from prm_jax.launch import cli
 from prm_jax.launch.config import CONF
+from prm_jax.launch.progress import print_counts
 from prm_jax.solutions import Solution, first_error, packed_solutions
 from prm_jax.solutions import native_row as row_of
 
@@ -981,5 +981,5 @@ def test_runs_from_before_there_were_test_files_still_read():
 
 
 def test_counts_are_printed_to_the_last_digit(capsys):
-    cli.print_counts({"rows": 5, "neutral_masked": 123_456, "lucky": 0.24681, "cut": 0})
+    print_counts({"rows": 5, "neutral_masked": 123_456, "lucky": 0.24681, "cut": 0})
     assert capsys.readouterr().out == "counts      123,456 neutral_masked, 0.2468 lucky\n"

@@ -13,10 +13,10 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.bench.common import BenchConfig, Row
 from prm_jax.bench.models import LOSS, OPTIMIZER
-from prm_jax.launch import cli
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import abstract_arrays, make_mesh, row_sharding, shardings
+from prm_jax.launch.progress import progress
 from prm_jax.launch.sharding import AXES
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, ModelConfig, cast_backbone
@@ -124,7 +124,7 @@ def bench_memory(cfg: BenchConfig) -> list[Row]:
             row(f"{name}_{key}", state_bytes(model_cfg, **x), "one device") for key, x in CHOICES.items()
         ]
     programs = [(case, step) for case in m.cases for step in ("train", "score")]
-    for case, step in cli.progress("compiling", len(programs), "program", iterable=programs):
+    for case, step in progress("compiling", len(programs), "program", iterable=programs):
         mesh = "_".join(f"{axis}{n}" for axis in AXES if (n := getattr(case, axis)) > 1)
         name, parts, n = (
             f"{case.model}_{step}_{mesh}",

@@ -37,7 +37,7 @@ def require_free(folder: Path):
         )
 
 
-@cli.command("export")
+@cli.command("export", ExportConfig)
 def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
     raw_cfg, cfg = cfg, parse(cfg, ExportConfig)

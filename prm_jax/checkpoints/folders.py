@@ -70,7 +70,7 @@ def adapter_settings(folder: Path) -> dict | None:
     path = folder / ADAPTER
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
-    settings = read_json(path, "expected the settings of a PEFT adapter")
+    settings = read_json(path)
     kind, base = settings.get("peft_type"), settings.get("base_model_name_or_path")
     expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
     expect(isinstance(base, str), f"{path}: base_model_name_or_path", base, "a folder or a hub name")
@@ -240,8 +240,4 @@ def write_tensors(folder: Path, tensors: dict[str, tuple]):
         except SafetensorError as error:
             raise InputError(f"{folder / file}: cannot be written ({error})") from error
     if split.is_sharded:
-        write_json(
-            folder / INDEX,
-            {"metadata": split.metadata, "weight_map": split.tensor_to_filename},
-            checksum=False,
-        )
+        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})

@@ -263,7 +263,7 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
     try:
         save_weights(new, model)
         tokenizer.save_pretrained(new)
-        write_json(new / "config.json", config, checksum=False)
+        write_json(new / "config.json", config)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise

@@ -70,7 +70,7 @@ def read_config(folder: Path) -> dict:
     path = (base_of(folder) or folder) / "config.json"
     if not path.is_file():
         raise InputError(f"{path}: no such file, expected a Hugging Face checkpoint folder")
-    config = read_json(path, "expected the configuration of a Hugging Face checkpoint", prm_jax=dict | None)
+    config = read_json(path, prm_jax=dict | None)
     if config.get("model_type") == "gemma3" and isinstance(config.get("text_config"), dict):
         print(f"model       {path}: only the language model of this multimodal gemma3 is read")
         config = config["text_config"] | config | {"model_type": "gemma3_text"}

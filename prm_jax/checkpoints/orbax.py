@@ -204,7 +204,7 @@ def save_description(folder: Path, cfg: ModelConfig, tokenizer):
     """Writes the model's configuration, the tokenizer, and a config.json that names the tokenizer's class."""
     folder.mkdir(exist_ok=True)
     tokenizer.save_pretrained(folder)
-    write_json(folder / "config.json", hf_config.hf_config(cfg, tokenizer), checksum=False)
+    write_json(folder / "config.json", hf_config.hf_config(cfg, tokenizer))
     write_json(folder / MODEL, dataclasses.asdict(cfg))
 
 

@@ -29,7 +29,7 @@ def write_tokenizer(source: Path, to: Path):
             shutil.copy(path, to)
     path = to / "tokenizer_config.json"
     settings = {"tokenizer_class": "LlamaTokenizer", "legacy": True}
-    settings |= read_json(source / path.name, "download it again") if path.exists() else {}
+    settings |= read_json(source / path.name) if path.exists() else {}
     try:
         pieces = SentencePieceProcessor(model_file=str(source / "tokenizer.model"))
     except (RuntimeError, OSError) as error:

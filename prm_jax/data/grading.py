@@ -35,6 +35,7 @@ from pathlib import Path
 from prm_jax import InputError
 from prm_jax.data.rows import require
 from prm_jax.launch.files import cache_folder, sha256
+from prm_jax.launch.progress import progress
 
 RULES = ("string", "number", "math")
 # unparsable: the texts differ, and one of them is not a number or expression, or is longer than LONGEST.
@@ -308,11 +309,9 @@ class Checker:
 
     def map(self, function, items: Sequence, what: str, unit: str) -> list:
         """function(item) of every item in order, on one thread per worker, with a progress bar."""
-        from prm_jax.launch import cli  # not above: a worker would wait for Hydra
-
         pool = concurrent.futures.ThreadPoolExecutor(self._workers)
         try:
-            return list(cli.progress(what, len(items), unit, iterable=pool.map(function, items)))
+            return list(progress(what, len(items), unit, iterable=pool.map(function, items)))
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the rest
 

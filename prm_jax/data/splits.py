@@ -14,7 +14,7 @@ from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, require
-from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of, parse
+from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of, parse, store_defaults
 from prm_jax.launch.files import sha256
 from prm_jax.solutions import Packed, Solution, packed_solutions
 
@@ -80,6 +80,8 @@ class Mixture:
 
 
 DataConfig = FileData | TaskData | Mixture
+store_defaults("file_defaults", FileData, group="data")
+store_defaults("task_defaults", TaskData, group="data")
 # Samples the policy of an embedded task: (TaskData, problems, samples a problem, seed) -> graded samples.
 Draw = Callable[[TaskData, Sequence[str], int, int], Iterable[Problem]]
 

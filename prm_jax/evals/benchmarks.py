@@ -20,8 +20,8 @@ from prm_jax.data.splits import Files
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.verifiers import describe, one_scorer
-from prm_jax.launch import cli
 from prm_jax.launch.config import Share, expect, one_of, parse
+from prm_jax.launch.progress import print_counts
 from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution
 
@@ -69,7 +69,7 @@ def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], li
         key: x for key, x in OmegaConf.to_container(setup.data).items() if key in ("path", "hub", "hub_split")
     }
     rows, counts = read(kind, parse(source, Source, "data"))
-    cli.print_counts(counts)
+    print_counts(counts)
     split, groups = getattr(cfg, "threshold_split", None), dict.fromkeys(row.group for row in rows)
     expect(
         split is None or split in groups, "threshold_split", split, ", ".join(groups)

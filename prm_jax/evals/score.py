@@ -14,8 +14,8 @@ from prm_jax.data.units import UNITS
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import describe, new_name, one_scorer
-from prm_jax.launch import cli
 from prm_jax.launch.config import Natural, Share, expect
+from prm_jax.launch.progress import print_counts
 from prm_jax.rerank import default_aggregator
 from prm_jax.scoring import ModelScorer, score_into, stored_scores
 
@@ -47,7 +47,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     loaded, counts = ((), {}) if is_pool else sources.load(cfg.input, **reading)
     solutions = [(s.id, s.problem, s.steps) for s in loaded]
     dropped = {name: n for name, n in counts.items() if n and name.endswith("_dropped")}
-    cli.print_counts(dropped)
+    print_counts(dropped)
 
     def source():  # read anew each time: a pool may be larger than memory
         return pools.candidate_rows(read_pool()) if is_pool else solutions

@@ -29,8 +29,9 @@ from prm_jax.generate.policies import Server
 from prm_jax.generate.samples import policy_pool
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
 from prm_jax.generate.search_state import SearchState
-from prm_jax.launch import cli, run_folder
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, NotNegative, Rule, expect, one_of
+from prm_jax.launch.progress import progress
 from prm_jax.tasks.checkers import CHECKERS, Grader, checker_of, choose_checker, is_own, open_grader
 
 COST_TOLERANCE = 0.1  # searches are compared if their costs differ by at most this share
@@ -131,7 +132,7 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
     bins = np.array_split(np.argsort(-right_P, kind="stable"), min(cfg.difficulties, len(right_P)))
     rows, solved, tokens, rounds = [], {}, {}, list(itertools.product(cfg.budgets, cfg.methods))
     title = f"searching ({Path(scorer.name).name})"
-    for budget, method in cli.progress(title, len(rounds), "search", iterable=rounds):
+    for budget, method in progress(title, len(rounds), "search", iterable=rounds):
         file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
         costs, pool = search_once(seed, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
         solved[method, budget] = solved_by(pool, inputs, aggregator, cfg.policy_weight)

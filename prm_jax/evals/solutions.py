@@ -13,8 +13,8 @@ from prm_jax.evals.setup import Setup
 from prm_jax.evals.task import Task
 from prm_jax.formats import read_format
 from prm_jax.generate.samples import policy_pool
-from prm_jax.launch import cli
 from prm_jax.launch.config import expect
+from prm_jax.launch.progress import print_counts
 from prm_jax.solutions import Solution, native_row
 
 
@@ -33,7 +33,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     if isinstance(data_cfg, Mixture):
         raise InputError("data: got mixture, expected one data set: its sources are written one by one")
     data = load_splits(data_cfg, setup.cfg.seed, policy_pool)
-    cli.print_counts(data.counts)
+    print_counts(data.counts)
     rows, path, kind = data.splits[cfg.split], setup.folder / "solutions.jsonl", data_cfg.label_kind
     write_rows(path, (native_row(s) | {"label_kind": kind} for s in rows))
     if known := {s.problem: s.task for s in rows if s.task in tasks.TASKS}:  # questions of an embedded task

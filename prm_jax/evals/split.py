@@ -15,8 +15,8 @@ from prm_jax.data.steps import SPLITS, cut
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.verifiers import one_scorer
 from prm_jax.formats import encode
-from prm_jax.launch import cli
 from prm_jax.launch.config import Share, expect
+from prm_jax.launch.progress import print_counts, progress
 from prm_jax.scoring import CHUNK, LikelihoodScorer
 
 
@@ -46,7 +46,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     )
     counts = collections.Counter()
     rows, path = list(passes(cfg, counts)), setup.folder / "solutions.jsonl"
-    cli.print_counts(counts)
+    print_counts(counts)
     expect(rows, cfg.input, "no text", "at least one response")
     texts = [row["steps"][0] for row in rows]
     if cfg.split_by == "confidence":
@@ -93,7 +93,7 @@ def unsure_words(scorer, problems: list[str], texts: list[str], share: float) ->
     is_policy = isinstance(scorer, LikelihoodScorer)
     expect(is_policy, "checkpoint", scorer.name, "a language model, checkpoint=policy:FOLDER")
     letters, log_odds = [], []  # of each text's tokens: the last letter, the probability
-    with cli.progress("reading", len(texts), "response") as bar:
+    with progress("reading", len(texts), "response") as bar:
         for start in range(0, len(texts), CHUNK):
             some, options = (
                 texts[start : start + CHUNK],

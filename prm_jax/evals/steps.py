@@ -22,8 +22,9 @@ from prm_jax.evals.tables import interval_of, plus_minus
 from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import data_of, describe, open_scorer, trained
 from prm_jax.generate.samples import policy_pool
-from prm_jax.launch import cli, run_folder
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Share
+from prm_jax.launch.progress import print_counts
 from prm_jax.launch.run_log import read_log
 from prm_jax.metrics import labelled_steps, mean, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer, score_into
@@ -68,7 +69,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         counts = data.counts | {
             "test_problems_the_run_was_trained_on": verifiers.trained_on(name, data, test)
         }
-        cli.print_counts(counts, totals=("rows", "solutions", "steps", "labels", *SAMPLED))
+        print_counts(counts, totals=("rows", "solutions", "steps", "labels", *SAMPLED))
         if not any(y is not None for s in test for y in s.labels):
             raise InputError("data: the test split has no labelled solution")
         rows = [(s.id, s.problem, s.steps) for s in test]
@@ -332,7 +333,7 @@ def show(results: dict):
 def detail(results: dict):
     """Prints what only report.txt has: counts, bias checks, exact meanings of labels, and the errors that are missed."""
     first, n = results["runs"][0], len(results["runs"])
-    cli.print_counts(first["counts"])
+    print_counts(first["counts"])
     of_first = " of the first run" * (n > 1)
     if "bad_steps_in_right_answers" in first:
         biases.show_shares(first)

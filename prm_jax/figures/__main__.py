@@ -91,7 +91,7 @@ def main():
     except cli.USER_ERRORS as error:
         sys.exit(cli.one_line(error))
     except KeyboardInterrupt:
-        cli.exit_interrupted("; the same command goes on")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ def compose(command: str, overrides: list[str]):
             OmegaConf.resolve(cfg)
             return cfg
     except (HydraException, OmegaConfBaseException) as error:
-        message = cli.one_line(error, name, overrides).removeprefix("error: ")
+        message = cli.one_line(error).removeprefix("error: ")
         raise InputError(f"{command} {' '.join(overrides)}: {message}") from None
 
 
@@ -312,7 +312,7 @@ def changed_keys(stage: Stage) -> str:
     """The keys in which a stage differs from the older folder of its name that differs in fewest; empty without one."""
     config, changed = json.loads(json.dumps(stage.config, default=str)), {}
     for path in stage.folder.parent.glob(f"{stage.name}-*/stage.json"):
-        older = run_folder.read_json(path, f"delete {path.parent}", name=str, config=dict)
+        older = run_folder.read_json(path, name=str, config=dict)
         if path.parent != stage.folder and older["name"] == stage.name:
             before = older["config"]
             rows = [(k, before.get(k, MISSING), config.get(k, MISSING)) for k in sorted(config | before)]

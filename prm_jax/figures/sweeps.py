@@ -21,7 +21,7 @@ from prm_jax.launch.config import parse, script
 INTERVALS = {"t": "95 % t interval of the mean", "range": "lowest to highest"}
 
 
-@cli.command("sweeps")
+@cli.command("sweeps", Config)
 def main(cfg):
     """Table and figure of runs against any of their overrides, seeds averaged; learning curves with x=step."""
     folder, table = run_folder.output_dir(), make_table(parse(cfg, Config))

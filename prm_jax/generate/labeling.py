@@ -41,7 +41,9 @@ from prm_jax.generate.omegaprm import (
 from prm_jax.generate.sampling import Policy, PolicyConfig, fingerprint, policy_at_work
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
-from prm_jax.launch.hosts import described_file, start_command, writable_folder
+from prm_jax.launch.hosts import writable_folder
+from prm_jax.launch.progress import print_counts, progress
+from prm_jax.launch.run_folder import described_file, start_command
 from prm_jax.protocols import Prefix
 from prm_jax.solutions import Solution, native_row
 from prm_jax.tasks.checkers import choose_checker, is_own, open_grader
@@ -300,10 +302,7 @@ def label_file(
     chunks = [groups[i : i + size] for i in range(0, len(groups), size)]
     chunks = chunks if is_tree else [list(itertools.chain(*chunk)) for chunk in chunks]
     lines, unit = (path.with_name("trees.jsonl"), "problem") if is_tree else (path, "solution")
-    with (
-        described_file(lines, about) as counts,
-        cli.progress("labelling", sum(map(len, chunks)), unit) as bar,
-    ):
+    with described_file(lines, about) as counts, progress("labelling", sum(map(len, chunks)), unit) as bar:
         counts.update({"without_outcome_left_out": n_given - len(solutions)} if is_search else {})
         for new, old in append_rows(lines, chunks, None, check, label_chunk):
             counts.update(resumed=old)
@@ -338,11 +337,11 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
         "task for native rows, which have no right answers; a pool has them",
     )
     solutions, counts = sources.load(path, "native")
-    cli.print_counts(counts)
+    print_counts(counts)
     return solutions, {s.problem: None for s in solutions}
 
 
-@cli.command("labeling")
+@cli.command("labeling", LabelingConfig)
 def main(cfg):
     """Label the steps of solutions by a policy's completions of their prefixes."""
     folder, raw_cfg, resumes = start_command(cfg)
@@ -358,6 +357,6 @@ def main(cfg):
     path, claim = folder / "labels.jsonl", run_folder.locked_run_folder(folder, raw_cfg, resumes)
     with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grader.grade)
-    cli.print_counts(counts, totals=())
+    print_counts(counts, totals=())
     kind = KINDS.get(cfg.label, "value")
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")

@@ -30,8 +30,10 @@ from prm_jax.generate.labeling import read_input
 from prm_jax.generate.sampling import CommandConfig, fingerprint
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Share, expect, one_of, parse
-from prm_jax.launch.hosts import described_file, start_command, writable_folder
+from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.mesh import make_mesh
+from prm_jax.launch.progress import print_counts
+from prm_jax.launch.run_folder import described_file, start_command
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution, first_error, native_row, relabel_after_error
@@ -201,7 +203,7 @@ def labelled_rows(solutions, labels, origin: dict, counts: collections.Counter) 
         yield native_row(s, y_T) | origin
 
 
-@cli.command("relabeling")
+@cli.command("relabeling", RelabelingConfig)
 def main(cfg):
     """Label the steps of solutions by what exists already: another verifier, a checker, outcomes, two label files."""
     folder, raw_cfg, resumes = start_command(cfg)
@@ -237,5 +239,5 @@ def main(cfg):
             write_rows(path, labelled_rows(solutions, labels, origin, counts))
             about |= getattr(scorer, "about", {})  # a critic's: what became of its critiques
     kind = about["label_kind"].replace("unknown", "correctness|value, which their source does not say")
-    cli.print_counts(counts, totals=())
+    print_counts(counts, totals=())
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")

@@ -32,8 +32,8 @@ from prm_jax.generate.policies import (
     prefix_numbers,
     sample_keys,
 )
-from prm_jax.launch import cli
 from prm_jax.launch.config import expect
+from prm_jax.launch.progress import progress
 from prm_jax.protocols import Continuation, Prefix
 
 # The client's errors, and those of reading an answer that is not in the protocol's form.
@@ -149,7 +149,7 @@ class RemotePolicy:
         prompt_B = [prompt for prompt in prompts for _ in range(n)]
         with concurrent.futures.ThreadPoolExecutor(self.concurrency) as pool:  # an error cancels what waits
             drawn = pool.map(self.ask, prompt_B, seed_B, itertools.repeat(stop))
-            samples = list(cli.progress("requests", size, "sample", iterable=drawn, delay=10, leave=False))
+            samples = list(progress("requests", size, "sample", iterable=drawn, delay=10, leave=False))
         groups = [samples[i : i + n] for i in range(0, size, n)]
         is_alike = all(len({c.text for c in group}) == 1 for group in groups)
         if is_alike and self.sampling.temperature > 0 and n > 1 and size > 16:

@@ -44,7 +44,7 @@ from prm_jax.generate.policies import (
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
-from prm_jax.launch.hosts import described_file, start_command, writable_folder
+from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.mesh import (
     MeshConfig,
     check_divides,
@@ -54,6 +54,8 @@ from prm_jax.launch.mesh import (
     row_shards,
     shard_batch,
 )
+from prm_jax.launch.progress import print_counts, progress
+from prm_jax.launch.run_folder import described_file, start_command
 from prm_jax.model import PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
 from prm_jax.protocols import Policy as PolicyProtocol
@@ -377,7 +379,7 @@ def draw_pool(
         return rows[old:]
 
     path, policy.stats, size = Path(path), SamplingStats(), max(1, 4 * policy.batch_rows // n)
-    with described_file(path, about) as counts, cli.progress("sampling", total, "problem") as bar:
+    with described_file(path, about) as counts, progress("sampling", total, "problem") as bar:
         counts.update(dict.fromkeys(COUNTS, 0))
         for rows, old in append_rows(path, problems, size, check, draw_rows):
             counts.update(sum(map(counts_of, rows), collections.Counter(resumed=old)))
@@ -430,7 +432,7 @@ class SamplingConfig(PolicyConfig):
     n: Count
 
 
-@cli.command("sampling")
+@cli.command("sampling", SamplingConfig)
 def main(cfg):
     """Draw a graded pool: n solutions of every problem of a file, by a language model."""
     folder, raw_cfg, resumes = start_command(cfg)
@@ -442,7 +444,7 @@ def main(cfg):
     claim = run_folder.locked_run_folder(folder, raw_cfg, resumes)
     with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
         counts = draw_pool(path, policy, read(), cfg.n, cfg.seed, grader.grade, total)
-    cli.print_counts(counts, totals=())
+    print_counts(counts, totals=())
     graded = counts["candidates"] - counts["ungraded"]  # a cut candidate fills a place, and is not right
     rate = (
         f"{counts['right'] / graded:.3f} of {graded:,} right by {grader.name}"

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -40,30 +41,43 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
         is_config = OmegaConf.is_config(node)
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_config else node
     except MissingMandatoryValue as error:
-        raise InputError(f"{error.full_key}: missing; give {error.full_key}=VALUE (--help)") from None
+        raise InputError(f"{error.full_key}: missing; give {error.full_key}=VALUE") from None
     except OmegaConfBaseException as error:  # a broken interpolation
         raise InputError(f"{error.full_key or key}: {str(error).splitlines()[0]}") from error
-    hints = typing.get_type_hints(cls, include_extras=True)
-    if not isinstance(values, dict):
-        rules = ((name, rule) for name, hint in hints.items() for _, rules in _kinds(hint) for rule in rules)
-        names = [name for name, rule in rules if isinstance(rule, one_of) and rule.allows(values)]
-        hint = f"; did you mean {key}.{names[0]}={values}?" if names else ""
-        expect(False, key, values, f"a section of {cls.__name__} keys{hint}")
+    expect(isinstance(values, dict), key, values, f"a section of {cls.__name__} keys")
     values = {name: value for name, value in values.items() if name not in elsewhere}
     values = getattr(cls, "from_keys", dict)(values)
+    hints = typing.get_type_hints(cls, include_extras=True)
     dot = f"{key}." if key else ""
     for unknown in sorted(values.keys() - hints.keys(), key=str):
-        close = difflib.get_close_matches(str(unknown), hints.keys(), n=1)
-        raise InputError(
-            f"{dot}{unknown}: unknown key" + (f"; did you mean {dot}{close[0]}?" if close else "")
-        )
+        close = [f"; did you mean {dot}{name}?" for name in difflib.get_close_matches(str(unknown), hints)]
+        raise InputError(f"{dot}{unknown}: unknown key{''.join(close[:1])}")
     for field in dataclasses.fields(cls):
-        if (
-            field.name not in {*values, *done}
-            and field.default is field.default_factory is dataclasses.MISSING
-        ):
+        if field.name not in {*values, *done} and not has_default(field):
             raise InputError(f"{dot}{field.name}: missing key, expected {type_name(hints[field.name])}")
     return cls(**done, **{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
+
+
+def has_default(field: dataclasses.Field) -> bool:
+    return not (field.default is field.default_factory is dataclasses.MISSING)
+
+
+def store_defaults(name: str, cls: type, group: str | None = None):
+    """Gives Hydra the defaults of a config dataclass, and of those in it, as the node `name`, which stands first in the
+    defaults list of its command: so a field with a default is a key without a line in YAML."""
+    ConfigStore.instance().store(name=name, node=_defaults(cls), group=group)
+
+
+def _defaults(cls: type) -> dict:
+    values = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        field = cls.__dataclass_fields__[name]
+        if has_default(field):
+            default = field.default_factory() if field.default is dataclasses.MISSING else field.default
+            values[name] = dataclasses.asdict(default) if dataclasses.is_dataclass(default) else default
+        elif dataclasses.is_dataclass(hint) and not hasattr(hint, "from_keys"):  # whose keys are its fields
+            values[name] = _defaults(hint)
+    return values
 
 
 class Rule(typing.NamedTuple):  # a condition on a value beside its type, for an annotation such as Count

@@ -1,14 +1,10 @@
 """Makes many processes work as one: starts them, shares files between them, lets only process 0 write and print."""
 
 import atexit
-import collections
-import contextlib
 import ctypes
-import json
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import jax
@@ -16,26 +12,21 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from prm_jax import InputError
-from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import read_json, sums_file, write_json
 from prm_jax.launch.mesh import sharding
 
 
-def set_cpu_devices(n: int | None):
-    """Makes n devices of this process's CPU, before jax initialises its devices; None: 2, or 1 of a single core. XLA
-    runs matrix products on all cores, but attention's loop and small operations on one; devices run in parallel."""
-    is_right = n is None or (type(n) is int and 1 <= n <= 1024)
-    expect(is_right, "cpu_devices", n, "a number of at least 1, at most 1024, or null")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def set_cpu_devices(n: int):
+    """Makes n devices of this process's CPU, before jax initialises its devices. XLA runs matrix products on all
+    cores, but attention's loop and small operations on one; devices run in parallel."""
+    expect(type(n) is int and 1 <= n <= 1024, "cpu_devices", n, "a number of at least 1, at most 1024")
     keep_freed_memory()
     try:
-        jax.config.update("jax_num_cpu_devices", n or min(2, cores))
+        jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:  # a process makes its devices once, in a sweep for its first job
-        if n not in (None, present := len(jax.local_devices(backend="cpu"))):
-            print(
-                f"devices     cpu_devices={n} has no effect: this process has made {present} of its CPU already"
-            )
+        present = len(jax.local_devices(backend="cpu"))
+        if n != present:
+            print(f"devices     cpu_devices={n} has no effect: this process has {present} already")
 
 
 def keep_freed_memory():
@@ -56,35 +47,17 @@ def init_distributed(cfg):
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM, as train.py does
     names = {"coordinator": "coordinator_address", "processes": "num_processes", "process": "process_id"}
-    explicit = "{coordinator: HOST:PORT, processes: N, process: I}"
     is_right = setting == "auto" or getattr(setting, "keys", dict)() == names.keys()
-    expect(is_right, "distributed", setting, f"null, auto or {explicit}")
+    explicit = "null, auto or {coordinator: HOST:PORT, processes: N, process: I}"
+    expect(is_right, "distributed", setting, explicit)
+    options = {} if setting == "auto" else {names[key]: x for key, x in setting.items()}
     try:
-        jax.distributed.initialize(
-            **{} if setting == "auto" else {names[key]: x for key, x in setting.items()}
-        )
+        jax.distributed.initialize(**options)
     except (ValueError, TypeError, RuntimeError) as error:
-        why = f"{setting}: {str(error).splitlines()[0]}"
-        if setting == "auto":
-            why = "got 'auto', but no SLURM, Open MPI or Cloud TPU says which processes there are"
-            why += f"; expected null (one) or {explicit}"
-        raise InputError(f"distributed: {why}") from error
+        why = str(error).splitlines()[0]
+        raise InputError(f"distributed: got {setting}, expected {explicit} ({why})") from error
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
-
-
-def start_command(cfg) -> tuple:
-    """(folder, configuration, whether it is resumed) of a command, whose devices and processes are set up first."""
-    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
-    init_distributed(cfg)
-    if cfg.resume is not None:
-        return *run_folder.resumed(cfg), True
-    folder = run_folder.output_dir()
-    if jax.process_count() > 1:  # all use the folder of process 0
-        made_by_hydra, folder = folder.resolve(), Path(broadcast(str(folder.resolve()).encode()).decode())
-        if folder != made_by_hydra:
-            made_by_hydra.rmdir()
-    return folder, cfg, False
 
 
 def broadcast(content: bytes) -> bytes:
@@ -119,24 +92,3 @@ def max_over_processes(n: int):
     mesh = jax.sharding.get_mesh()
     local = np.full(len(mesh.local_devices), n)
     return jax.make_array_from_process_local_data(sharding(mesh.axis_names), local).max()
-
-
-@contextlib.contextmanager
-def described_file(path: Path, about: dict):
-    """Writes about.json beside a file of rows: `about` at once, then the yielded Counter, the seconds and the versions.
-    The file may be left by a stopped call; InputError where that had another `about`."""
-    start, counts, beside = time.perf_counter(), collections.Counter(), path.with_name("about.json")
-    share_file(path), share_file(sums_file(path)), share_file(beside)
-    if path.exists() and path.stat().st_size:
-        expect(
-            beside.exists(), str(path), "a file without about.json", "one beside it that says how it was made"
-        )
-        stored = read_json(beside, f"delete {path} to make it again")
-        for name, value in json.loads(json.dumps(about)).items():
-            expected = f"{value!r}, which this command has; write into another folder"
-            expect(stored.get(name) == value, f"{path}: {name}", stored.get(name), expected)
-    write_json(beside, about | {"finished": False})
-    yield counts
-    end = {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
-    end |= {"versions": run_folder.versions(), "machine": run_folder.machine()}
-    write_json(beside, about | end)

@@ -2,7 +2,6 @@
 
 import copy
 import runpy
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from prm_jax.launch.config import expect
 
 def read_function(key: str, place: str, accept: Callable) -> Callable:
     """The function that the value `place` of a config key names; its results are what accept(where, result, *arguments)
-    makes of them. The function gets copies of its arguments. InputError with key and place, in one line, where there is
-    no such function, where it fails, or as `accept` raises it."""
+    makes of them. The function gets copies of its arguments. InputError with key and place where it fails."""
     path, _, name = place.rpartition(":")
     expect(Path(path).is_file(), key, place, "FILE.py:FUNCTION of a file that exists")
     where = f"{key}: {place}"
@@ -23,8 +21,8 @@ def read_function(key: str, place: str, accept: Callable) -> Callable:
             return step()
         except (InputError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # anybody's code: SystemExit, an error whose text is an error
-            why = " ".join("".join(traceback.format_exception_only(error)).split())
+        except BaseException as error:  # anybody's code, SystemExit too
+            why = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{where}: {why[:300]}") from error
 
     function = run(lambda: runpy.run_path(path).get(name))

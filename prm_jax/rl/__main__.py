@@ -36,8 +36,10 @@ from prm_jax.generate.sampling import CommandConfig, open_policy
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
 from prm_jax.launch.files import replaced
-from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
+from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
+from prm_jax.launch.progress import progress
+from prm_jax.launch.run_folder import start_command
 from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, require_packages
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.metrics import step_metrics
@@ -119,7 +121,7 @@ class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says 
         expect(is_pair, "held_out", self.held_out, "a file beside input, and only beside it")
 
 
-@cli.command("rl")
+@cli.command("rl", RLConfig)
 def main(cfg):
     """Train a policy by rewards of its steps and answers."""
     return train_policy(cfg)
@@ -137,7 +139,7 @@ def train_policy(raw_cfg, make_problems: Callable | None = None, trainer: type |
     texts = writable_folder(run)
     mesh = make_mesh(cfg.mesh, cfg.batch.rows)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*"))
+        stack.enter_context(run_folder.locked_run_folder(texts, raw_cfg, resumes))
         stack.enter_context(jax.set_mesh(mesh))
         problems = make_problems(cfg, data_cfg) if make_problems else load_problems(cfg, data_cfg, stack)
         training = (trainer or Trainer)(cfg, problems)
@@ -146,6 +148,7 @@ def train_policy(raw_cfg, make_problems: Callable | None = None, trainer: type |
         final = training.fit(run, texts)
         verifiers = filter(None, (cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint))
         summary = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed, **final}
+        summary["metric"] = final["eval_pass_at_1"]
         summary["verifier_tokens"] = {name: training_tokens(name) for name in verifiers}  # None: not known
         summary |= run_folder.made_by(run)
         run_folder.write_json(texts / "summary.json", summary)
@@ -257,7 +260,7 @@ class Trainer:
             scores = require_finite(0, self.evaluate(samples, 0))
             best = {name.removeprefix("eval_"): x for name, x in scores.items() if "pass_at" in name}
             log.write({"step": 0, **scores, "seconds": time.perf_counter() - started})
-        bar = cli.progress("training", cfg.steps, "step", first)
+        bar = progress("training", cfg.steps, "step", first)
         with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
             for step in range(first + 1, cfg.steps + 1):
                 is_last = step == cfg.steps

@@ -1,0 +1,29 @@
+"""What a command shows while it works: a progress bar, and what its data lost."""
+
+import sys
+
+from tqdm import tqdm
+
+
+def progress(what: str, total: int, unit: str, initial: int = 0, **more) -> tqdm:
+    """A progress bar of process 0, or one line every 20 seconds where the output is a file."""
+    import jax  # not above: a worker process that grades answers needs no jax
+
+    interval = 0.5 if sys.stderr.isatty() else 20
+    return tqdm(
+        desc=what,
+        total=total,
+        initial=initial,
+        unit=unit,
+        disable=jax.process_index() > 0,
+        mininterval=interval,
+        maxinterval=interval,
+        **more,
+    )
+
+
+def print_counts(counts: dict[str, float], totals=("rows", "solutions", "steps", "labels")):
+    """Prints a line of everything that was dropped, cut, masked or odd in the data, without the totals."""
+    odd = {name: n for name, n in counts.items() if n and name not in totals}
+    if odd := [f"{n:.4g} {name}" if isinstance(n, float) else f"{n:,} {name}" for name, n in odd.items()]:
+        print(f"counts      {', '.join(odd)}")
