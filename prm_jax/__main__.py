@@ -13,27 +13,24 @@ COMMANDS = {
     "relabeling": "labels of steps from what is there: a verifier, scores, an exact checker",
     "rl": "a policy trained by rewards of its steps and answers",
     "export": "a run as a Hugging Face folder",
-    "figures": "a paper's figure from nothing",
-    "figures.sweeps": "the table and the figure of any number of runs",
-    "bench": "speed and memory, PyTorch or TRL beside it",
+    "sweeps": "the table and the figure of any number of runs",
+    "bench": "speed and memory",
 }
 
 
 def main():
-    if sys.argv[1:2] in (["--help"], ["-h"]) and sys.argv[2:]:  # --help COMMAND
-        sys.argv[1:3] = sys.argv[2:0:-1]
-    name = sys.argv[1] if sys.argv[1:] else "--help"
-    if name in ("train", "evaluate"):
-        del sys.argv[1]
-        runpy.run_path(str(ROOT / f"{name}.py"))["main"]()
-    elif name in COMMANDS:
-        del sys.argv[1]
-        runpy.run_module(f"prm_jax.{name}", run_name="__main__", alter_sys=True)
-    elif name in ("--help", "-h"):
-        lines = "".join(f"\n  {name:<16}{what}" for name, what in COMMANDS.items())
-        print(f"Usage: python -m prm_jax COMMAND [key=value ...], and COMMAND --help for its keys\n{lines}")
-    else:
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("--help", "-h"):
+        print("Usage: python -m prm_jax COMMAND [key=value ...], and COMMAND --help for its keys\n")
+        print("\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items()))
+        return
+    if name not in COMMANDS:
         sys.exit(f"error: {name}: no such command, expected {', '.join(COMMANDS)}")
+    del sys.argv[1]
+    if name in ("train", "evaluate"):
+        runpy.run_path(str(ROOT / f"{name}.py"))["main"]()
+    else:
+        runpy.run_module(f"prm_jax.{name}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

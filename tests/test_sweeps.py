@@ -450,5 +450,5 @@ def test_numbers_by_dotted_key():
 def test_help(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["sweeps", "--help"])
     sweeps.main()
-    assert "Usage: python -m prm_jax.figures.sweeps [key=value" in capsys.readouterr().out
+    assert "Usage: python -m prm_jax.sweeps [key=value" in capsys.readouterr().out
     assert train.end_of_sweep

@@ -1,6 +1,6 @@
 """One table and one figure of any number of runs against their settings.
 
-python -m prm_jax.figures.sweeps runs=FOLDER x=optimizer.lr y=step_auroc by=model.head
+python -m prm_jax.sweeps runs=FOLDER x=optimizer.lr y=step_auroc by=model.head
 
 Runs that differ in their seed alone are averaged; those that differ in anything else stand apart.
 """
@@ -39,7 +39,7 @@ def show_sweep(folder: Path):
         return
     show(table)
     write(table, folder)
-    again = f"python -m prm_jax.figures.sweeps runs={folder}"
+    again = f"python -m prm_jax.sweeps runs={folder}"
     if {"prm", "orm"} & set(table["objectives"]):
         evaluate = f"{script('evaluate')} task=steps checkpoint={folder} hydra.run.dir={folder}/steps"
         print(f"next        {evaluate} && {again} y=step_auroc")
