@@ -1,6 +1,6 @@
 """A Hydra command with the keys of `python -m prm_jax.rl`: RL in which the verifier learns from the policy's roll-outs.
 
-python -m examples.online experiment=prime                                                PRIME, by steps
+python -m examples.online algorithm=prime                                                PRIME, by steps
 python -m examples.online reward.prm=0.5 reward.prm_checkpoint=RUN advantage=pure         a PRM, trained again
 
 A language model as reward.prm_checkpoint is PRIME's verifier (Cui et al. 2025, arXiv 2502.01456): an implicit PRM, at
