@@ -23,7 +23,6 @@ from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
-from prm_jax.evals import bounds
 from prm_jax.examples import Example, make_examples
 from prm_jax.formats import Format, train_tokenizer
 from prm_jax.heads import HEADS
@@ -331,8 +330,7 @@ def fit(
                 log.write(record)
             stopping = reader.stop and not last
             if saves or is_best or stopping:
-                kept = training.with_shifted_bounds(model, best) if is_best else None
-                checkpoints.save(step, model, opt, best | reader.spent, kept)
+                checkpoints.save(step, model, opt, best | reader.spent, model if is_best else None)
             if stopping:
                 name = signal.Signals(reader.stop).name
                 print(
@@ -364,16 +362,13 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
 def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, errors) -> tuple[dict, dict]:
     """(mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined;
     {kind of error: how many first errors, share missed at .5}). errors: `first_wrong` of each solution, if known."""
-    totals, scored, outputs, order = collections.Counter(), [], [], []
-    sides = HEADS[model.cfg.head].bounds if model.cfg.head in HEADS else None
+    totals, scored, order = collections.Counter(), [], []
     for indices, batch in batches:
         sums = training.eval_step(
             model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm"
         )
         if "logit" in sums:
             scored += packing.unpack_steps(batch, np.asarray(sums.pop("logit")))
-            z_BTC = np.asarray(sums.pop("outputs"))
-            outputs += [z_TC for z_TC, _ in packing.unpack_steps(batch, z_BTC)] if sides else []
             order += indices
         totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
@@ -387,9 +382,6 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, err
     metrics = step_metrics(p, labels, range(len(scored)), label_kind=label_kind)
     names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
     defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
-    if sides:
-        lower_n, upper_n = np.concatenate(outputs)[:, list(sides)].T
-        defined |= bounds.shifts(lower_n, upper_n, np.concatenate([label_T for _, label_T in scored]))
     missed = {}
     for i, p_T in zip(order, p, strict=True) if errors else ():
         if errors[i]:

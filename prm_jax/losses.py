@@ -1,11 +1,10 @@
 """What a model is trained to do: losses at step ends, and of the next token.
 
 A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each step is
-good and `cfg` is the section `loss` of the config. `batch` holds the arrays of packing.py; "logits",
-all outputs of the head, logit_BTC, if the entry says how many `outputs` it reads; `problem` and `depth` if it compares
-solutions (`together`). label and rating are NaN where there is none; weight is 0 where there is no label; steps of a
-row with equal `solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled steps
-and divides by their number; a loss may be anything where the weight is 0.
+good and `cfg` is the section `loss` of the config. `batch` holds the arrays of packing.py, and
+`logits`, all outputs of the head, logit_BTC, if the entry says how many `outputs` it reads. label and rating are NaN where there is none; weight is 0 where there is no label; steps of a row
+with equal `solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled steps and
+divides by their number; a loss may be anything where the weight is 0.
 
 Dimension key: B rows, L tokens, T step ends (TT: a step and one it is compared with), C head outputs, V vocabulary.
 """
@@ -45,22 +44,6 @@ def mse_loss(z_BT, batch, cfg):
     return (1 + (cfg.pos_weight - 1) * label_BT) * error_BT**2
 
 
-QUANTILES = (0.05, 0.5, 0.95)  # what the three outputs of the head `quantile` stand for
-
-
-def pinball_loss(z_BT, batch, cfg):
-    """Pinball loss of a soft label y, sum over q of max(q (y - v_q), (q - 1) (y - v_q)), v_q = sigmoid of output q.
-
-    It is least where v_q is the q-quantile of the labels (Koenker and Bassett 1978), so that v_.05 to v_.95 is a 90 %
-    interval of the label, as for the calibrated PRMs of arXiv 2506.09338. Of a Monte-Carlo label it holds the noise of
-    few completions too. A good label weighs pos_weight times, as in `mse_loss`, which moves the quantiles."""
-    label_BT = jnp.nan_to_num(batch["label"])
-    q_C = jnp.array(QUANTILES)
-    error_BTC = label_BT[..., None] - jax.nn.sigmoid(batch["logits"])
-    loss_BT = jnp.maximum(q_C * error_BTC, (q_C - 1) * error_BTC).sum(-1)
-    return (1 + (cfg.pos_weight - 1) * label_BT) * loss_BT
-
-
 def pairwise_loss(z_BT, batch, cfg):
     """-log sigmoid(z_good - z_bad) (Bradley and Terry): a step's mean over its partners, 0 if it has none.
 
@@ -93,9 +76,8 @@ def pqm_loss(z_BT, batch, cfg):
     is_past_BTT = good_BT[:, :, None] & good_BT[:, None, :] & jnp.tri(z_BT.shape[1], dtype=bool)
     is_rival_BTT = same_BTT & (is_past_BTT | bad_BT[:, None, :])
     rival_BTT = jnp.where(is_rival_BTT, (z_BT + cfg.zeta * bad_BT)[:, None, :], -jnp.inf)
-    lse_BT = jax.nn.logsumexp(
-        jnp.pad(rival_BTT, ((0, 0), (0, 0), (1, 0))), axis=-1
-    )  # the start's z of 0 among them
+    with_start_BTT = jnp.pad(rival_BTT, ((0, 0), (0, 0), (1, 0)))  # the start's z is 0
+    lse_BT = jax.nn.logsumexp(with_start_BTT, axis=-1)
     n_bad_BT = (same_BTT & bad_BT[:, None, :]).sum(-1)
     return jnp.where(good_BT, lse_BT - z_BT, lse_BT / jnp.maximum(n_bad_BT, 1))
 
@@ -107,31 +89,28 @@ def three_ratings_loss(logit_BTC, rating_BT, pos_weight: float):
     return loss_BT * jnp.where(class_BT > 0, pos_weight, 1.0)
 
 
-# Arrays of a batch that compare solutions, which only a loss that is `together` gets: elsewhere a row has few of them.
-ACROSS_SOLUTIONS = ("problem", "depth")
-
-
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """A step loss and what training has to know of it."""
 
     f: Callable  # f(z_BT, batch, cfg) -> loss_BT
-    together: bool = (
-        False  # it compares solutions of a problem: these share a row, and it sees ACROSS_SOLUTIONS
-    )
+    # It compares solutions of a problem: these share a row, and it alone sees ACROSS_SOLUTIONS.
+    together: bool = False
+    # It learns differences, no probability: no class weight, and one target for an outcome.
+    ranks: bool = False
     outputs: int | None = None  # it reads this many outputs of the head, batch["logits"]
-    ranks: bool = (
-        False  # it learns differences, no probability: no class weight, and one target for an outcome
-    )
     # f(logit_BTC, rating_BT, pos_weight) -> loss_BT of human ratings, under a head that has a class for each
     ratings: Callable | None = None
 
 
+ACROSS_SOLUTIONS = (
+    "problem",
+    "depth",
+)  # arrays of a batch; without `together` a row has few solutions of a problem
 STEP_LOSSES = {
     "bce": Loss(bce_loss, ratings=three_ratings_loss),
     "focal": Loss(focal_loss),
     "mse": Loss(mse_loss),
-    "pinball": Loss(pinball_loss, outputs=len(QUANTILES)),
     "pairwise": Loss(pairwise_loss, together=True, ranks=True),
     "pqm": Loss(pqm_loss, ranks=True),
 }
@@ -141,16 +120,16 @@ def implicit_logit(logit_BLV, batch, beta: float):
     """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log(policy / reference) summed over its
     tokens up to each step end (Yuan et al. 2024, arXiv 2412.01981). loss.step=bce gives its CE form, pairwise its DPO
     form. logit_BLV are the policy's logits, batch["reference"] the reference's log p. Rows must not share prefixes."""
+
+    def at(x_BL, place_BT):
+        return jnp.take_along_axis(x_BL, place_BT, axis=1)
+
     is_target_BL = (batch["token_weight"] != 0).astype(jnp.float32)
     logp_BL = -jnp.roll(next_token_loss(logit_BLV, batch["ids"], is_target_BL), 1, axis=1)
     sum_BL = jnp.cumsum(logp_BL - is_target_BL * batch["reference"], axis=1)
     end_BT = batch["step_end"]
-    start_BT = end_BT - jnp.take_along_axis(
-        batch["pos"], end_BT, axis=1
-    )  # other solutions may stand before this one
-    return beta * (
-        jnp.take_along_axis(sum_BL, end_BT, axis=1) - jnp.take_along_axis(sum_BL, start_BT, axis=1)
-    )
+    start_BT = end_BT - at(batch["pos"], end_BT)  # other solutions may stand before this one
+    return beta * (at(sum_BL, end_BT) - at(sum_BL, start_BT))
 
 
 def next_token_loss(logit_BLV, ids_BL, token_weight_BL):

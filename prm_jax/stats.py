@@ -148,14 +148,6 @@ def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
     return rows
 
 
-def conformal_quantile(residual_n, level: float) -> float:
-    """The ceil((n + 1) level)-th smallest of n residuals: one more that is exchangeable with them is at most that with
-    chance `level` or more (Vovk; Romano et al. 2019, arXiv 1905.03222). Where n is too small for the level the largest,
-    whose chance is n / (n + 1)."""
-    residual_n = np.sort(residual_n)
-    return float(residual_n[min(math.ceil((len(residual_n) + 1) * level), len(residual_n)) - 1])
-
-
 def holm(p_m) -> np.ndarray:
     """p values of m tests, corrected for their number (Holm 1979): the i-th smallest, from 0, times m - i, at most 1, and
     no smaller than the one before."""

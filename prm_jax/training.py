@@ -1,7 +1,6 @@
 """The optimiser, the jitted train step and the jitted evaluation step.
 
-Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C head outputs, V vocabulary,
-S data sources.
+Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C head outputs, V vocabulary.
 """
 
 import dataclasses
@@ -14,7 +13,6 @@ import numpy as np
 import optax
 from flax import nnx
 
-from prm_jax import InputError
 from prm_jax.examples import Example
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
@@ -99,7 +97,7 @@ def totals(batch):
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool = False):
     """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by `totals` of the
-    global batch; with `logits` also logit_BT of its steps and all outputs of the head."""
+    global batch; with `logits` also logit_BT of its steps."""
     all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
     x_BLD = model(
         batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"]
@@ -118,7 +116,7 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
         agrees_BT = (logit_BT > 0) == (batch["label"] >= 0.5)
         right = (agrees_BT & is_labelled_BT).sum()
-        step_logits = {"logit": logit_BT, "outputs": logit_BTC} if logits else {}
+        step_logits = {"logit": logit_BT} if logits else {}
     if all_tokens:
         lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["token_weight"]).sum()
         if cfg.objective == "lm":
@@ -128,27 +126,14 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
 
 
 def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
-    """(loss_BT, logit_BT): the step loss of a head's outputs, and the log-odds that each step is good. Raises
-    InputError where the loss reads what its entry of STEP_LOSSES does not declare, or more outputs than there are."""
-    loss, logit_BT, C = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC), logit_BTC.shape[-1]
-    if loss.outputs not in (None, C):
-        raise InputError(
-            f"loss.step: got {cfg.step!r}, which needs {loss.outputs} outputs; model.head={head} has {C}"
-        )
-    if HEADS[head].loss != (cfg.step if cfg.step in {x.loss for x in HEADS.values()} else None):
-        raise InputError(
-            f"loss.step: got {cfg.step!r} with model.head={head}; pinball and quantile go together alone"
-        )
-    declared = {name: x for name, x in batch.items() if loss.together or name not in ACROSS_SOLUTIONS}
-    declared |= {"logits": logit_BTC} if loss.outputs else {}
-    try:
-        loss_BT = loss.f(logit_BT, declared, cfg)
-    except KeyError as error:
-        needs = {"logits": "outputs=N"} | dict.fromkeys(ACROSS_SOLUTIONS, "together=True")
-        if error.args[0] not in needs:
-            raise
-        missing = f"{needs[error.args[0]]} in its entry of STEP_LOSSES, as it reads {error.args[0]!r}"
-        raise InputError(f"loss.step: got {cfg.step!r}, expected {missing}") from None
+    """(loss_BT, logit_BT): the step loss of a head's outputs, and the log-odds that each step is good."""
+    loss, logit_BT = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC)
+    arrays = {name: x for name, x in batch.items() if loss.together or name not in ACROSS_SOLUTIONS}
+    if loss.outputs is not None:  # JAX would read an output that does not exist as the last one
+        needs = f"a loss of {logit_BTC.shape[-1]} outputs with model.head={head}, it reads {loss.outputs}"
+        expect(logit_BTC.shape[-1] == loss.outputs, "loss.step", cfg.step, needs)
+        arrays["logits"] = logit_BTC
+    loss_BT = loss.f(logit_BT, arrays, cfg)
     if loss.ratings and HEADS[head].rates:  # a human rating replaces the label
         is_rated_BT = ~jnp.isnan(batch["rating"])
         rating_BT = jnp.where(is_rated_BT, batch["rating"], -1.0)
@@ -190,43 +175,6 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     n_tokens = (batch["visible_until"] < batch["ids"].shape[-1]).sum()
     counts = {"n_steps": (batch["weight"] > 0).sum(), "n_tokens": n_tokens}
     return model, opt, {**metrics, "grad_norm": optax.tree.norm(grads), **counts}
-
-
-def with_shifted_bounds(model: PRM, numbers: dict[str, float]) -> PRM:
-    """The model whose bounds of a value lie eval_shift_lower and eval_shift_upper further off, in log-odds, as
-    `evals.bounds.shifts` gives them: in the bias of its head, so that whatever reads the model has them. The model
-    itself where its head has no bounds."""
-    if "eval_shift_lower" not in numbers:
-        return model
-    low, high = HEADS[model.cfg.head].bounds
-    model = nnx.clone(model)
-    b_C = model.b_head[...]
-    b_C = b_C.at[low].add(-numbers["eval_shift_lower"]).at[high].add(numbers["eval_shift_upper"])
-    model.b_head[...] = b_C
-    return model
-
-
-@functools.partial(jax.jit, static_argnames="cfg")
-def source_weights_step(model: PRM, logit_S, batches, trusted, cfg: LossConfig, lr: float, weights_lr: float):
-    """One step of learned weights of S data sources, softmax(logit_S), on two levels (DreamPRM, Cao et al. 2025, arXiv
-    2505.20241): the model goes down the gradient of the weighted loss of one batch a source, batches [S, B, ...]; the
-    weights go down that of the loss of trusted rows, [B, ...], through the model's step, by a step of length
-    weights_lr. Returns (model, logit_S, loss of the trusted rows after the model's step)."""
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def mean_loss(params, batch):
-        return combine(loss_terms(nnx.merge(graph, params, rest), batch, cfg), batch, cfg)[0]
-
-    grads_S = jax.lax.map(lambda batch: jax.grad(mean_loss)(params, batch), batches)
-
-    def trusted_loss(logit_S):
-        step = jax.tree.map(lambda grad_S: lr * jnp.tensordot(jax.nn.softmax(logit_S), grad_S, 1), grads_S)
-        stepped = jax.tree.map(jnp.subtract, params, step)
-        return mean_loss(stepped, trusted), stepped
-
-    (loss, stepped), slope_S = jax.value_and_grad(trusted_loss, has_aux=True)(logit_S)
-    logit_S -= weights_lr * slope_S / jnp.maximum(jnp.linalg.norm(slope_S), 1e-30)
-    return nnx.merge(graph, stepped, rest), logit_S, loss
 
 
 def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:

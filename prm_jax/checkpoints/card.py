@@ -37,12 +37,7 @@ def code(name: str, cfg: ModelConfig, fmt: Format) -> str:
     is_plain = fmt.tokenized == "apart" and fmt.prefix == "{problem}" and not (fmt.strip or fmt.number)
     begin = "[tokenizer.bos_token_id] * (tokenizer.bos_token_id is not None) + " if fmt.bos else ""
     logits = "model(torch.tensor([ids])).logits[0, ends]"
-    single = {"scalar": 0, "quantile": 1}  # the output that is a step's log-odds, the median of quantiles
-    good = (
-        f"{logits}[:, {single[cfg.head]}].sigmoid()"
-        if cfg.head in single
-        else f"1 - {logits}.softmax(-1)[:, 0]"
-    )
+    good = f"{logits}[:, 0].sigmoid()" if cfg.head == "scalar" else f"1 - {logits}.softmax(-1)[:, 0]"
     template = OURS if HEADS[cfg.head].hidden or cfg.family in HEADLESS or not is_plain else CODE
     text = template.format(name=name, begin=begin, separator=fmt.separator, good=good)
     return f'```python\nproblem, steps = "3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"]\n{text}\n```'
