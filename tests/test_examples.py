@@ -1,0 +1,74 @@
+"""examples/mining.py, split.py: each by hand, and as a command."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+import prm_jax
+from examples import mining, split
+from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
+from prm_jax.formats import encode
+
+PROBLEM = "4 +5 *3 max2 -2 mod7?"
+TEXTS = ["4+5=2\n2*3=6\n6max2=6\n6-2=4", "4+5=3\n3*3=1\n1max2=2\n2-2=0", "4+5=2  2*3=5"]
+
+
+def run(main, monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["", *words])
+    main()
+
+
+def test_convincing_wrong_answers_come_first_and_no_solution_twice(tmp_path, monkeypatch):
+    written = zip("abacbdef", (True, False, True, False, False, False, True, False), strict=True)
+    candidates = tuple(Candidate((step,), correct=right) for step, right in written)
+    score_N = np.array([-1.0, -5.0, -1.0, -2.0, -5.0, -3.0, -4.0, -6.0])
+    # Wrong are c -2, d -3, b -5, f -6; right a -1, e -4.
+    assert mining.mine(candidates, score_N, 4, 0.5) == [3, 5, 0, 6]
+    assert mining.mine(candidates, score_N, 3, 0.0) == [0, 3, 5]
+    assert mining.mine(candidates, score_N, 9, 1.0) == [3, 5, 1, 7, 0, 6]  # fewer than asked for
+    cut = (*candidates[:3], Candidate(("c",), correct=False, finished=False), *candidates[4:])
+    assert mining.mine(cut, score_N, 3, 1.0) == [5, 1, 7]
+
+    monkeypatch.chdir(tmp_path)
+    write_pool("pool.jsonl", [Problem("0", "p", "1", candidates)])
+    run(mining.main, monkeypatch, "--checkpoint", "random", "--pool", "pool.jsonl")
+    mined, uniform = (read_pool(f"{name}.jsonl")[0].candidates for name in ("mined", "uniform"))
+    assert [c.correct for c in mined].count(False) == 4 and len(mined) == len(uniform) == 5
+
+
+def test_log_odds_of_tokens_are_those_of_one_forward_pass():
+    policy = prm_jax.load("policy:embedded").scorer
+    rows = [(PROBLEM, (text,)) for text in TEXTS]
+    found = split.read_tokens(policy, rows)
+    for text, one, (letters, log_odds_L) in zip(TEXTS, encode(policy.format, policy.tokenizer, rows), found):
+        assert letters[-1] == len(text) - 1
+        ids_1L, L = jnp.array([one.ids_L]), len(one.ids_L)
+        x_1LD = policy.model(ids_1L, jnp.arange(L)[None], jnp.full((1, L), L))
+        logp_L = np.asarray(policy.model.next_logprobs(x_1LD, ids_1L))[0]  # of tokens 1, 2, ...
+        expected_L = logp_L[one.start - 1 :][: len(letters)]
+        np.testing.assert_allclose(-np.logaddexp(0, -log_odds_L), expected_L, atol=1e-5)
+
+
+def test_words_are_cut_where_the_model_was_unsure_and_none_is_lost(tmp_path, monkeypatch):
+    texts = ["ab cd  ef", "gh"]
+    # Tokens: "ab", " ", "cd", "  e", "f" and "gh".
+    tokens = [split.Tokens([1, 2, 4, 7, 8], np.array([5.0, -1, 4, 3, 2])), split.Tokens([1], np.array([9.0]))]
+    assert split.unsure_words(texts, tokens, 0.0) == [[3], []]  # the blank belongs to "cd"
+    assert split.unsure_words(texts, tokens, 0.4) == [[3, 7], []]
+    assert split.unsure_words(texts, tokens, 1.0) == [[0, 3, 7], [0]]
+
+    monkeypatch.chdir(tmp_path)
+    rows = [{"problem": PROBLEM, "response": text} for text in TEXTS]
+    rows.append(
+        {"id": "a", "problem": PROBLEM, "response": "<think>4+5=2\n2*3=6</think>\n6max2=6", "answer": "4"}
+    )
+    Path("responses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for by, n_steps in (("line", [4, 4, 1, 2, 1]), ("confidence", None)):
+        run(split.main, monkeypatch, "--input", "responses.jsonl", "--by", by, "--two-pass")
+        made = [json.loads(line) for line in Path("steps.jsonl").read_text().splitlines()]
+        assert [" ".join(row["steps"]).split() for row in made[:3]] == [text.split() for text in TEXTS]
+        assert [row["id"] for row in made[3:]] == ["a/think", "a/answer"] and made[4]["answer"] == "4"
+        assert n_steps is None or [len(row["steps"]) for row in made] == n_steps
