@@ -6,9 +6,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import prm_jax
-from examples import mining, split
+from examples import mining, source_weights, split
+from examples.attack import sample_task
+from prm_jax import tasks
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
 from prm_jax.formats import encode
 
@@ -72,3 +75,24 @@ def test_words_are_cut_where_the_model_was_unsure_and_none_is_lost(tmp_path, mon
         assert [" ".join(row["steps"]).split() for row in made[:3]] == [text.split() for text in TEXTS]
         assert [row["id"] for row in made[3:]] == ["a/think", "a/answer"] and made[4]["answer"] == "4"
         assert n_steps is None or [len(row["steps"]) for row in made] == n_steps
+
+
+@pytest.mark.slow
+def test_the_clean_source_is_found(tmp_path, monkeypatch):
+    """True labels against flipped ones and against coins, of the same solver's solutions."""
+    for name, value in {"STEPS": 15, "ROWS": 8, "WEIGHTS_RATE": 0.2}.items():
+        monkeypatch.setattr(source_weights, name, value)
+    rng = np.random.default_rng(0)
+    changes = {"clean": lambda y: y, "flipped": lambda y: 1 - y, "coins": lambda y: float(rng.integers(2))}
+    solutions = sample_task(90, 0, "solver").rows
+    for name, start in {"clean": 0, "flipped": 0, "coins": 0, "trusted": 45}.items():
+        rows = []
+        for problem, steps in solutions[start : start + 45]:
+            true = tasks.step_labels(tasks.chain, problem, steps)
+            change = changes.get(name, changes["clean"])
+            labels = [None if 0 in true[:t] else change(y) for t, y in enumerate(true)]
+            rows.append(json.dumps({"prompt": problem, "completions": steps, "labels": labels}) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    files = [str(tmp_path / f"{name}.jsonl") for name in changes]
+    clean, flipped, coins = source_weights.learn("embedded_prm", tmp_path / "trusted.jsonl", files).values()
+    assert clean > 0.6 and flipped < coins < clean and clean + flipped + coins == pytest.approx(1)

@@ -11,13 +11,11 @@ import sys
 import numpy as np
 import pytest
 from conftest import ROOT, call, printed
-from omegaconf import OmegaConf
 from test_examples_serve import served
 
 from prm_jax import InputError, tasks
 from prm_jax.api import Verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
-from prm_jax.data.splits import data_config
 from prm_jax.generate import labeling, relabeling, sampling
 from prm_jax.rl.problems import file_problems
 from prm_jax.rl.rollouts import Rollout
@@ -34,14 +32,7 @@ def recipes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
     for text in re.findall(r"```python\n(.*?)```\n", (ROOT / "docs/recipes.md").read_text(), flags=re.DOTALL):
         (folder / re.match(r"# (\w+\.py)", text)[1]).write_text(text)
-    names = [
-        "same_rows.py",
-        "source_weights.py",
-        "trl_reward.py",
-        "tunix_reward.py",
-        "unit_tests.py",
-        "verl_reward.py",
-    ]
+    names = ["same_rows.py", "trl_reward.py", "tunix_reward.py", "unit_tests.py", "verl_reward.py"]
     assert sorted(path.name for path in folder.iterdir()) == names
     return folder
 
@@ -333,26 +324,3 @@ def test_trls_grpo_trains_a_tiny_policy_by_the_server(recipes, url):
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert len(re.findall(r"\d\.\d+", ran.stdout.splitlines()[-1])) == 2
-
-
-@pytest.mark.slow
-def test_the_clean_source_is_found(recipes, tmp_path):
-    """True labels against flipped ones and against coins, of the same solver's solutions."""
-    rng, solver = np.random.default_rng(0), tasks.chain
-    cfg = data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml")).task
-    labels_of = {"clean": lambda y: y, "flipped": lambda y: 1 - y, "trusted": lambda y: y}
-    labels_of["coins"] = lambda y: rng.integers(2)
-    for i, (name, changed) in enumerate(labels_of.items()):
-        rows = []
-        for problem in tasks.make_problems(solver, cfg, 30, "train", i):
-            steps = solver.solve(cfg, problem, rng)
-            true = tasks.step_labels(solver, problem, steps)
-            labels = [None if 0 in true[:t] else float(changed(y)) for t, y in enumerate(true)]
-            rows.append({"prompt": problem, "completions": steps, "labels": labels})
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = [f"{tmp_path}/{name}.jsonl" for name in ("flipped", "clean", "coins")]
-    learn = runpy.run_path(recipes / "source_weights.py")["learn"]
-    weights = list(
-        learn("embedded_prm", f"{tmp_path}/trusted.jsonl", files, steps=15, rows=8, weights_lr=0.2).values()
-    )
-    assert weights[1] > 0.6 and weights[0] < weights[2] < weights[1] and sum(weights) == pytest.approx(1)
