@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import hydra
 import numpy as np
-from omegaconf import OmegaConf
 
 import prm_jax
 from prm_jax import InputError, metrics, tasks
@@ -74,7 +74,8 @@ def is_sound(task: ModuleType, problem: str, steps: Steps) -> bool:
 
 def sample_task(n: int, seed: int, samples: str = "policy") -> Solutions:
     """Held-out solutions of the embedded task, by its policy or its `solver`."""
-    data = data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/chain.yaml"), {"samples": samples}))
+    with hydra.initialize_config_dir(str(CONF), version_base=None):
+        data = data_config(hydra.compose(overrides=["+data=chain", f"data.samples={samples}"]).data)
     solutions = tasks.sample_solutions(data, n, "test", seed, policy_pool)
     rows = [(s.problem, s.steps) for s in solutions if s.outcome is not None]
     return Solutions(rows, np.array([is_sound(tasks.chain, *row) for row in rows]), tasks.chain)

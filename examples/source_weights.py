@@ -1,6 +1,6 @@
 """A script that learns which data source to trust, as DreamPRM does (Cao et al. 2025, arXiv 2505.20241).
 
-    python -m examples.source_weights RUN trusted.jsonl a.jsonl b.jsonl       # {file: weight}, for data.weights
+    python -m examples.source_weights RUN trusted.jsonl a.jsonl b.jsonl     # {file: weight}, for data.weights
 
 It starts from a PRM, such as one trained on data=mixture. On two levels the model steps down the weighted
 loss of all sources, and the weights go where that step lowers the loss on a few rows whose labels you
