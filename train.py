@@ -300,7 +300,7 @@ def fit(
         return {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
 
     logs = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
-    log = MetricsLog(texts, first, *logs, every=cfg.log_every)
+    log = MetricsLog(texts, first, *logs)
 
     bar = progress("training", cfg.steps, "step", first)
     with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import DECODER, KeptLines, decode_json, replaced
+from prm_jax.launch.files import KeptLines, decode_json, replaced
 
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 LONGEST = 1 << 29  # bytes of a line, of which a packed file may hold any number, or of a .json file
@@ -122,7 +122,7 @@ def _values(text):
     """The objects of a list, or of values one after another."""
     blank, end, rows = re.compile(r"\s*"), 0, []
     while end < len(text):
-        value, end = DECODER.raw_decode(text, blank.match(text, end).end())
+        value, end = json.JSONDecoder().raw_decode(text, blank.match(text, end).end())
         rows += value if isinstance(value, list) else [value]
     return rows
 

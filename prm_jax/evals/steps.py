@@ -168,7 +168,7 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
 
 def learning(name: str) -> dict[str, dict]:
     """{step: {kind: n, missed}} of a run's validation solutions at each evaluation of its training; empty for others."""
-    rows = read_log(Path(name) / "metrics.jsonl")[0] if verifiers.is_run(name) else ()
+    rows = read_log(Path(name) / "metrics.jsonl") if verifiers.is_run(name) else ()
     return {str(row["step"]): row["eval_errors"] for row in rows if "eval_errors" in row}
 
 

@@ -26,7 +26,7 @@ def histories(folders: Sequence[Path]) -> list[dict[str, list[float]]]:
     """The numbers of each run's evaluations, and the tokens written by then, at the steps that all runs have."""
     runs = []
     for folder in folders:
-        lines = [line for line in read_log(folder / "metrics.jsonl")[0] if "eval_pass_at_1" in line]
+        lines = [line for line in read_log(folder / "metrics.jsonl") if "eval_pass_at_1" in line]
         # No tokens are written before the first step.
         runs.append({line["step"]: {"tokens": line.get("total_policy_tokens", 0)} | line for line in lines})
     steps = sorted(set.intersection(*map(set, runs)))

@@ -258,7 +258,7 @@ def make_stage(
     )  # whoever has made its folder
     # Null keys are left out, so that a null key added by a later version changes no older folder's hash.
     pairs = ((key, x) for key, x in flatten(cfg) if x is not None)
-    config = {key: x for key, x in pairs if key.split(".")[0] not in run_folder.KEYS_WITHOUT_EFFECT}
+    config = {key: x for key, x in pairs if key.split(".")[0] not in run_folder.NO_EFFECT}
     config |= contents(config)
     digest = run_folder.sha256(json.dumps([command, sorted(config.items())], default=str))[:8]
     needs = tuple({stage.folder: stage for stages in used.values() for stage in stages}.values())

@@ -1,221 +1,313 @@
-"""One table and one figure of any number of runs against their settings.
+"""One table and one figure of any number of runs against their settings, seeds averaged.
 
-python -m prm_jax.sweeps runs=FOLDER x=optimizer.lr y=step_auroc by=model.head
-
-Runs that differ in their seed alone are averaged; those that differ in anything else stand apart.
+python -m prm_jax.sweeps runs=FOLDER x=optimizer.lr y=step_auroc
 """
 
-import csv
+import dataclasses
+import math
 import re
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
 from prm_jax import InputError
-from prm_jax.figures.style import NO_LINE, OUTSIDE, caption, line_style, plain
-from prm_jax.figures.sweep_table import Config, is_number, make_table, order
+from prm_jax.figures.style import FEWEST_SEEDS, NO_LINE, OUTSIDE, caption, line_style, over_seeds, plain
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import parse, script
+from prm_jax.launch.config import expect, parse
+from prm_jax.launch.files import read_json
+from prm_jax.launch.run_log import read_log
 
-INTERVALS = {"t": "95 % t interval of the mean", "range": "lowest to highest"}
+# The numbers that are shown where no `y` is given, as far as the files have them.
+DEFAULT_Y = {
+    "curve": ("loss", "eval_loss"),
+    "summary": ("eval_loss", "eval_accuracy", "eval_step_auroc"),
+    "results": ("step_auroc", "first_error_f1"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    runs: str | list  # folders, with all below them
+    x: str | None = None  # a setting, or step (learning curves); null: the numeric one with most values
+    y: str | list | None = None  # dotted key, or list of keys, of summary.json or results.json; a panel each
+    over: tuple[str, ...] = ("seed",)  # settings that are averaged over; for folds: [data.fold]
+    interval: Literal["auto", "t", "range"] = "auto"  # 95 % t interval | lowest to highest; auto: t from 8 on
+
+
+class Run(NamedTuple):
+    """A finished run, or one verifier of an evaluation."""
+
+    name: str
+    kind: str  # of DEFAULT_Y
+    settings: dict  # {dotted key: value}, the seed among them
+    values: dict  # its numbers (JSON)
+    made: float  # time of the file's last change
+
+
+class Table(NamedTuple):
+    """The numbers of a sweep: a row of `frame` is a setting (with x=step, a step of it) and a y."""
+
+    frame: pd.DataFrame  # columns: keys, (step), y, n, mean, low, high, values
+    keys: list[str]  # the settings that differ, x first
+    x: str | None
+    kind: str  # of the intervals
+    n_runs: int
+    left_out: dict[str, str]  # {run: why}
+    commits: list[str]
 
 
 @cli.command("sweeps", Config)
 def main(cfg):
-    """Table and figure of runs against any of their overrides, seeds averaged; learning curves with x=step."""
-    folder, table = run_folder.output_dir(), make_table(parse(cfg, Config))
-    with run_folder.locked_run_folder(folder, cfg):
-        show(table)
-        write(table, folder)
+    """Draws runs against any of their settings, seeds averaged; learning curves with x=step."""
+    show_sweep(run_folder.output_dir(), parse(cfg, Config))
 
 
-def show_sweep(folder: Path):
-    """Ends a sweep: prints its table, writes table and figure into its folder, and prints the next command."""
+def show_sweep(folder: Path, cfg: Config | None = None):
+    """Prints a table and writes it, with its figure, into a folder: by default that of the sweep itself."""
     try:
-        table = make_table(Config(str(folder)))
-    except InputError as error:  # no run is finished: the jobs have printed their errors
-        print(f"sweep       {error}")
+        table = make_table(cfg or Config(str(folder)))
+    except InputError as error:
+        if cfg is not None:
+            raise
+        print(f"sweep       {error}")  # no run is finished: the jobs have printed their errors
         return
-    show(table)
-    write(table, folder)
-    again = f"python -m prm_jax.sweeps runs={folder}"
-    if {"prm", "orm"} & set(table["objectives"]):
-        evaluate = f"{script('evaluate')} task=steps checkpoint={folder} hydra.run.dir={folder}/steps"
-        print(f"next        {evaluate} && {again} y=step_auroc")
-    print(f"            {again} x=step    (learning curves)")
-
-
-def shown(x) -> str:
-    """A value in one line: a separator of format.separator as '\\n'."""
-    text = f"{x:.6g}" if is_number(x) else "null" if x is None else str(x)
-    return text if text.isprintable() else repr(text)
-
-
-def cells(table: dict) -> tuple[list[str], list[list[str]]]:
-    """(head, body) of the table as texts: a row a setting, a column for each of its keys, for n, and for each y a mean
-    with its interval. Learning curves have their last step."""
-    keys, step = (
-        [k for k in [*table["lines"], table["x"]] if k and k != "step"],
-        ["step"] * (table["x"] == "step"),
-    )
-    rows_of, body = {}, []
-    for row in table["rows"]:
-        rows_of.setdefault(tuple(shown(row["setting"].get(k)) for k in keys), {})[row["y"]] = row
-    for setting, by_y in rows_of.items():
-        steps = [str(next(iter(by_y.values()))[key]) for key in step]
-        counts = "/".join(dict.fromkeys(str(by_y[y]["n"]) if y in by_y else "0" for y in table["y"]))
-        body.append([*setting, *steps, counts, *(measured(by_y.get(y)) for y in table["y"])])
-    return [*keys, *step, "runs", *table["y"]], body
-
-
-def measured(row: dict | None) -> str:
-    if row is None or not row["n"]:
-        return "-"
-    interval = f" [{row['low']:.4f}, {row['high']:.4f}]" if row["n"] > 1 else ""
-    return f"{row['mean']:.4f}{interval}" + " *" * row.get("best", False)
-
-
-def show(table: dict):
-    head, body = cells(table)
-    n_out = f", {len(table['left_out'])} left out" if table["left_out"] else ""
-    print(f"runs        {table['n_runs']}{n_out}; {means(table)}")
-    for name, why in table["left_out"].items():
+    print(f"runs        {table.n_runs}, {len(table.left_out)} left out; {describe_means(table)}")
+    for name, why in table.left_out.items():
         print(f"left out    {name}: {why}")
-    print(f"all         {' '.join(table['everywhere']) or 'no override is shared'}")
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    for line in (head, *body):
-        print("  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    wide = as_texts(table)
+    print(wide.to_string(index=False))
+    table.frame.to_csv(folder / "sweep.csv", index=False)
+    (folder / "sweep.tex").write_text(wide.to_latex(index=False, escape=True))
+    print(f"table       {folder / 'sweep.csv'}, .tex")
+    print(f"figure      {draw(table, folder / 'sweep.png')}, .pdf")
 
 
-def means(table: dict) -> str:
-    """A caption's words for a number of the table."""
-    best = "; *: the best" * any(row.get("best") for row in table["rows"])
-    if all(row["n"] < 2 for row in table["rows"]):
-        return "one run a setting" + best
-    columns = zip(table["over"], zip(*(values for row in table["rows"] for values in row["over"])))
-    over = "; ".join(f"{key} {', '.join(dict.fromkeys(map(shown, values)))}" for key, values in columns)
-    return f"means over {over}; brackets: {INTERVALS[table['interval']]}{best}"
-
-
-def write(table: dict, folder: Path):
-    """Writes sweep.json, .csv, .tex, .png, .pdf, .svg into a folder."""
-    run_folder.write_json(folder / "sweep.json", table)
-    keys = [k for k in [*table["lines"], table["x"]] if k]
-    with (folder / "sweep.csv").open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow([*keys, "y", "n", "mean", "low", "high", "interval", "best", "values", "runs"])
-        for row in table["rows"]:
-            setting = [place_of(row, k) for k in keys]
-            numbers = [
-                row["y"],
-                row["n"],
-                row["mean"],
-                row["low"],
-                row["high"],
-                table["interval"],
-                row.get("best"),
-            ]
-            out.writerow([*setting, *numbers, ";".join(map(str, row["values"])), ";".join(row["runs"])])
-    (folder / "sweep.tex").write_text(latex(table))
-    print(f"table       {folder / 'sweep.csv'}, .tex, .json")
-    print(f"figure      {draw(table, folder / 'sweep.png')}, .pdf, .svg")
-
-
-def latex(table: dict) -> str:
-    """The table for a paper (package booktabs), with its source in a comment above."""
-    marks = {character: rf"\{character}" for character in "_%&#${}"}
-    marks = str.maketrans(
-        marks | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+def make_table(cfg: Config) -> Table:
+    left_out: dict[str, str] = {}
+    found = [run for path in as_list(cfg.runs) for run in read_runs(Path(path), cfg.x == "step", left_out)]
+    ys = as_list(cfg.y)
+    kinds = [kind for kind in DEFAULT_Y if any(run.kind == kind for run in found)]
+    known = [kind for kind in kinds if all(has_number(found, kind, y) for y in ys)]
+    expect(kinds, "runs", cfg.runs, f"a folder with finished runs or evaluations ({len(left_out)} are not)")
+    expect(
+        known, "y", cfg.y, "keys of one kind of file: summary.json, results.json, or metrics.jsonl (x=step)"
     )
-    head, body = cells(table)
-    texts = [[text.translate(marks) for text in line] for line in (head, *body)]
-    lines = [
-        " & ".join(re.sub(r"(.+) \*$", r"\\textbf{\1}", text) for text in line) + r" \\" for line in texts
-    ]
-    columns = "l" * (len(head) - len(table["y"])) + "r" * len(table["y"])
-    comment = f"% {means(table)}; all: {' '.join(table['everywhere'])}; commits {', '.join(table['commits'])}"
-    top = comment, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"
-    return "\n".join((*top, *lines[1:], r"\bottomrule", r"\end{tabular}", ""))
+    runs = sorted((run for run in found if run.kind == known[0]), key=lambda run: natural(run.name))
+    settings = pd.DataFrame([{k: as_cell(v) for k, v in run.settings.items()} for run in runs], dtype=object)
+    for key in {cfg.x, *cfg.over} - {None, "step", "seed"}:
+        expect(key in settings, "x" if key == cfg.x else "over", key, "a setting of the runs")
+    averaged = [key for key in cfg.over if key in settings and key != cfg.x]
+    keys = [key for key in settings if key not in averaged and settings[key].nunique(dropna=False) > 1]
+    x = cfg.x or choose_x(settings[keys])
+    keys = [key for key in (x,) if key and key != "step"] + [key for key in keys if key != x]
+    ys = ys or [y for y in DEFAULT_Y[known[0]] if has_number(runs, known[0], y)]
+    if cfg.y is None and any(key.startswith("loss.") or key == "objective" for key in keys):
+        ys = [y for y in ys if "loss" not in y] or ys  # losses of other definitions do not compare
+
+    # A repeat of a setting and seed would count twice.
+    newest = np.argsort([run.made for run in runs], kind="stable")
+    repeated = settings[[*keys, *averaged]].iloc[newest].astype(str).duplicated(keep="last")
+    for i in repeated[repeated].index:
+        left_out[runs[i].name] = "an older one of the same setting and seed"
+    kept = sorted(repeated[~repeated].index)
+    members = settings.loc[kept, keys].astype(str).agg("\0".join, axis=1) if keys else pd.Series("", kept)
+    groups = list(members.groupby(members, sort=False).groups.values())
+    several = [len(group) for group in groups if len(group) > 1]
+    kind = cfg.interval
+    if kind == "auto":
+        kind = "t" if several and min(several) >= FEWEST_SEEDS else "range"
+    rows = []
+    for y in ys:
+        for group in groups:
+            setting = {key: settings.loc[group[0], key] for key in keys}
+            for place, values in values_of([runs[i] for i in group], y, x == "step"):
+                mean, low, high = map(float, over_seeds(values, kind))
+                n = int(np.isfinite(values).sum())
+                numbers = {"y": y, "n": n, "mean": mean, "low": low, "high": high, "values": values}
+                rows.append(setting | place | numbers)
+    expect(any(row["n"] for row in rows), "y", ys, "a number that a run has")
+    commits = {str((runs[i].values.get("versions") or {}).get("commit", "unknown")) for i in kept}
+    return Table(pd.DataFrame(rows), keys, x, kind, len(kept), left_out, sorted(commits))
 
 
-def place_of(row: dict, x: str | None):
-    return row["step"] if x == "step" else row["setting"].get(x) if x else ""
+def read_runs(root: Path, curves: bool, left_out: dict[str, str]) -> list[Run]:
+    """The runs and evaluations of a folder and all below it; those without an end are named in `left_out`."""
+    expect(root.is_dir(), "runs", str(root), "a folder")
+    runs = []
+    for record in sorted(root.rglob(".hydra"), key=lambda path: natural(str(path))):
+        folder = record.parent
+        files = [folder / name for name in ("summary.json", "results.json") if (folder / name).exists()]
+        if curves:
+            files = [folder / "metrics.jsonl"] if (folder / "metrics.jsonl").exists() else []
+        if not files:
+            left_out[str(folder)] = "not finished"
+        for file in files:
+            try:
+                runs += read_file(file)
+            except (AttributeError, LookupError, TypeError) as error:
+                raise InputError(f"runs: {file}: is not as a command writes it ({error})") from None
+    return runs
 
 
-def draw(table: dict, path: Path) -> Path:
-    """Draws a panel a y, a line for each setting without x: means, their interval, and each run as a faint dot. Lines
-    are moved a little aside, so that no interval hides another."""
-    x, keys, n = table["x"], table["lines"], len(table["y"])
-    figure, panels = plt.subplots(1, n, figsize=(3.6 * n + 1.6, 3.2), squeeze=False)
-    places = [place_of(row, x) for row in sorted(table["rows"], key=lambda row: order(row, [], x))]
-    places = list(dict.fromkeys(places))
+def read_file(path: Path) -> list[Run]:
+    """The run of a summary.json or metrics.jsonl, or one for each verifier of a results.json. An evaluation's settings
+    have their names, or `evaluate.NAME` where the training has such a key too."""
+    folder, made = path.parent, path.stat().st_mtime
+    seed = {"seed": run_folder.run_config(folder).get("seed")}
+    settings = run_folder.settings(folder) | seed
+    if path.name == "metrics.jsonl":
+        return [Run(str(folder), "curve", settings, {"lines": read_log(path)}, made)]
+    values = read_json(path)
+    if path.name == "summary.json":
+        return [Run(str(folder), "summary", settings, values, made)]
+    settings.pop("checkpoint", None)
+    runs = []
+    verifiers = values.get("verifiers", {})
+    parts = [(run.get("verifier", f"run {i}"), run, run) for i, run in enumerate(values.get("runs", ()))]
+    if not parts and isinstance(verifiers, dict):
+        scorers = values.get("scorers", {}).items()
+        parts = [(name, verifiers.get(name, {}), {"scorer": numbers}) for name, numbers in scorers]
+    for name, origin, numbers in parts or [(str(folder), values.get("trained", {}), {})]:
+        trained = origin.get("settings") or {}
+        known = {f"evaluate.{key}" if key in trained else key: x for key, x in settings.items()} | trained
+        known["seed"] = origin.get("train_seed", seed["seed"])
+        if values.get("scorers") and not trained:
+            known["scorer"] = name
+        runs.append(Run(name, "results", known, values | numbers, made))
+    return runs
+
+
+def number(values, key: str) -> float | None:
+    """The number at a dotted key: nan where it is null, None where there is none."""
+    for part in key.split("."):
+        if isinstance(values, list) and part.isdigit() and int(part) < len(values):
+            values = values[int(part)]
+        elif isinstance(values, dict) and part in values:
+            values = values[part]
+        else:
+            return None
+    if values is None:
+        return math.nan
+    return float(values) if isinstance(values, int | float) else None
+
+
+def has_number(runs: list[Run], kind: str, y: str) -> bool:
+    several = [run.values.get("lines", [run.values]) for run in runs if run.kind == kind]
+    return any(number(values, y) is not None for rows in several for values in rows)
+
+
+def values_of(runs: list[Run], y: str, by_step: bool):
+    """Yields (place, each run's number y): one place, or one for each step at which all runs have it."""
+    if not by_step:
+        numbers = [number(run.values, y) for run in runs]
+        yield {}, [math.nan if value is None else value for value in numbers]
+        return
+    curves = [{line["step"]: number(line, y) for line in run.values["lines"]} for run in runs]
+    for step in sorted(set.intersection(*map(set, curves))):
+        values = [curve[step] for curve in curves]
+        if None not in values:
+            yield {"step": step}, values
+
+
+def choose_x(settings: pd.DataFrame) -> str | None:
+    """The numeric key with most values, or else the first."""
+    numeric = [key for key in settings if all(map(is_number, settings[key]))]
+    return max(numeric, key=lambda key: settings[key].nunique(), default=next(iter(settings), None))
+
+
+def is_number(x) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+def as_list(x: str | list | None) -> list[str]:
+    return [] if x is None else list(map(str, x)) if isinstance(x, list) else [x]
+
+
+def as_cell(x):
+    """A value in one line: a list as its text, a separator of format.separator as '\\n'."""
+    return x if is_number(x) or (isinstance(x, str) and x.isprintable()) else "null" if x is None else repr(x)
+
+
+def natural(name: str) -> list:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def as_texts(table: Table) -> pd.DataFrame:
+    """A row a setting: its keys, the number of runs, and for each y the mean with its interval. Learning curves have
+    their last step."""
+    frame, keys = table.frame, list(table.keys)
+    if table.x == "step":
+        frame = frame.groupby([*keys, "y"], sort=False, as_index=False).last()
+        keys.append("step")
+    shown = frame[keys].astype(str)
+    shown["runs"] = frame["n"].astype(str)
+    shown["y"] = frame["y"]
+    shown["text"] = [f"{mean:.4f}" for mean in frame["mean"]]
+    several = frame["n"] > 1
+    intervals = [f" [{low:.4f}, {high:.4f}]" for low, high in zip(frame["low"], frame["high"], strict=True)]
+    shown.loc[several, "text"] += pd.Series(intervals, frame.index)[several]
+    wide = shown.pivot_table(index=[*keys, "runs"], columns="y", values="text", aggfunc="first", sort=False)
+    return wide.reset_index().rename_axis(columns=None).fillna("-")
+
+
+def describe_means(table: Table) -> str:
+    words = {"t": "95 % t interval of the mean", "range": "lowest to highest"}
+    is_single = table.frame["n"].max() < 2
+    return "one run a setting" if is_single else f"means; brackets: {words[table.kind]}"
+
+
+def draw(table: Table, path: Path) -> Path:
+    """Draws a panel a y, a line for each setting without x: means, their interval, and each run as a faint dot."""
+    x, ys = table.x, list(dict.fromkeys(table.frame["y"]))
+    figure, panels = plt.subplots(1, len(ys), figsize=(3.6 * len(ys) + 1.6, 3.2), squeeze=False)
+    frame = table.frame.assign(place=table.frame[x] if x else "")
+    places = list(dict.fromkeys(frame["place"]))
     numeric = all(map(is_number, places)) and len(places) > 1
     is_log = numeric and x != "step" and min(places) > 0 and max(places) >= 10 * min(places)
-    lines = {}  # {name: rows}
-    for row in table["rows"]:
-        lines.setdefault(", ".join(shown(row["setting"].get(key)) for key in keys), []).append(row)
-    for axes, y in zip(panels[0], table["y"], strict=True):
-        for i, (name, rows) in enumerate(lines.items()):
-            rows = [row for row in rows if row["y"] == y and row["n"]]
-            x_n = [place_of(row, x) if numeric else places.index(place_of(row, x)) for row in rows]
-            style = line_style(i) | {"label": plain(name), "linestyle": ("-", "--", ":")[i // 7 % 3]}
-            if x != "step":
-                x_n = aside(
-                    np.array(x_n, float), places if numeric else None, is_log, i - (len(lines) - 1) / 2
-                )
-            draw_line(axes, rows, x_n, style if numeric or x == "step" else style | NO_LINE, x == "step")
+    others = [key for key in table.keys if key != x]
+    frame["line"] = frame[others].astype(str).agg(", ".join, axis=1) if others else ""
+    for axes, y in zip(panels[0], ys, strict=True):
+        for i, (name, rows) in enumerate(frame[frame["y"] == y].groupby("line", sort=False)):
+            style = line_style(i) | {"label": plain(name)}
+            if numeric:
+                rows = rows.sort_values("place")
+                draw_line(axes, rows, rows["place"].to_numpy(float), style, is_curve=x == "step")
+            else:
+                aside = 0.08 * (i - (frame["line"].nunique() - 1) / 2)  # so that no interval hides another
+                at = np.array([places.index(place) for place in rows["place"]]) + aside
+                draw_line(axes, rows, at, style | NO_LINE, is_curve=False)
         if is_log:
             axes.set_xscale("log")
-        if x != "step" and len(places) <= 8:
-            axes.set_xticks(
-                places if numeric else range(len(places)), [plain(shown(place)) for place in places]
-            )
-            axes.minorticks_off()
+        if not numeric:
+            axes.set_xticks(range(len(places)), [plain(str(place)) for place in places])
         axes.set(xlabel=x or "", ylabel=plain(y))
         axes.grid(linewidth=0.3, alpha=0.6)
         axes.margins(x=0.05 if numeric else 0.15)
-    if keys:
-        panels[0, -1].legend(title=plain(",\n".join(keys)), title_fontsize=7.5, **OUTSIDE)
-    n_out, commits = len(table["left_out"]), table["commits"]
-    text = f"{table['n_runs']} runs" + f", {n_out} left out" * bool(n_out)
-    words = {"brackets": "bands" if x == "step" else "bars", "*": "ring"}
-    text += (
-        "; "
-        + re.sub(r"brackets|\*", lambda match: words[match[0]], means(table))
-        + "; dots: runs" * (x != "step")
-    )
-    text += f". All runs: {' '.join(table['everywhere']) or 'no shared override'}"
-    text += f". Runs of {len(commits)} commits, among them" * (len(commits) > 1)
-    caption(figure, text, {"versions": {"commit": commits[-1]}})
-    for suffix in (".pdf", ".svg", ".png"):
-        figure.savefig(path.with_suffix(suffix))
+    if others:
+        panels[0, -1].legend(title=plain(",\n".join(others)), title_fontsize=7.5, **OUTSIDE)
+    marks = "bands" if x == "step" else "bars"
+    text = f"{table.n_runs} runs; {describe_means(table).replace('brackets', marks)}"
+    caption(figure, text, {"versions": {"commit": table.commits[-1]}})
+    with plt.rc_context({"pdf.fonttype": 42}):
+        figure.savefig(path.with_suffix(".pdf"))
+    figure.savefig(path)
     plt.close(figure)
     return path
 
 
-def aside(place: np.ndarray, places: list | None, is_log: bool, k: float) -> np.ndarray:
-    """Places moved k steps aside: of numbers 1 % of their span, of categories (None) an eighth of their distance."""
-    if places is None:
-        return place + 0.12 * k
-    span = np.log(max(places) / min(places)) if is_log else max(places) - min(places)
-    return place * np.exp(0.01 * k * span) if is_log else place + 0.01 * k * span
-
-
-def draw_line(axes, rows: list[dict], places, style: dict, is_curve: bool):
+def draw_line(axes, rows: pd.DataFrame, places: np.ndarray, style: dict, is_curve: bool):
     """Draws means with their intervals: as a band of a learning curve, else as bars with the runs behind them."""
-    mean, low, high = (np.array([row[name] for row in rows], float) for name in ("mean", "low", "high"))
+    mean, low, high = (rows[name].to_numpy(float) for name in ("mean", "low", "high"))
     if is_curve:
         axes.plot(places, mean, **style | {"marker": "" if len(places) > 20 else style["marker"]})
         axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
         return
     axes.errorbar(places, mean, [mean - low, high - mean], capsize=2, elinewidth=0.8, **style)
-    for place, row in zip(places, rows, strict=True):
-        if row.get("best"):
-            axes.plot(place, row["mean"], "o", fillstyle="none", color=style["color"], markersize=11)
-        axes.plot(
-            [place] * len(row["values"]), row["values"], ".", color=style["color"], alpha=0.4, markersize=4
-        )
+    for place, values in zip(places, rows["values"], strict=True):
+        axes.plot([place] * len(values), values, ".", color=style["color"], alpha=0.4, markersize=4)
 
 
 if __name__ == "__main__":

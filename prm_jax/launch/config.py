@@ -23,14 +23,11 @@ CONF = ROOT / "conf"
 
 
 def script(name: str) -> str:
-    """How train.py or evaluate.py is started from here: as the one of them that runs, or by `name`, train or evaluate."""
+    """How train.py or evaluate.py is started from here: as the one of them that runs, or by `name`."""
     running = Path(sys.argv[0])
-    is_file = running.name in ("train.py", "evaluate.py")
-    return (
-        f"python {shlex.quote(str(running.with_name(f'{name}.py')))}"
-        if is_file
-        else f"python -m prm_jax {name}"
-    )
+    if running.name in ("train.py", "evaluate.py"):
+        return f"python {shlex.quote(str(running.with_name(f'{name}.py')))}"
+    return f"python -m prm_jax {name}"
 
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):

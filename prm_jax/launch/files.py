@@ -34,21 +34,7 @@ def cache_folder() -> Path:
         return Path(temporary.name)
 
 
-def _whole_number(digits: str) -> int:
-    if len(digits) > 300:  # fits no float, and from 4,300 digits on Python refuses
-        raise ValueError(f"a whole number of {len(digits)} digits, expected at most 300")
-    return int(digits)
-
-
-def _no_constant(name: str):
-    raise ValueError(f"{name} is no number")
-
-
-DECODER = json.JSONDecoder(parse_int=_whole_number)
-STRICT = json.JSONDecoder(parse_int=_whole_number, parse_constant=_no_constant)  # of what we write: no NaN
-
-
-def decode_json(data: bytes, where: str, decode: Callable = DECODER.decode):
+def decode_json(data: bytes, where: str, decode: Callable = json.loads):
     """decode(text) of JSON in UTF-8, with one-line errors."""
     try:
         value = decode(data.decode("utf-8-sig").rstrip())  # -sig drops a byte order mark
@@ -130,7 +116,7 @@ class KeptLines:
             return None
         self.number += 1
         where = f"{self.path} line {self.number}"
-        row = decode_json(line, where, STRICT.decode)
+        row = decode_json(line, where)
         expect(isinstance(row, dict), where, type_name(type(row)), "an object with named fields")
         return row
 

@@ -25,22 +25,13 @@ from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten, script
 from prm_jax.launch.files import read_json, read_yaml, sha256, write_json, write_yaml
 
 # Keys and sections that change no number of a finished run or evaluation.
-KEYS_WITHOUT_EFFECT = (
-    "resume",
-    "log_every",
-    "checkpoint_every",
-    "tensorboard",
-    "wandb",
-    "distributed",
-    "server",
-)
+NO_EFFECT = ("resume", "log_every", "checkpoint_every", "tensorboard", "wandb", "distributed", "server")
 # Keys that change the order of sums: a run may be resumed with others, but its result differs by rounding.
 DEVICES = ("cpu_devices", "mesh")
-FREE = KEYS_WITHOUT_EFFECT + DEVICES  # what the command line may change of a resumed run
+FREE = NO_EFFECT + DEVICES  # what the command line may change of a resumed run
+OVERRIDES = ".hydra/overrides.yaml"
 # Files of which one lies in the folder of a command that has begun its work.
 BEGUN = ("*.jsonl", "*.jsonl.gz", "checkpoints/*/*", "summary.json", "results.json")
-# Instructions that decide how a processor multiplies and sums, as /proc/cpuinfo names them: x86's, then ARM's.
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
 def output_dir() -> Path:
@@ -97,37 +88,40 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
 def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False):
     """Records the configuration in a folder, which must be free unless a run is resumed, and locks it until the
     command ends."""
-    overrides = list(HydraConfig.get().overrides.task)
-    if resumes and (folder / ".hydra").is_dir():  # only process 0 has it
-        overrides = overrides_of(folder)
-        if cfg.get("steps") != run_config(folder).get("steps"):  # the run is made longer
-            (folder / "summary.json").unlink(missing_ok=True)
-            overrides.append(f"steps={cfg.steps}")
-    elif any(path for pattern in BEGUN for path in folder.glob(pattern)):
+    record = folder / ".hydra"
+    is_new = not (resumes and record.is_dir())  # only process 0 has the folder of a resumed run
+    if is_new and any(path for pattern in BEGUN for path in folder.glob(pattern)):
         hint = f"resume={folder} continues it" if "resume" in cfg else "choose another folder"
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation; {hint}")
-    (folder / ".hydra").mkdir(exist_ok=True)
-    with (folder / ".hydra" / "lock").open("a") as lock:
+    record.mkdir(exist_ok=True)
+    with (record / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{folder}: another process works in it; stop that one first") from None
-        write_yaml(folder / ".hydra" / "config.yaml", cfg)
-        write_yaml(folder / ".hydra" / "overrides.yaml", OmegaConf.create(overrides))
+        if is_new:
+            write_record(record, cfg, HydraConfig.get().overrides.task)
+        elif cfg.get("steps") != run_config(folder).get("steps"):  # the run is made longer
+            (folder / "summary.json").unlink(missing_ok=True)
+            write_record(record, cfg, [*overrides_of(folder), f"steps={cfg.steps}"])
         yield
+
+
+def write_record(record: Path, cfg: DictConfig, overrides: Iterable[str]):
+    write_yaml(record / "config.yaml", cfg)
+    write_yaml(record / "overrides.yaml", OmegaConf.create(list(overrides)))
 
 
 def begin_job(cfg: DictConfig) -> dict | None:
     """The summary or results of a job of a sweep that an earlier call has finished; else None. A job that was cut is
     made to resume. InputError where its folder holds another job."""
     hydra_cfg, folder = HydraConfig.get(), output_dir()
-    if hydra_cfg.mode != RunMode.MULTIRUN or "resume" not in cfg or not (folder / ".hydra").is_dir():
+    old = [word for word in overrides_of(folder) if section(word) not in FREE]
+    new = [word for word in hydra_cfg.overrides.task if section(word) not in FREE]
+    if hydra_cfg.mode != RunMode.MULTIRUN or "resume" not in cfg or not (folder / OVERRIDES).exists():
         return None
-    old, new = (
-        sorted(word for word in words if section(word) not in FREE)
-        for words in (overrides_of(folder), hydra_cfg.overrides.task)
-    )
-    expect(old == new, "hydra.sweep.dir", f"{folder}, which holds the job {' '.join(old)}", "another folder")
+    is_same = sorted(old) == sorted(new)
+    expect(is_same, "hydra.sweep.dir", f"{folder}, which holds the job {' '.join(old)}", "another folder")
     for name in ("summary.json", "results.json", "about.json"):
         if (folder / name).exists():
             record = read_json(folder / name)
@@ -194,7 +188,7 @@ def run_config(folder: Path, key: str = "") -> DictConfig:
 
 def overrides_of(folder: str | Path) -> list[str]:
     """The command-line overrides of a run or an evaluation; [] for other folders."""
-    path = Path(folder) / ".hydra" / "overrides.yaml"
+    path = Path(folder) / OVERRIDES
     return list(map(str, read_yaml(path))) if path.exists() else []
 
 
@@ -241,14 +235,11 @@ def short_commit(commit: str) -> str:
 
 
 def machine() -> dict:
-    """What speed and rounding depend on: the processor, its instructions and cores, the devices in use, XLA's flags."""
+    """What speed and rounding depend on: the processor and its cores, the devices in use, XLA's flags."""
     info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
-    cpu = dict(re.findall(r"(?m)^(model name|flags|Features)\s*: (.*)", text))
-    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
+    model = re.search(r"(?m)^model name\s*: (.*)", info.read_text() if info.exists() else "")
     return {
-        "processor": cpu.get("model name") or platform.processor() or platform.machine(),
-        "instructions": " ".join(name for name in INSTRUCTIONS if name in flags),
+        "processor": model[1] if model else platform.processor(),
         "cpus": os.cpu_count(),
         "device": jax.devices()[0].device_kind,
         "devices": max(1, jax.sharding.get_mesh().size),

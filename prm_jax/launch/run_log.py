@@ -1,6 +1,6 @@
 """Logs a training run to metrics.jsonl, TensorBoard, W&B and the progress bar, and receives the signal to stop."""
 
-import importlib
+import importlib.util
 import json
 import math
 import signal
@@ -19,19 +19,16 @@ from prm_jax.launch.run_folder import run_config
 def require_packages(tensorboard: bool, wandb: str | None):
     """InputError where the package of a requested log is not installed."""
     for key, package, is_on in (("tensorboard", "tensorboardX", tensorboard), ("wandb", "wandb", wandb)):
-        try:
-            is_on and importlib.import_module(package)
-        except ImportError as error:
-            raise InputError(f"{key}: needs a package: pip install {package}") from error
+        if is_on and importlib.util.find_spec(package) is None:
+            raise InputError(f"{key}: needs a package: pip install {package}")
 
 
 class MetricsLog:
     """metrics.jsonl with one JSON object per logged step, without the lines after step `first`, from which a run
-    resumes. `every` is the number of steps between two lines; missing lines are reported."""
+    resumes; the same numbers go to TensorBoard and W&B where these are asked for."""
 
-    def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None, every: int = 0):
+    def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None):
         self.board = self.wandb = None
-        require_packages(tensorboard, wandb)
         if tensorboard:
             from tensorboardX import SummaryWriter
 
@@ -40,20 +37,19 @@ class MetricsLog:
             from wandb import Settings, init
 
             path = str(run.resolve())
-            names = {"project": "prm_jax", "group": run.parent.name, "name": f"{run.parent.name}/{run.name}"}
-            run_id = sha256(path)[:16]  # the same for a resumed run
-            config, quiet = dict(flatten(run_config(run))), Settings(silent=True, console="off")
             self.wandb = init(
-                **names, dir=path, config=config, id=run_id, resume="allow", mode=wandb, settings=quiet
+                project="prm_jax",
+                group=run.parent.name,
+                name=f"{run.parent.name}/{run.name}",
+                dir=path,
+                config=dict(flatten(run_config(run))),
+                id=sha256(path)[:16],  # the same for a resumed run
+                resume="allow",
+                mode=wandb,
+                settings=Settings(silent=True, console="off"),
             )
         path = run / "metrics.jsonl"
-        rows, broken = read_log(path)
-        kept = [row for row in rows if row["step"] <= first]
-        if every and len(kept) + broken < first // every:
-            lines = (
-                f"has {len(kept)} lines up to step {first}, expected {first // every} at log_every={every}"
-            )
-            print(f"metrics     {path} {lines}: others are lost, or log_every was larger")
+        kept = [row for row in read_log(path) if row["step"] <= first]
         with replaced(path) as temporary:  # a kill now loses no line
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.file = path.open("a")
@@ -62,8 +58,9 @@ class MetricsLog:
         self.file.write(json.dumps(record) + "\n")
         self.file.flush()
         scalars = {name: x for name, x in record.items() if name != "step" and not isinstance(x, dict)}
-        for name in scalars if self.board is not None else ():
-            self.board.add_scalar(name, scalars[name], record["step"])
+        if self.board is not None:
+            for name, x in scalars.items():
+                self.board.add_scalar(name, x, record["step"])
         if self.wandb is not None:
             self.wandb.log(scalars, step=record["step"])
 
@@ -75,25 +72,14 @@ class MetricsLog:
             self.wandb.finish()
 
 
-def read_log(path: Path) -> tuple[list[dict], int]:
-    """(the lines of metrics.jsonl, how many others are left out): objects with a `step` above that of the line before.
-    A kill leaves half a line."""
-    rows, broken = [], 0
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            row = decode_json(line, "a line")
-            expect(
-                type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1),
-                "step",
-                row,
-                "rising",
-            )
-            rows.append(row)
-        except (InputError, LookupError, TypeError):
-            broken += 1
-    if broken:
-        print(f"metrics     {broken} broken lines of {path} are left out")
-    return rows, broken
+def read_log(path: Path) -> list[dict]:
+    """The lines of metrics.jsonl; half a last line, which a kill leaves, is left out."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    rows = [decode_json(x, f"{path} line {i}") for i, x in enumerate(lines, 1) if x.endswith(b"\n")]
+    for i, row in enumerate(rows, 1):
+        is_right = isinstance(row, dict) and type(row.get("step")) is int
+        expect(is_right, f"{path} line {i}", row, "the numbers of a step")
+    return rows
 
 
 def clocks() -> dict[str, float]:
@@ -107,7 +93,9 @@ class StepReader:
 
     def __init__(self, log: MetricsLog, bar: tqdm, every: int, before: dict[str, float], position: Callable):
         self.log, self.bar, self.every, self.position = log, bar, every, position
-        self.before, self.started, self.tokens = before, clocks(), 0.0
+        self.before = before  # clocks of earlier sessions
+        self.started = clocks()
+        self.tokens = 0.0
         self.pending = None  # (step, its numbers), still on the device
         self.stop = 0  # the number of a signal to stop that any process has received
 
@@ -132,22 +120,17 @@ class StepReader:
         self.tokens += metrics["n_tokens"]
         spent = self.spent
         rate = self.tokens / (spent["seconds"] - self.before["seconds"])
-        shown = {
-            "loss": f"{metrics['loss']:.4f}",
-            "accuracy": f"{metrics['accuracy']:.3f}",
-            "tok/s": f"{rate:,.0f}",
-        }
-        self.bar.set_postfix(shown, refresh=False)
+        shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}"}
+        self.bar.set_postfix(shown | {"tok/s": f"{rate:,.0f}"}, refresh=False)
         self.bar.update()
         return {"step": step, **metrics, **self.position(step), "tokens_per_second": rate, **spent}
 
 
 def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
     """The numbers; InputError where one is NaN or infinite, so that no checkpoint is written."""
-    if broken := {name: x for name, x in numbers.items() if not math.isfinite(x)}:
-        listed = ", ".join(f"{name} is {x}" for name, x in broken.items())
+    if broken := [f"{name} is {x}" for name, x in numbers.items() if not math.isfinite(x)]:
         hint = "a lower optimizer.lr or a longer optimizer.warmup may help"
-        raise InputError(f"step {step}: {listed}; stopped, with no checkpoint of it; {hint}")
+        raise InputError(f"step {step}: {', '.join(broken)}; stopped, with no checkpoint of it; {hint}")
     return numbers
 
 

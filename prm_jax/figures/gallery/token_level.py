@@ -23,7 +23,7 @@ def draw(stages: paper.Stages) -> Drawn:
         return pool["calibration"][scorer]["solutions"][pool["headline"][scorer]]["auroc"]
 
     for i, kind in enumerate(kinds):
-        logs = [read_log(stage_at[kind, lengths[-1], seed].folder / "metrics.jsonl")[0] for seed in seeds]
+        logs = [read_log(stage_at[kind, lengths[-1], seed].folder / "metrics.jsonl") for seed in seeds]
         runs = [[line for line in log if "eval_loss" in line] for log in logs]
         x, y_SX = [line["step"] for line in runs[0]], [[line["eval_loss"] for line in run] for run in runs]
         drawn.curve(curves, "held-out loss", kind, x, y_SX, line_style(i), share=False)
