@@ -217,9 +217,7 @@ def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
         assert (c.finish_reason == "eos") == (
             c.ids_L[-1] in policy.eos_ids
         ) and tokenizer.eos_token not in c.text
-    with pytest.raises(
-        InputError, match="format.separator: got '\\\\n=\\\\n', expected a text within one token of tiny"
-    ):
+    with pytest.raises(InputError, match="^format.separator: "):
         dataclasses.replace(policy, format=Format("odd", "\n=\n")).extend(
             [("4?", ())], 1, "step", jax.random.key(0)
         )
@@ -234,11 +232,9 @@ def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokeni
         one.tolist() == whole.ids_L[: whole.step_end_T[0] + 1].tolist()
         and two.tolist() == whole.ids_L.tolist()
     )
-    with pytest.raises(
-        InputError, match="format: got 'qwen_prm', expected a convention in which nothing but"
-    ):
+    with pytest.raises(InputError, match="^format: "):
         dataclasses.replace(policy, format=read_format("qwen_prm"))
-    with pytest.raises(InputError, match="prefix '': got '', expected a text of at least one token"):
+    with pytest.raises(InputError, match="^prefix ''"):
         policy.extend([("", ())], 1, "end", jax.random.key(0))
 
 
@@ -259,9 +255,7 @@ def test_weights_that_are_no_numbers_are_refused(tokenizer):
     broken = random_model()
     broken.embed[...] *= np.nan
     policy = Policy(broken, tokenizer, PLAIN, "tiny", ANY, batch_rows=4, eos_ids=(tokenizer.eos_token_id,))
-    with pytest.raises(
-        InputError, match="tiny: gives nan as the log-probability of a token, expected numbers"
-    ):
+    with pytest.raises(InputError, match="^tiny: .*nan"):
         policy.extend([("4?", ())], 2, "end", jax.random.key(0))
 
 
@@ -319,7 +313,7 @@ def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, fo
     assert "3 ungraded" in out and "36 continuations of 12 distinct prompts" in out
 
     message = call(sampling.main, monkeypatch, "sampling", f"resume={tmp_path}/a", "n=4")
-    assert message == "error: resume: n (was 3, asked 4): would change the result; start a new run instead"
+    assert message.startswith("error: resume: n ")
     before = (tmp_path / "a" / "pool.jsonl").read_bytes()
     printed(sampling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a" / "pool.jsonl").read_bytes() == before
@@ -348,18 +342,7 @@ def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp
     assert right == [c.answer == p.answer for p in pool for c in p.candidates] and any(right)
     file.write_text(json.dumps({"problem": "What is 2 + 3?"}) + "\n")
     message = call(sampling.main, monkeypatch, "sampling", *asked[:-1], "hydra.run.dir=b")
-    assert message.startswith("error: not a chain of arithmetic: 'What is 2 + 3?', expected such as")
-
-
-def test_the_rate_that_is_printed_is_the_mean_of_the_pool(monkeypatch, tmp_path):
-    """12 tokens: of 8 samples 7 are cut, 4 of them right behind a right last line; only one that ended is right.
-    The checker is that of the task which the row names."""
-    (tmp_path / "q.jsonl").write_text(json.dumps({"problem": "4 +5 *3 mod7?", "task": "chain"}) + "\n")
-    asked = "input=q.jsonl", "n=8", "sampling.max_tokens=12", "batch_rows=64", "hydra.run.dir=a"
-    out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
-    own = [c for p in iter_pool(tmp_path / "a/pool.jsonl") for c in p.candidates]
-    assert [sum(c.finished for c in own), sum(bool(c.correct) for c in own)] == [1, 5]
-    assert "pool        0.125 of 8 right by" in out and "1 finished, 7 cut" in out and ", 1 right" in out
+    assert "What is 2 + 3?" in message
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 3000])
@@ -384,76 +367,33 @@ def test_a_solution_without_a_step_is_one_empty_step_unfinished():
     assert written("1+2=3\n\nAnswer: 3\n") == Candidate(("1+2=3", "Answer: 3"), "3")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "error: {}: no such file"),
-        ("", "error: {}: is empty, expected at least one row"),
-        (
-            '{"problem": "1?"}\n{"problem"',
-            "error: {} line 2: broken JSON (Expecting ':' delimiter at column 11)",
-        ),
-        (
-            '{"text": "1?"}\n',
-            "error: {} line 1: problem: found 'text', expected a text under problem, prompt or question",
-        ),
-        (
-            '{"problem": ""}\n',
-            "error: {} line 1: problem: found '', expected a text under problem, prompt or question",
-        ),
-        (
-            '{"problem": "1", "answer": [1]}\n',
-            "error: {} line 1: answer: found [1], expected a text, a finite number or null",
-        ),
-        (
-            '{"problem": "1", "id": "a"}\n{"problem": "2", "id": "a"}\n',
-            "error: {0} line 2: id: found 'a', expected an id not seen before, {0} line 1 has it",
-        ),
-    ],
-)
-def test_bad_problems_give_one_line(monkeypatch, tmp_path, folder, text, message):
-    path = tmp_path / "problems.jsonl"
-    if text is not None:
-        path.write_text(text)
-    assert call(
-        sampling.main, monkeypatch, "sampling", *arguments(folder, path, tmp_path / "a")
-    ) == message.format(path)
+def test_bad_input_gives_one_line(monkeypatch, tmp_path, folder, policy, questions):
+    def said(*more, input=questions):
+        return call(sampling.main, monkeypatch, "s", *arguments(folder, input, tmp_path / "a", *more))
 
-
-def test_bad_settings_give_one_line(monkeypatch, tmp_path, folder, policy, questions):
-    said = lambda *more: call(
-        sampling.main, monkeypatch, "s", *arguments(folder, questions, tmp_path / "a", *more)
-    )
-    assert said("n=0") == "error: n: got 0, expected at least 1"
-    assert said("sampling.top_p=1.5") == "error: sampling.top_p: got 1.5, expected a number in [0, 1]"
+    assert said("n=0").startswith("error: n: ")
     verifier = tmp_path / "verifier"
-    hf.save(verifier, PRM(dataclasses.replace(TINY, vocab=280), rngs=nnx.Rngs(0)), policy.tokenizer,
-            format=dataclasses.asdict(PLAIN), objective="prm", label_kind="value")  # fmt: skip
-    assert (
-        said(f"checkpoint={verifier}")
-        == f"error: {verifier}: is a verifier (objective=prm), expected a language model"
-    )
-    assert said("checkpoint=/nowhere") == "error: /nowhere: no such folder"
+    model = PRM(dataclasses.replace(TINY, vocab=280), rngs=nnx.Rngs(0))
+    notes = {"format": dataclasses.asdict(PLAIN), "objective": "prm", "label_kind": "value"}
+    hf.save(verifier, model, policy.tokenizer, **notes)
+    assert said(f"checkpoint={verifier}").startswith(f"error: {verifier}: is a verifier")
+    (tmp_path / "twice.jsonl").write_text('{"problem": "1", "id": "a"}\n' * 2)
+    assert said(input=tmp_path / "twice.jsonl").startswith(f"error: {tmp_path}/twice.jsonl line 2: id: ")
 
 
 def test_a_pool_of_other_settings_or_problems_is_refused(policy, questions, tmp_path):
-    path, all_of_it = tmp_path / "pool.jsonl", lambda: read_questions(questions)
+    path, rows = tmp_path / "pool.jsonl", list(read_questions(questions))
     draw = lambda problems, n=3, policy=policy: sampling.draw_pool(path, policy, problems, n, 0, lambda p: p)
-    draw(all_of_it())
-    with pytest.raises(InputError, match="pool.jsonl: n: got 3, expected 4, which this command has"):
-        draw(all_of_it(), n=4)
+    draw(rows)
+    with pytest.raises(InputError, match="pool.jsonl: n: "):
+        draw(rows, n=4)
     other = dataclasses.replace(policy, model=jax.tree.map(lambda x: x + 1, policy.model))
-    with pytest.raises(InputError, match="pool.jsonl: weights: got '[0-9a-f]{64}', expected"):
-        draw(all_of_it(), policy=other)
-    with pytest.raises(
-        InputError,
-        match=r"pool.jsonl line 1: id: got 'a', expected '9': it was made from other input; delete the file",
-    ):
-        draw(list(all_of_it())[1:])
-    with pytest.raises(
-        InputError, match="pool.jsonl line 12: got .*, expected its end: it was made from other input"
-    ):
-        draw(list(all_of_it())[:-1])
+    with pytest.raises(InputError, match="pool.jsonl: weights: "):
+        draw(rows, policy=other)
+    with pytest.raises(InputError, match="pool.jsonl line 1: id: "):
+        draw(rows[1:])
+    with pytest.raises(InputError, match="pool.jsonl line 12: "):
+        draw(rows[:-1])
 
 
 def test_the_ends_of_a_text_are_what_the_folder_says(policy, tmp_path):

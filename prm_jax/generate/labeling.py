@@ -1,13 +1,15 @@
-"""Labels steps by how often a policy's completions of each prefix end right (Math-Shepherd, Wang et al. 2024).
+"""Labels steps by how often a policy's completions of each prefix end right (Math-Shepherd, Wang et al.
+2024).
 
 python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8     writes labels.jsonl (native rows) and about.json
 
-MC_t is the share of right completions among K of the problem and steps 1..t, for a finished solution's last step its own
-outcome; LABELS are functions of these. first_error costs less: in solutions with a wrong answer it finds the first prefix without a right completion by bisection
-(OmegaPRM, Luo et al. 2024), with ceil(log2 T) prefixes of T. Steps before the error are good, it is bad, later ones
-have no label; all steps of a solution with a right answer are good. tree looks for more such solutions among the
-completions (omegaprm.py). So labels are values or advantages of the policy (data.label_kind=value, advantage). Rows
-keep the counts, from which other labels can be made.
+MC_t is the share of right completions among K of the problem and steps 1..t, for a finished solution's last
+step its own outcome; LABELS are functions of these. first_error costs less: in solutions with a wrong answer
+it finds the first prefix without a right completion by bisection (OmegaPRM, Luo et al. 2024), with ceil(log2
+T) prefixes of T. Steps before the error are good, it is bad, later ones have no label; all steps of a
+solution with a right answer are good. tree looks for more such solutions among the completions (omegaprm.py).
+So labels are values or advantages of the policy (data.label_kind=value, advantage). Rows keep the counts,
+from which other labels can be made.
 """
 
 import collections
@@ -50,8 +52,9 @@ from prm_jax.tasks.checkers import choose_checker, is_own, open_grader
 
 
 def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
-    """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else 0. The
-    first t with MC_t = 0 has 0; later steps, and all steps of a problem without a right completion, have null."""
+    """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else
+    0. The first t with MC_t = 0 has 0; later steps, and all steps of a problem without a right completion,
+    have null."""
     n_alive = next((t for t, x in enumerate(mc) if not x.right), len(mc))
     alive = list(itertools.pairwise(mc))[:n_alive]
     labels = [float(b.right > 0 and b.right * a.k / (a.right * b.k) >= cfg.threshold) for a, b in alive]
@@ -59,7 +62,8 @@ def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
 
 
 def advantage(mc: Sequence[MC], cfg: "Labels") -> list[float]:
-    """(1 + A_t) / 2 by PAV (Setlur et al. 2024): A_t = Q_t - Q_(t-1), Q = P(any of `prover` completions right)."""
+    """(1 + A_t) / 2 by PAV (Setlur et al. 2024): A_t = Q_t - Q_(t-1), Q = P(any of `prover` completions
+    right)."""
     q = [x.best_of(cfg.prover) for x in mc]
     return [(1 + after - before) / 2 for before, after in itertools.pairwise(q)]
 
@@ -118,8 +122,9 @@ class Labels:  # settings of labels; conf/labeling.yaml says what each key means
 
 
 def roll_outs(policy: Policy, prefixes: Sequence[Prefix], golds, k: int, seed: int, noise: Noise, grade):
-    """k graded completions, RollOut, of each distinct prefix. They and the checker's errors depend only on the seed,
-    the prefix's text and the completion's number, so labels of any kind and file see the same ones."""
+    """k graded completions, RollOut, of each distinct prefix. They and the checker's errors depend only on
+    the seed, the prefix's text and the completion's number, so labels of any kind and file see the same
+    ones."""
     digests = [hashlib.sha256(json.dumps(prefix).encode()).digest() for prefix in prefixes]
     numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
     continuations, groups = policy.extend(prefixes, k, "end", jax.random.key(seed), numbers), []
@@ -183,8 +188,8 @@ def prefixes_of(s: Solution) -> list[Prefix]:
 def label_all_prefixes(
     solutions: Sequence[Solution], cfg: Labels, complete: Completions
 ) -> list[list[float | None]]:
-    """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome, as in the
-    programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
+    """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome,
+    as in the programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
     first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
     complete(
         [prefix for s in solutions for prefix in prefixes_of(s)[first : None if s.outcome is None else -1]]
@@ -199,7 +204,8 @@ def label_all_prefixes(
 
 
 def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
-    """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one."""
+    """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right
+    one."""
     wrong = iter(
         run_batched([find_first_error(s.problem, s.steps) for s in solutions if s.outcome < 0.5], complete)
     )
@@ -210,9 +216,9 @@ def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -
 def tree_lines(
     groups: Sequence[list[Solution]], complete: Completions, cfg: Labels, origin: dict
 ) -> list[dict]:
-    """A line for each problem, given by its solutions: its tree, and a row for each path of it. A state's MC labels the
-    first path through it; the last step has 0. start: steps of the state that was searched from; visits: of each state;
-    q, u: the scores that chose the path."""
+    """A line for each problem, given by its solutions: its tree, and a row for each path of it. A state's MC
+    labels the first path through it; the last step has 0. start: steps of the state that was searched from;
+    visits: of each state; q, u: the scores that chose the path."""
     roots = [[RollOut(s.steps, s.answer, s.outcome >= 0.5, True, 0) for s in group] for group in groups]
     trees = [
         build_tree(group[0].problem, root, cfg.k, cfg.tree) for group, root in zip(groups, roots, strict=True)
@@ -260,9 +266,10 @@ def counts_of(line: dict) -> collections.Counter:
 def label_file(
     path: Path, policy, solutions: list[Solution], golds: dict, cfg: Labels, seed: int, grade
 ) -> dict:
-    """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the counts. A
-    search leaves out and counts solutions without an outcome, such as cut ones, which may not be wrong. label=tree
-    makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in `draw_pool`."""
+    """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the
+    counts. A search leaves out and counts solutions without an outcome, such as cut ones, which may not be
+    wrong. label=tree makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in
+    `draw_pool`."""
     is_tree, is_search, n_given = cfg.label == "tree", cfg.label in SEARCHES, len(solutions)
     solutions, by_problem = [s for s in solutions if not is_search or s.outcome is not None], {}
     for s in solutions:
@@ -295,7 +302,8 @@ def label_file(
             require_same(line, id=item.id, prompt=item.problem, completions=list(item.steps))
         counts_of(line)
 
-    # Chunks fill batches: with all prefixes of a solution or, in a search, with one of each solution or problem.
+    # Chunks fill batches: with all prefixes of a solution or, in a search, with one of each solution or
+    # problem.
     groups, k = list(by_problem.values()), max(cfg.adapt.k) if cfg.adapt else cfg.k
     at_once = policy.batch_rows * (4 if is_search else 1) // k
     size = max(1, at_once if is_tree else at_once * len(groups) // len(solutions))
@@ -320,7 +328,8 @@ class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each
 
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact checker."""
+    """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact
+    checker."""
     by_answer, is_task = checker in RULES, checker not in RULES and not is_own(checker)
     if is_pool(next(iter(read_rows(path)))[1]):
         pool = read_pool(path, as_written=is_own(checker))

@@ -1,4 +1,5 @@
-"""Monte-Carlo tree search by mctx, whose loop is split so that each new node can call the policy and the verifier.
+"""Monte-Carlo tree search by mctx, whose loop is split so that each new node can call the policy and the
+verifier.
 
 Dimension key: P problems, K children of a node.
 """
@@ -18,12 +19,13 @@ MAX_IDLE = 2  # descents in a row that end at a finished child, after which the 
 
 
 def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: int, rule: str = "puct"):
-    """Grows a tree a problem without roll-outs, as AlphaZero does, with the verifier's values (mctx; PUCT or Gumbel).
-    A simulation descends to an unvisited child and samples `branch` steps there. Equal steps are one child, whose prior
-    is proportional to its number of samples times its probability. Each node has one extra action, "sample this node
-    again". Its value is the mean of the node's and its children's; its prior is how far that mean exceeds the best
-    child. So the tree widens only where every sampled child is poor. A finished child ends the descent. A tree ends
-    after `simulations`, after MAX_IDLE descents in a row that grew nothing, or where the problem's budget ends."""
+    """Grows a tree a problem without roll-outs, as AlphaZero does, with the verifier's values (mctx; PUCT or
+    Gumbel). A simulation descends to an unvisited child and samples `branch` steps there. Equal steps are one
+    child, whose prior is proportional to its number of samples times its probability. Each node has one extra
+    action, "sample this node again". Its value is the mean of the node's and its children's; its prior is how
+    far that mean exceeds the best child. So the tree widens only where every sampled child is poor. A
+    finished child ends the descent. A tree ends after `simulations`, after MAX_IDLE descents in a row that
+    grew nothing, or where the problem's budget ends."""
     P, K, problems = len(state.problems), branch + 1, sorted(problems)
 
     def prior_K(children: Sequence[Child]) -> np.ndarray:
@@ -78,7 +80,8 @@ class Child(NamedTuple):
 
 
 def expand(state: SearchState, leaves: Sequence[Child], n: int) -> list[list[Child]]:
-    """The children of each leaf: the distinct ones among n samples, and last the leaf's node to be sampled again."""
+    """The children of each leaf: the distinct ones among n samples, and last the leaf's node to be sampled
+    again."""
     expanded = []
     for leaf, siblings in zip(leaves, state.grow([leaf.node for leaf in leaves], n), strict=True):
         probabilities = [state.probability(node) for node in siblings]
@@ -94,9 +97,10 @@ def expand(state: SearchState, leaves: Sequence[Child], n: int) -> list[list[Chi
 
 @functools.partial(jax.jit, static_argnames=("rule", "simulations"))
 def mctx_step(root, tree, i, new_node, key, *, rule: str, simulations: int):
-    """The tree after simulation i, which adds `new_node`: prior_PK, reward_P, discount_P, value_P; of None the root alone.
-    mctx runs all simulations in one loop under jit, where the policy cannot be called for the new node's numbers. So
-    each is two calls: one with zeros shows which child the descent reaches, the second has its numbers."""
+    """The tree after simulation i, which adds `new_node`: prior_PK, reward_P, discount_P, value_P; of None
+    the root alone. mctx runs all simulations in one loop under jit, where the policy cannot be called for the
+    new node's numbers. So each is two calls: one with zeros shows which child the descent reaches, the second
+    has its numbers."""
     prior_PK, reward_P, discount_P, value_P = new_node
     output = mctx.RecurrentFnOutput(
         reward=reward_P, discount=discount_P, prior_logits=prior_PK, value=value_P

@@ -42,8 +42,8 @@ def estimate(roll_outs: Sequence[RollOut]) -> MC:
 
 
 def run_batched(searches: Sequence[Generator], complete: Callable[[list[Prefix]], list]) -> list:
-    """Runs generators that yield prefixes and are sent `complete`'s result for each; returns what they return. Each
-    round is one call of `complete` with the next prefix of every unfinished generator."""
+    """Runs generators that yield prefixes and are sent `complete`'s result for each; returns what they
+    return. Each round is one call of `complete` with the next prefix of every unfinished generator."""
     results, replies = [None] * len(searches), dict.fromkeys(range(len(searches)))
     while replies:
         prefixes = {}
@@ -57,9 +57,9 @@ def run_batched(searches: Sequence[Generator], complete: Callable[[list[Prefix]]
 
 
 def bisect(length: int, is_alive: Callable[[int], Generator]) -> Generator:
-    """Binary search for the first of `length` steps whose prefix has no correct roll-out. The empty prefix counts as
-    alive, the whole solution as dead. is_alive(number of steps), itself such a generator, says whether any roll-out of
-    the prefix is correct; it runs at most ceil(log2 length) times."""
+    """Binary search for the first of `length` steps whose prefix has no correct roll-out. The empty prefix
+    counts as alive, the whole solution as dead. is_alive(number of steps), itself such a generator, says
+    whether any roll-out of the prefix is correct; it runs at most ceil(log2 length) times."""
     low, high = 0, length  # lengths of an alive and of a dead prefix
     while high - low > 1:
         middle = (low + high) // 2
@@ -98,18 +98,20 @@ class State:
 
 
 def quality(share: float, r: RollOut, cfg: TreeConfig) -> float:
-    """Q = alpha^(1 - MC) beta^(words / L): high for short wrong roll-outs from states that mostly go right. The paper
-    counts tokens; words, as OpenR counts, are known without a tokenizer."""
+    """Q = alpha^(1 - MC) beta^(words / L): high for short wrong roll-outs from states that mostly go right.
+    The paper counts tokens; words, as OpenR counts, are known without a tokenizer."""
     return cfg.alpha ** (1 - share) * cfg.beta ** (len(" ".join(r.steps).split()) / cfg.length)
 
 
 def build_tree(problem: str, solutions: Sequence[RollOut], k: int, cfg: TreeConfig) -> Generator:
-    """Searches the tree of one problem; returns ({steps: State}, [(steps, answer, search) of each searched solution]).
+    """Searches the tree of one problem; returns ({steps: State}, [(steps, answer, search) of each searched
+    solution]).
 
-    Each search bisects the wrong roll-out with the highest Q + U, U = c_puct sqrt(visits of all states) / (1 + visits
-    of this one), among the states with 0 < MC < 1; the states that it visits join the tree. The root's roll-outs are
-    `solutions` and, where these are less than k, completions. No text is searched twice, and none that was cut off,
-    since it might have become right. search: start, the state's number of steps; first_error, a step's index; q; u."""
+    Each search bisects the wrong roll-out with the highest Q + U, U = c_puct sqrt(visits of all states) / (1
+    + visits of this one), among the states with 0 < MC < 1; the states that it visits join the tree. The
+    root's roll-outs are `solutions` and, where these are less than k, completions. No text is searched twice,
+    and none that was cut off, since it might have become right. search: start, the state's number of steps;
+    first_error, a step's index; q; u."""
     states, paths, seen = {}, [], set()
 
     def add(steps: tuple[str, ...], roll_outs: Sequence[RollOut]):

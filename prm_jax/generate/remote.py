@@ -1,9 +1,9 @@
 """A policy behind a server of the OpenAI completions protocol: vLLM, SGLang, `transformers serve`.
 
-Commands take it as checkpoint=http://HOST:PORT; a server that asks for a key gets OPENAI_API_KEY. Each sample is one
-request, with a seed of its own, so that a stopped pool can be resumed. Prompts are sent as text, so the server's
-tokenizer may fuse what training keeps apart (`.` and a line end), as it does in texts that the model writes.
-Ids are -1 and log-probabilities NaN where a server gives none.
+Commands take it as checkpoint=http://HOST:PORT; a server that asks for a key gets OPENAI_API_KEY. Each sample
+is one request, with a seed of its own, so that a stopped pool can be resumed. Prompts are sent as text, so
+the server's tokenizer may fuse what training keeps apart (`.` and a line end), as it does in texts that the
+model writes. Ids are -1 and log-probabilities NaN where a server gives none.
 """
 
 import concurrent.futures
@@ -70,7 +70,8 @@ def seeds(key, prefix_B, sample_B):
 
 
 def open_client(url: str, server: Server) -> openai.OpenAI:
-    """The client. It repeats requests after a lost connection, a time-out, 408, 409, 429, 5xx, with growing pauses."""
+    """The client. It repeats requests after a lost connection, a time-out, 408, 409, 429, 5xx, with growing
+    pauses."""
     base = url if urllib.parse.urlsplit(url).path.strip("/") else urllib.parse.urljoin(url, "/v1")
     key = os.environ.get("OPENAI_API_KEY", "none")
     return openai.OpenAI(base_url=base, api_key=key, max_retries=server.retries, timeout=server.timeout)
@@ -105,7 +106,8 @@ class RemotePolicy:
         self.fields = sampling_fields(self.model.server, self.sampling)
 
     def find_model(self) -> Served:
-        """The served model. vLLM and SGLang list it; `transformers serve`, known by its routes, lists its cache."""
+        """The served model. vLLM and SGLang list it; `transformers serve`, known by its routes, lists its
+        cache."""
         chosen = self.server.model
         try:
             owner_of = {writable(row.id): row.owned_by for row in self.client.models.list()}
@@ -140,8 +142,8 @@ class RemotePolicy:
         return text
 
     def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
-        """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i]. InputError
-        where a request fails for good; then none is returned or counted."""
+        """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i].
+        InputError where a request fails for good; then none is returned or counted."""
         start, size = time.perf_counter(), len(prefixes) * n
         prompts = [self.prompt(*prefix) for prefix in prefixes]
         number_B = np.repeat(prefix_numbers(first, len(prefixes)), n)
@@ -184,7 +186,8 @@ class RemotePolicy:
             logp, tokens = choice.logprobs.token_logprobs, choice.logprobs.tokens or []
         is_known = len(logp) == n and None not in logp
         logp_L = np.array(logp if is_known else [np.nan] * n, np.float32)
-        # What follows the text, such as its end, has no text; a server that names its tokens otherwise has no logp_T.
+        # What follows the text, such as its end, has no text; a server that names its tokens otherwise has no
+        # logp_T.
         starts = itertools.accumulate(map(len, tokens), initial=0)
         tokens = [token if start < len(text) else "" for token, start in zip(tokens, starts)]
         is_split = is_known and "".join(tokens) == text
@@ -193,8 +196,9 @@ class RemotePolicy:
         return Continuation(np.array(ids, np.int32), logp_L, writable(text), finish, logp_T)
 
     def ending(self, choice, stop: str) -> tuple[str, str]:
-        """(text, finish_reason); the separator ends a step's text whether or not the server left it there. vLLM
-        (stop_reason) and SGLang (matched_stop) cut it off and say so; transformers leaves it in the text."""
+        """(text, finish_reason); the separator ends a step's text whether or not the server left it there.
+        vLLM (stop_reason) and SGLang (matched_stop) cut it off and say so; transformers leaves it in the
+        text."""
         text, separator = choice.text, self.format.separator
         if choice.finish_reason not in ("stop", "length"):
             raise ValueError(f"finish_reason is {choice.finish_reason!r}, expected stop or length")
@@ -213,7 +217,8 @@ class RemotePolicy:
 
 
 def reason(error: Exception) -> str:
-    """The cause of a failure on one line of at most 300 characters, in the server's words where it sent any."""
+    """The cause of a failure on one line of at most 300 characters, in the server's words where it sent
+    any."""
     why = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
     if isinstance(error, openai.APIStatusError):
         why = f"status {error.status_code}: {error.response.text}"

@@ -19,7 +19,6 @@ from prm_jax.data.splits import TaskData
 from prm_jax.formats import read_format
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import expect
 from prm_jax.launch.files import cache_folder
 from prm_jax.launch.hosts import max_over_processes
 
@@ -28,18 +27,20 @@ ROWS = 512  # decoded at a time: fastest for a small model on CPU
 CODE = [
     "model.py",
     "attention.py",
+    "visibility.py",
     "rope.py",
-    "generate/samples.py",
-    "generate/sampling.py",
-    "generate/policies.py",
+    "formats.py",
+    "data/questions.py",
+    "data/steps.py",
 ]
+CODE += ["generate/samples.py", "generate/sampling.py", "generate/policies.py"]
 CODE += ["kernels/cpu.py", "kernels/accelerator.py", "kernels/draw.py"]
-CODE += ["formats.py", "data/questions.py", "data/steps.py"]
 
 
 def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:
-    """The problems with n samples each of the task's policy, graded by the task's checker as it is now. A folder of the
-    cache, named by a hash of all that samples depend on, keeps them; with a wrong checksum they are drawn again."""
+    """The problems with n samples each of the task's policy, graded by the task's checker as it is now. A
+    folder of the cache, named by a hash of all that samples depend on, keeps them; damaged ones are drawn
+    again."""
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
     code = run_folder.code_fingerprint(Path(__file__).parents[1] / file for file in CODE)
     model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.eos_ids
@@ -48,18 +49,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     name = f"{cfg.name}_{hashlib.sha256(origin.encode()).hexdigest()[:16]}"
     path = cache_folder() / "samples" / name / "pool.jsonl"
     if int(max_over_processes(not is_whole(path))):  # a process that draws needs all the others
-        if path.exists():
-            print(f"samples     {path} is not what was written: drawn again")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
-        # In another folder until it is complete: another run may be drawing the same.
-        with tempfile.TemporaryDirectory(prefix=name, dir=path.parents[1]) as folder:
-            new, about = Path(folder) / path.name, Path(folder) / "about.json"
-            draw_pool(new, policy, questions, n, seed, lambda ungraded: ungraded, len(questions))
-            kept = {"kept_as": name, "sha256": file_fingerprint(new)}
-            run_folder.write_json(about, run_folder.read_json(about) | kept)
-            for file in (about, new):
-                os.replace(file, path.with_name(file.name))
+        draw_samples(path, policy, problems, n, seed)
     grade = functools.partial(tasks.grade, tasks.TASKS[cfg.name])
     right, texts = [], hashlib.sha256()
     for p in map(grade, iter_pool(path)):
@@ -70,12 +60,24 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     return map(grade, iter_pool(path))
 
 
+def draw_samples(path: Path, policy: Policy, problems: Sequence[str], n: int, seed: int):
+    """Writes pool.jsonl and about.json, which has its checksum; in another folder until they are complete,
+    since another run may be drawing the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
+    with tempfile.TemporaryDirectory(dir=path.parents[1]) as folder:
+        new, about = Path(folder) / path.name, Path(folder) / "about.json"
+        draw_pool(new, policy, questions, n, seed, lambda ungraded: ungraded, len(questions))
+        run_folder.write_json(about, run_folder.read_json(about) | {"sha256": file_fingerprint(new)})
+        for file in (about, new):
+            os.replace(file, path.with_name(file.name))
+
+
 def is_whole(path: Path) -> bool:
-    """Whether a file of samples is unchanged: about.json beside it has its folder's name and its checksum."""
+    """Whether a file of samples is there, with the checksum that about.json beside it has."""
     try:
-        about = run_folder.read_json(path.with_name("about.json"))
-        return (about["kept_as"], about["sha256"]) == (path.parent.name, file_fingerprint(path))
-    except (InputError, OSError, LookupError, TypeError, RecursionError):  # absent, or not ours
+        return run_folder.read_json(path.with_name("about.json"))["sha256"] == file_fingerprint(path)
+    except (InputError, OSError, LookupError):  # absent or damaged
         return False
 
 
@@ -83,8 +85,8 @@ def is_whole(path: Path) -> bool:
 def open_lab_policy(path: str, temperature: float, max_tokens: int) -> Policy:
     """The policy of an embedded task, opened once."""
     try:
-        expected = "a model of ours: samples are kept by its weights, and those behind a server are not known"
-        expect(not path.startswith(("http://", "https://")), "the policy", path, expected)
+        if path.startswith(("http://", "https://")):
+            raise InputError(f"{path}: is a server; samples are kept by the weights of a model of ours")
         sampling = Sampling(temperature, None, 1.0, max_tokens)
         return open_policy(path, "best", read_format("plain"), "float32", sampling, ROWS)
     except InputError as error:

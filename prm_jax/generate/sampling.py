@@ -1,10 +1,11 @@
-"""Samples continuations from a language model, to the end of a step or of the text, and pools of graded solutions.
+"""Samples continuations from a language model, to the end of a step or of the text, and pools of graded
+solutions.
 
 python -m prm_jax.sampling checkpoint=POLICY input=FILE n=64    writes pool.jsonl (data/pools.py) and about.json
 
-Sample j of prefix i draws the token at position t with fold_in(fold_in(fold_in(key, i), j), t), so it depends on
-neither the batch nor the devices, up to rounding: other shapes may sum a logit in another order, and a draw within
-about 1e-6 of the border between two tokens may then take the other one.
+Sample j of prefix i draws the token at position t with fold_in(fold_in(fold_in(key, i), j), t), so it depends
+on neither the batch nor the devices, up to rounding: other shapes may sum a logit in another order, and a
+draw within about 1e-6 of the border between two tokens may then take the other one.
 
 Dimension key: P prompts, B rows decoded together, L tokens of a prompt, t new tokens, D model, V vocabulary.
 """
@@ -27,48 +28,32 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
-from prm_jax.data.pools import Problem, problem_of
+from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, as_candidate, counts_of, read_questions
 from prm_jax.data.rows import append_rows, require_same
 from prm_jax.data.steps import step_sums
 from prm_jax.formats import Format, encode
-from prm_jax.generate.policies import (
-    Sampling,
-    SamplingStats,
-    Served,
-    Server,
-    check_format,
-    prefix_numbers,
-    sample_keys,
-)
+from prm_jax.generate import policies
+from prm_jax.generate.policies import Sampling, SamplingStats, Served, Server, sample_keys
 from prm_jax.kernels.draw import inverse_cdf, most_likely
-from prm_jax.launch import cli, run_folder
+from prm_jax.launch import cli, mesh, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import writable_folder
-from prm_jax.launch.mesh import (
-    MeshConfig,
-    check_divides,
-    make_mesh,
-    path_names,
-    replicate,
-    row_shards,
-    shard_batch,
-)
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import described_file, start_command
 from prm_jax.model import PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
-from prm_jax.protocols import Policy as PolicyProtocol
 from prm_jax.tasks.checkers import CHECKERS, checker_of, choose_checker, is_own, open_grader
 from prm_jax.visibility import ALWAYS
 
-SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two, so that a few shapes serve all
-# Tokens after which the loop first stops to double its cache: attention reads all of it, and a step is seldom long.
+SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two: a few shapes serve all
+# Tokens after which the loop first doubles its cache: attention reads all of it, and a step is seldom long.
 CACHE_GROWTH = {"end": 64, "step": 16}
 
 
 def draw_ids(logit_BV, uniform_B, sampling: Sampling):
-    """A token for each row, id_B, from one random number of 23 bits: probabilities have an absolute error of 1e-7."""
+    """A token a row, id_B, from one random number of 23 bits: probabilities have an absolute error of
+    1e-7."""
     if sampling.temperature == 0:
         return logit_BV.argmax(-1).astype(jnp.int32)
     p_BV = jnp.exp((logit_BV - logit_BV.max(-1, keepdims=True)) / sampling.temperature)
@@ -80,13 +65,15 @@ def draw_ids(logit_BV, uniform_B, sampling: Sampling):
 
 
 def uniforms(key_B, t, n: int):
-    """Random numbers of n tokens from position t on, uniform_tB; all at once, since the loop would wait for each."""
+    """Random numbers of n tokens from position t on, uniform_tB; all at once: the loop would wait for
+    each."""
     key_tB = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))(key_B, t + jnp.arange(n))
     return jax.vmap(jax.vmap(jax.random.uniform))(key_tB)
 
 
 def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
-    """The next tokens and their log-probabilities, (id_B, logp_B), from the hidden states of the tokens before."""
+    """The next tokens and their log-probabilities, (id_B, logp_B), from the hidden states of the last
+    tokens."""
     logit_BV = model.vocab_logits(x_BD)
     id_B = draw_ids(logit_BV, uniform_B, sampling)
     logp_B = jnp.take_along_axis(logit_BV, id_B[:, None], 1)[:, 0] - jax.nn.logsumexp(logit_BV, -1)
@@ -95,7 +82,8 @@ def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
 
 @jax.jit
 def prefill(model: PRM, ids_PL, first_P):
-    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts; first_P: first tokens' places."""
+    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts; first_P: places of the
+    first tokens."""
     slot_L, cache = jnp.arange(ids_PL.shape[1]), make_cache(model.cfg, *ids_PL.shape)
     is_real_PL = slot_L >= first_P[:, None]
     pos_PL = jnp.maximum(slot_L - first_P[:, None], 0)
@@ -108,18 +96,17 @@ def first_token(model: PRM, x_PD, cache, rows, stop_V, sampling: Sampling):
     """The first tokens after the rows' prompts: (cache, id_B, done_B), (id_B, logp_B)."""
     id_B, logp_B = sample_token(model, x_PD[rows["prompt"]], uniforms(rows["key"], 0, 1)[0], sampling)
     state = cache.take(rows["prompt"]), id_B, ~rows["is_real"] | stop_V[id_B]
-    return state, replicate((id_B, logp_B))
+    return state, mesh.replicate((id_B, logp_B))
 
 
 @functools.partial(jax.jit, static_argnames=("slots", "sampling"))
 def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
-    """Up to `slots` more tokens of each row from position t on: the state, (id_tB, logp_tB, whether all are done)."""
+    """Up to `slots` more tokens of each row from position t on: state, (id_tB, logp_tB, whether all are
+    done)."""
     model, (cache, id_B, done_B) = for_decoding(model), state
     cache, place_B = cache.grow(slots), jnp.full_like(id_B[:, None], ALWAYS)
-    uniform_tB, pos_tB = (
-        uniforms(rows["key"], t, slots),
-        cache.length + jnp.arange(slots)[:, None] - rows["first"],
-    )
+    uniform_tB = uniforms(rows["key"], t, slots)
+    pos_tB = cache.length + jnp.arange(slots)[:, None] - rows["first"]
     ropes_tB1k = model.ropes(pos_tB)  # the loop would compute the angles again for each layer and head
     empty = jnp.zeros_like(uniform_tB, jnp.int32), jnp.zeros_like(uniform_tB)
 
@@ -136,15 +123,15 @@ def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampli
         return i + 1, cache, new[0], done_B | stop_V[new[0]], out
 
     _, cache, id_B, done_B, out = jax.lax.while_loop(is_unfinished, step, (0, cache, id_B, done_B, empty))
-    return (cache, id_B, done_B), replicate((*out, done_B.all()))
+    return (cache, id_B, done_B), mesh.replicate((*out, done_B.all()))
 
 
 @dataclasses.dataclass
 class Policy:
     """A language model that continues solutions.
 
-    A step ends with any token whose text contains the format's separator (many tokenizers fuse `.` and a line end). A
-    separator that no single token contains is refused.
+    A step ends with any token whose text contains the format's separator (many tokenizers fuse `.` and a line
+    end). A separator that no single token contains is refused.
     """
 
     model: PRM
@@ -159,7 +146,7 @@ class Policy:
     def __post_init__(self):
         self.eos_ids = self.eos_ids or tuple({self.tokenizer.eos_token_id} - {None})
         expect(self.eos_ids, f"{self.name}: tokenizer", None, "an end-of-sequence token")
-        check_format(self.format)
+        policies.check_format(self.format)
 
     @property
     def dtype(self) -> str:
@@ -175,11 +162,10 @@ class Policy:
     @functools.cached_property
     def token_texts(self) -> list[str]:
         """The text of each id; none of one that ends a text, or that the tokenizer does not know."""
-        vocab = self.model.cfg.vocab
-        texts = self.tokenizer.batch_decode([[i] for i in range(min(len(self.tokenizer), vocab))])
-        return ["" if i in self.eos_ids else text for i, text in enumerate(texts)] + [""] * (
-            vocab - len(texts)
-        )
+        known = min(len(self.tokenizer), self.model.cfg.vocab)
+        texts = self.tokenizer.batch_decode([[i] for i in range(known)])
+        texts = ["" if i in self.eos_ids else text for i, text in enumerate(texts)]
+        return texts + [""] * (self.model.cfg.vocab - known)
 
     def prefix_ids(self, prefixes: Sequence[Prefix]) -> list[np.ndarray]:
         """Ids of the texts to continue: all that precedes the next step's tokens in training."""
@@ -190,19 +176,12 @@ class Policy:
         return ids
 
     def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
-        """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, first + i), or first[i]."""
-        stop_V, start, number_P = (
-            self.stop_masks[stop],
-            time.perf_counter(),
-            prefix_numbers(first, len(prefixes)),
-        )
-        expect(
-            stop_V is not None,
-            "format.separator",
-            self.format.separator,
-            f"a text within one token of {self.name}",
-        )
-        check_divides(self.model.cfg, self.batch_rows, "batch_rows")
+        """n continuations of each (problem, steps so far), drawn as protocols.Policy says."""
+        start, stop_V = time.perf_counter(), self.stop_masks[stop]
+        expected = f"a text within one token of {self.name}"
+        expect(stop_V is not None, "format.separator", self.format.separator, expected)
+        mesh.check_divides(self.model.cfg, self.batch_rows, "batch_rows")
+        number_P = policies.prefix_numbers(first, len(prefixes))
         requests = collections.defaultdict(list)  # distinct ids, which are computed once -> their prefixes
         for i, ids_L in enumerate(self.prefix_ids(prefixes)):
             requests[tuple(ids_L.tolist())].append(i)
@@ -231,21 +210,20 @@ class Policy:
             yield group
 
     def bucket_rows(self, n: int, tokens: int) -> int:
-        """The power of two, at most batch_rows, that n rows of `tokens` tokens are padded to, so that a few shapes
-        serve all; below 512 tokens in total all sizes take as long."""
+        """The power of two, at most batch_rows, that n rows of `tokens` tokens are padded to, so that a few
+        shapes serve all; below 512 tokens in total all sizes take as long."""
         rows = max(1, min(32, 512 // tokens), 1 << (n - 1).bit_length())
-        return min(self.batch_rows, -(-rows // row_shards()) * row_shards())
+        return min(self.batch_rows, -(-rows // mesh.row_shards()) * mesh.row_shards())
 
-    def decode(
-        self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number_P, stage=CACHE_GROWTH["end"]
-    ):
-        """Yields (ids, log-probabilities) of each of the rows (prompt, prefix, sample), cut where it stopped."""
+    def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number_P, stage: int):
+        """Yields (ids, log-probabilities) of each of the rows (prompt, prefix, sample), cut where it
+        stopped."""
         P = self.bucket_rows(len(group), L)
         ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
         for p, ids in enumerate(group):
             first_P[p] = L - len(ids)
             ids_PL[p, first_P[p] :] = ids
-        prompts = shard_batch({"ids": ids_PL, "first": first_P}, P)
+        prompts = mesh.shard_batch({"ids": ids_PL, "first": first_P}, P)
         x_PD, cache = prefill(self.model, prompts["ids"], prompts["first"])
         self.stats.shapes.add(("prompts", P, L))
         for i in range(0, len(rows), self.batch_rows):
@@ -254,7 +232,7 @@ class Policy:
             prompt_B, prefix_B, sample_B = np.pad(part, ((0, B - len(part)), (0, 0)), mode="edge").T
             batch = {"prompt": prompt_B, "first": first_P[prompt_B], "is_real": np.arange(B) < len(part)}
             batch["key"] = np.asarray(jax.random.key_data(sample_keys(key, number_P[prefix_B], sample_B)))
-            batch = shard_batch(batch, B)
+            batch = mesh.shard_batch(batch, B)
             batch["key"] = jax.random.wrap_key_data(batch["key"])
             yield from self.decode_rows(x_PD, cache, batch, len(part), L, stop_V, stage)
 
@@ -262,13 +240,14 @@ class Policy:
         """The first n_rows of a batch as in `decode`; the others are padding."""
         s, B = self.sampling, len(batch["first"])
         state, (id_B, logp_B) = first_token(self.model, x_PD, cache, batch, stop_V, s)
-        ids, logps, t, all_done = [id_B[None]], [logp_B[None]], 1, False
         self.stats.shapes.add(("first", len(x_PD), B, L))
+        ids, logps, t, all_done = [id_B[None]], [logp_B[None]], 1, False
         while t < s.max_tokens and not all_done:
             slots = min(max(t, stage - 1), s.max_tokens - t)
             self.stats.shapes.add(("next", B, L + t, slots))
             state, (id_tB, logp_tB, all_done) = decode_loop(self.model, state, batch, t, stop_V, slots, s)
-            ids.append(id_tB), logps.append(logp_tB)
+            ids.append(id_tB)
+            logps.append(logp_tB)
             t += slots
         id_Bt, logp_Bt = (np.concatenate(x).T[:n_rows] for x in (ids, logps))
         stops_Bt = stop_V[id_Bt]
@@ -282,11 +261,10 @@ class Policy:
 
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
         is_end = ids_L[-1] in self.eos_ids
+        reason = "eos" if is_end else "stop" if stop_V[ids_L[-1]] else "length"
         text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end], clean_up_tokenization_spaces=False)
         logp_T = step_sums(self.format, [self.token_texts[i] for i in ids_L], logp_L, text)
-        return Continuation(
-            ids_L, logp_L, text, "eos" if is_end else "stop" if stop_V[ids_L[-1]] else "length", logp_T
-        )
+        return Continuation(ids_L, logp_L, text, reason, logp_T)
 
 
 def padded_length(ids: Sequence[int]) -> int:
@@ -301,7 +279,7 @@ def open_policy(
     sampling: Sampling,
     batch_rows: int,
     server: Server | None = None,
-) -> PolicyProtocol:
+):
     """The language model at `path`, a folder, hub name or http://HOST:PORT, with its own format or `fmt`."""
     if str(path).startswith(("http://", "https://")):
         from prm_jax.generate.remote import RemotePolicy  # not above: its client takes a second to load
@@ -313,18 +291,21 @@ def open_policy(
 def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling, batch_rows: int) -> Policy:
     if loaded.objective != "lm":
         raise InputError(f"{path}: is a verifier (objective={loaded.objective}), expected a language model")
-    ends = {loaded.tokenizer.eos_token_id}
-    folder = None if loaded.config is not None else hf.locate(str(path))
-    for name in ("generation_config.json", "config.json") if folder else ():
-        if (folder / name).exists() and (
-            ids := run_folder.read_json(folder / name).get("eos_token_id")
-        ) is not None:
-            ends |= set(ids if isinstance(ids, list) else [ids])
-            break
-    ends = tuple(sorted(ends - {None}))
-    return Policy(
-        loaded.model, loaded.tokenizer, loaded.format or fmt, loaded.name, sampling, batch_rows, ends
-    )
+    ends = {loaded.tokenizer.eos_token_id} - {None}
+    if loaded.config is None:
+        ends |= end_ids(hf.locate(str(path)))
+    fmt, ends = loaded.format or fmt, tuple(sorted(ends))
+    return Policy(loaded.model, loaded.tokenizer, fmt, loaded.name, sampling, batch_rows, ends)
+
+
+def end_ids(folder: Path) -> set[int]:
+    """The ids that end a text, as generation_config.json or else config.json of a Hugging Face folder
+    says."""
+    for name in ("generation_config.json", "config.json"):
+        ids = run_folder.read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
+        if ids is not None:
+            return set(ids if isinstance(ids, list) else [ids])
+    return set()
 
 
 def fingerprint(model: PRM | Served) -> str:
@@ -333,52 +314,45 @@ def fingerprint(model: PRM | Served) -> str:
         return f"not known: served as {model.name} by {model.server}"
     digest = hashlib.sha256()
     for path, x in jax.tree.leaves_with_path(model):
-        digest.update(f"{'.'.join(path_names(path))} {x.shape} {x.dtype} ".encode())
-        digest.update(np.asarray(jax.jit(replicate)(x)).tobytes())
+        digest.update(f"{'.'.join(mesh.path_names(path))} {x.shape} {x.dtype} ".encode())
+        digest.update(np.asarray(jax.jit(mesh.replicate)(x)).tobytes())
     return digest.hexdigest()
 
 
 def draw_pool(
-    path: str | Path,
-    policy: Policy,
-    problems: Iterable,
-    n: int,
-    seed: int,
-    grade: Callable,
-    total: int | None = None,
+    path: Path, policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
 ) -> dict:
-    """Appends one graded problem a line to `path`, n solutions each, with about.json beside it; returns the counts.
+    """Appends one graded problem a line to `path`, n solutions each, with about.json beside it; returns the
+    counts.
 
-    `problems`: with id, problem, answer, such as Question. `grade`: pools.Problem -> pools.Problem. A stopped call is
-    resumed, and the file becomes that of an undisturbed call byte for byte, since problems are drawn in fixed chunks.
-    InputError where the file has other problems or settings.
+    `problems`: with id, problem, answer, such as Question. `grade`: pools.Problem -> pools.Problem. A stopped
+    call is resumed, and the file becomes that of an undisturbed call byte for byte, since problems are drawn
+    in fixed chunks. InputError where the file has other problems or settings.
     """
-    origin = {
+    about = {
         "policy": policy.name,
         "weights": fingerprint(policy.model),
         "dtype": policy.dtype,
         "n": n,
         "seed": seed,
     }
-    settings = {name: dataclasses.asdict(getattr(policy, name)) for name in ("format", "sampling")}
-    about = {**origin, **settings, "batch_rows": policy.batch_rows}
+    about |= {name: dataclasses.asdict(getattr(policy, name)) for name in ("format", "sampling")}
+    about["batch_rows"] = policy.batch_rows
 
     def check(row: dict, q):
         require_same(row, id=q.id, problem=q.problem)
-        drawn = len(problem_of(row).candidates)
-        expect(counts_of(row) and drawn == n, "candidates", drawn, f"{n}, as asked")
+        counts_of(row)
 
     def draw_rows(questions, first: int, old: int) -> list[dict]:
-        rows, prefixes = [], [(q.problem, ()) for q in questions]
-        for q, samples in zip(
-            questions, policy.extend(prefixes, n, "end", jax.random.key(seed), first), strict=True
-        ):
+        prefixes = [(q.problem, ()) for q in questions]
+        drawn, rows = policy.extend(prefixes, n, "end", jax.random.key(seed), first), []
+        for q, samples in zip(questions, drawn, strict=True):
             candidates = tuple(as_candidate(policy.format, c) for c in samples)
             graded = grade(Problem(q.id, q.problem, q.answer, candidates))
             rows.append({**dataclasses.asdict(graded), "policy_tokens": sum(len(c.ids_L) for c in samples)})
         return rows[old:]
 
-    path, policy.stats, size = Path(path), SamplingStats(), max(1, 4 * policy.batch_rows // n)
+    policy.stats, size = SamplingStats(), max(1, 4 * policy.batch_rows // n)
     with described_file(path, about) as counts, progress("sampling", total, "problem") as bar:
         counts.update(dict.fromkeys(COUNTS, 0))
         for rows, old in append_rows(path, problems, size, check, draw_rows):
@@ -395,7 +369,7 @@ class CommandConfig:
     format: Format
     dtype: str
     batch_rows: Count
-    mesh: MeshConfig
+    mesh: mesh.MeshConfig
     cpu_devices: Count
     distributed: str | dict | None
     resume: str | None
@@ -403,7 +377,7 @@ class CommandConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyConfig(CommandConfig):
-    """The keys of commands that sample from a policy and check answers; conf/sampling.yaml says what each means."""
+    """The keys of commands that sample from a policy and check answers."""
 
     checkpoint: str
     checker: Annotated[str, checker_of(CHECKERS)] | None
@@ -415,7 +389,7 @@ class PolicyConfig(CommandConfig):
 @contextlib.contextmanager
 def policy_at_work(cfg: PolicyConfig):
     """The policy, on the mesh; prints its cost at the end."""
-    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)):
+    with jax.set_mesh(mesh.make_mesh(cfg.mesh, cfg.batch_rows)):
         policy = open_policy(
             cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
         )
@@ -425,9 +399,7 @@ def policy_at_work(cfg: PolicyConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingConfig(PolicyConfig):
-    """conf/sampling.yaml says what each key means."""
-
+class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key means
     input: str
     n: Count
 
@@ -438,19 +410,14 @@ def main(cfg):
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, SamplingConfig)
     cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
-    read = functools.partial(read_questions, cfg.input, is_own(cfg.checker))
-    total = sum(1 for _ in read())  # reads every row once, before anything is drawn
+    questions = list(read_questions(cfg.input, is_own(cfg.checker)))
     path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
     claim = run_folder.locked_run_folder(folder, raw_cfg, resumes)
     with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
-        counts = draw_pool(path, policy, read(), cfg.n, cfg.seed, grader.grade, total)
+        counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grader.grade, len(questions))
     print_counts(counts, totals=())
     graded = counts["candidates"] - counts["ungraded"]  # a cut candidate fills a place, and is not right
-    rate = (
-        f"{counts['right'] / graded:.3f} of {graded:,} right by {grader.name}"
-        if graded
-        else "no answer to grade by"
-    )
-    if graded and counts["unanswered"] == counts["candidates"]:
-        rate += " (an answer was found in none; checker=chain reads those of the embedded task)"
+    rate = "no answer to grade by"
+    if graded:
+        rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {grader.name}"
     print(f"pool        {rate}; {path}")

@@ -1,9 +1,10 @@
 """Search at test time: spends policy tokens where a verifier scores the steps so far highly.
 
-Methods are written against `policy.extend` and `scorer.score` (protocols.py) and search all problems at once, with one
-call of each a round. `budget` is the mean number of policy tokens a problem. An entry of METHODS says how a method
-searches and how it spends a budget; `search` repeats it until the budget is spent, so that methods compare at equal
-cost. The finished solutions are a pool, from which the best score or a weighted vote chooses (rerank.py, votes.py).
+Methods are written against `policy.extend` and `scorer.score` (protocols.py) and search all problems at once,
+with one call of each a round. `budget` is the mean number of policy tokens a problem. An entry of METHODS
+says how a method searches and how it spends a budget; `search` repeats it until the budget is spent, so that
+methods compare at equal cost. The finished solutions are a pool, from which the best score or a weighted vote
+chooses (rerank.py, votes.py).
 
 Dimension key: P problems.
 """
@@ -31,12 +32,13 @@ def best_of_n(state: SearchState, problems: Iterable[int], width: int):
 
 
 def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, apart=False, block=1, ahead=0):
-    """Beam search (Snell et al. 2024): a round samples `width` next steps, of which the best width / branch continue.
-    As in search-and-learn's recipes a finished solution leaves the beam, equal texts are one, and where fewer are left
-    the best are continued more often, so that each round has its width. apart: each of width / branch subtrees keeps
-    its best step, and ends when that is finished (DVTS, Beeching et al. 2024). A step is ranked by its value, or by
-    that of the node that `ahead` more greedy steps reach (lookahead). `block`: least number of tokens between two
-    choices; long blocks with a value or outcome model are value-guided search (2505.17373)."""
+    """Beam search (Snell et al. 2024): a round samples `width` next steps, of which the best width / branch
+    continue. As in search-and-learn's recipes a finished solution leaves the beam, equal texts are one, and
+    where fewer are left the best are continued more often, so that each round has its width. apart: each of
+    width / branch subtrees keeps its best step, and ends when that is finished (DVTS, Beeching et al. 2024).
+    A step is ranked by its value, or by that of the node that `ahead` more greedy steps reach (lookahead).
+    `block`: least number of tokens between two choices; long blocks with a value or outcome model are
+    value-guided search (2505.17373)."""
     groups = max(1, width // branch) if apart else 1
     beams, n = [(Node(p), group) for p in problems for group in range(groups)], width // groups
     keep = max(1, n // branch)
@@ -108,7 +110,8 @@ METHODS = {
 
 
 def plan(method: str, budget: float, per_solution: float, options: Options) -> dict:
-    """The arguments by which a method spends `budget` tokens a problem, if a whole solution costs per_solution."""
+    """The arguments by which a method spends `budget` tokens a problem, if a whole solution costs
+    per_solution."""
     unit = per_solution * METHODS[method].cost(options)
     return METHODS[method].plan(max(1, int(budget / unit)), options)
 
@@ -121,10 +124,11 @@ def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 2
 
 
 def search(state: SearchState, method: str, budget: float, per_solution: float, options: Options):
-    """Spends a mean of `budget` policy tokens a problem by a method of METHODS. Every second problem is searched first,
-    with the width that per_solution pays for. Their measured cost of a unit of width sets the width of the others.
-    Problems with more than a unit's estimated cost left are searched again; the last tokens pay for one whole solution
-    each of the cheapest problems. With options.stop_at see `search_unsolved`."""
+    """Spends a mean of `budget` policy tokens a problem by a method of METHODS. Every second problem is
+    searched first, with the width that per_solution pays for. Their measured cost of a unit of width sets the
+    width of the others. Problems with more than a unit's estimated cost left are searched again; the last
+    tokens pay for one whole solution each of the cheapest problems. With options.stop_at see
+    `search_unsolved`."""
     state.budget, state.per_solution, state.stop_at = budget, per_solution, options.stop_at
     if options.stop_at is not None:
         return search_unsolved(state, method, budget, options)
@@ -155,7 +159,8 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
 def search_by_width(
     state: SearchState, method: str, problems: list[int], width: float, options: Options
 ) -> float:
-    """Searches each problem once with a mean `width`: 2.1 is 3 for a tenth of them, else 2. Returns the mean tokens."""
+    """Searches each problem once with a mean `width`: 2.1 is 3 for a tenth of them, else 2. Returns the mean
+    tokens."""
     step = METHODS[method].step(options) if width >= METHODS[method].step(options) else 1
     before, low = state.tokens_P.sum(), int(width / step) * step
     n_more = round((width - low) / step * len(problems))
@@ -167,8 +172,9 @@ def search_by_width(
 
 
 def search_unsolved(state: SearchState, method: str, budget: float, options: Options):
-    """Spends the budgets of all problems as one: each is searched with the share options.first of its budget; the rest
-    pays for more searches of the problems without a finished solution of probability options.stop_at, cheapest first.
+    """Spends the budgets of all problems as one: each is searched with the share options.first of its budget;
+    the rest pays for more searches of the problems without a finished solution of probability
+    options.stop_at, cheapest first.
     """
     P, arguments = len(state.problems), plan(method, options.first * budget, state.per_solution, options)
     problems = range(P)

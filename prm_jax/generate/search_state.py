@@ -38,8 +38,8 @@ class Node:
 
 
 class SearchState:
-    """The problems, all nodes so far, and their cost. A continued prefix draws with a number of its own problem, so
-    that draws do not depend on other problems."""
+    """The problems, all nodes so far, and their cost. A continued prefix draws with a number of its own
+    problem, so that draws do not depend on other problems."""
 
     def __init__(
         self, policy: Policy, scorer: Scorer, problems: Sequence[str], aggregator: str, max_steps: int, key
@@ -126,7 +126,8 @@ class SearchState:
         return [children[i : i + n] for i in range(0, len(children), n)]
 
     def look_ahead(self, nodes: Sequence[Node], steps: int) -> list[Node]:
-        """The nodes with the value of the node that `steps` more greedy steps reach; equal nodes are continued once."""
+        """The nodes with the value of the node that `steps` more greedy steps reach; equal nodes are
+        continued once."""
         reached = {self.row(node): node for node in nodes}
         for _ in range(steps):
             rows = [row for row, node in reached.items() if node.is_open]
@@ -141,9 +142,9 @@ class SearchState:
         return [node for node in self.nodes[p] if node.finish_reason == "eos" and node.steps]
 
     def continues(self, p: int, samples: int = 0) -> bool:
-        """Whether to search the problem further: no solution has the probability `stop_at`, and budget is left. It must
-        pay for `samples` next steps and, where no solution is finished, for the end of one. With `stop_at` all problems
-        share one budget."""
+        """Whether to search the problem further: no solution has the probability `stop_at`, and budget is
+        left. It must pay for `samples` next steps and, where no solution is finished, for the end of one.
+        With `stop_at` all problems share one budget."""
         if self.stop_at is not None:
             best = max(map(self.probability, self.finished(p)), default=0.0)
             return best < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
@@ -153,8 +154,9 @@ class SearchState:
         return self.tokens_P[p] + cost <= self.budget
 
     def deepest(self, p: int) -> Node:
-        """The open node with the most steps, among equals the best; the bare problem where there is none. The node of
-        the highest value would be a short one, since a product of step scores falls with every step."""
+        """The open node with the most steps, among equals the best; the bare problem where there is none. The
+        node of the highest value would be a short one, since a product of step scores falls with every
+        step."""
         open_nodes = (node for node in self.nodes[p] if node.is_open)
         return max(open_nodes, key=lambda node: (len(node.steps), node.value), default=Node(p))
 
@@ -168,7 +170,8 @@ class SearchState:
         return float(np.exp(node.value) if is_log else probability(node.value))
 
     def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
-        """The finished solutions of each problem; where there is none, a cut or an empty one marked unfinished."""
+        """The finished solutions of each problem; where there is none, a cut or an empty one marked
+        unfinished."""
         problems = []
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
             nodes = (
@@ -186,7 +189,8 @@ class SearchState:
 
 
 def joined(before_T: tuple[float, ...] | None, new_T: tuple[float, ...] | None, steps: int):
-    """log p of each of a node's steps after a continuation: the end of a text alone belongs to the last step."""
+    """log p of each of a node's steps after a continuation: the end of a text alone belongs to the last
+    step."""
     if before_T is None or new_T is None:
         return None
     if len(before_T) + len(new_T) > steps and before_T:
