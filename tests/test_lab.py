@@ -20,7 +20,9 @@ from prm_jax.generate.sampling import Policy
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF
 
-CFG = data_config(OmegaConf.load(CONF / "data/chain.yaml"))
+CHAIN = OmegaConf.load(CONF / "data/chain.yaml")
+del CHAIN.defaults
+CFG = data_config(CHAIN)
 
 
 @pytest.fixture(scope="module")

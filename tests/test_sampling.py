@@ -313,7 +313,7 @@ def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, fo
     assert "3 ungraded" in out and "36 continuations of 12 distinct prompts" in out
 
     message = call(sampling.main, monkeypatch, "sampling", f"resume={tmp_path}/a", "n=4")
-    assert message.startswith("error: resume: n ")
+    assert message.startswith("error: resume: n: ")
     before = (tmp_path / "a" / "pool.jsonl").read_bytes()
     printed(sampling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a" / "pool.jsonl").read_bytes() == before

@@ -382,7 +382,7 @@ class PolicyConfig(CommandConfig):
     checkpoint: str
     checker: Annotated[str, checker_of(CHECKERS)] | None
     sampling: Sampling
-    server: Server
+    server: Server = dataclasses.field(default_factory=Server)
     seed: Seed
 
 
