@@ -1,0 +1,54 @@
+"""Seven released reward models by their stored step scores: GSM8K, 259 problems x 32 of Qwen2.5-7B-Instruct
+(StrictPRMBench).
+    python examples/papers/run.py real_pools --redraw
+
+Question: do seven released reward models choose better than a vote on one real pool, each by its authors'
+rule?
+Expected (8efc37b): by their authors' rules the PRMs above majority vote but Math-Shepherd, level; aggregators
+of one PRM within noise; the two outcome models below majority by min and prod, which misuse them, and level
+by last. Products calibrated only where step scores are near 1 (Qwen, RLHFlow); they favour short solutions,
+means do not.
+Primary: best of 32 by the authors' rule - majority vote, for each model, paired over problems.
+"""
+
+from examples.papers.table import Figure, Table, dots
+
+# {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}
+MODELS = {
+    "qwen_prm": ("Qwen2.5-Math-PRM-7B", "prod"),
+    "skywork_prm": ("Skywork-o1-Open-PRM-7B", "mean"),
+    "skywork_prm_1_5b": ("Skywork-o1-Open-PRM-1.5B", "mean"),
+    "rlhflow_prm": ("RLHFlow Llama3.1-8B-PRM-Deepseek", "mean"),
+    "math_shepherd": ("Math-Shepherd-Mistral-7B-PRM", "min"),
+    "internlm2_7b_reward": ("InternLM2-7B-Reward (outcome)", "last"),
+    "internlm2_1_8b_reward": ("InternLM2-1.8B-Reward (outcome)", "last"),
+}
+LEADS = {
+    "majority": "best of 32 minus majority",
+    "majority_right_as_one": "best of 32 minus majority, right as one",
+}
+LENGTH, ECE = "score and length given correctness: r", "ECE of solution scores"
+
+
+def gather(stages: dict) -> Table:
+    """One run: intervals are bootstraps over problems, of differences paired by problem."""
+    table = Table()
+    for stage in stages["pool"]:
+        results, how = stage.results(), stage.sweep["aggregator"]
+        for scorer, (model, rule) in MODELS.items():
+            series = f"{model}, {how}" + (" (authors')" if rule == how else "")
+            for item in [item for item in results["differences"] if item["n"] == results["n_candidates"]]:
+                if item["a"] == f"{scorer}.{how}.best_of_n" and item["b"] in LEADS:
+                    table.number(LEADS[item["b"]], series, [item["difference"]], ends=item["interval"])
+                    table.number(f"{LEADS[item['b']]}: p", series, [item["p"]])
+            length = results["length_correlation"][scorer]
+            table.number(LENGTH, series, [length["r"]], ends=length["interval"])
+            if how in results["calibration"][scorer]["solutions"]:
+                table.number(ECE, series, [results["calibration"][scorer]["solutions"][how]["ece"]])
+    return table
+
+
+FILE = "{data}/bon_strictprmbench/gsm8k_qwen2.5-7b-instruct_n32.jsonl.gz"
+STAGES = {"pool": "evaluate.py task=best_of_n scores=all aggregator={aggregator} input=" + FILE}
+SWEEP = {"aggregator": ["min", "prod", "mean", "last"]}
+FIGURES = {"real_pools": Figure(STAGES, gather, dots([[*LEADS.values()], [LENGTH], [ECE]]), sweep=SWEEP)}

@@ -1,0 +1,82 @@
+"""Policies trained by an answer checker, a PRM, both: what they solve against policy tokens (PURE, GRPO,
+PRIME).
+    python examples/papers/run.py rl --redraw
+
+Question: does a PRM beside the answer checker make a better policy than the checker alone, where the
+advantage estimator and the scale of the reward are the same; and do GRPO's division, credit by steps and
+PRIME's implicit PRM change anything? All arms of a seed have the same problems, none of the verifier's
+training or validation, and 40 steps of 32 problems x 16 roll-outs. Without step rewards RLOO, RLOO by steps
+and PURE are one estimator, so `checker (RLOO)` is the partner of every `PRM + checker`; their rewards lie in
+an interval of length 1 as its do. `checker (as PRIME)` has PRIME's estimator, filter and whitening, and no
+PRM. difference: a step's reward is p_t - p_(t-1), so a response's sum is that of its last score, and `RLOO by
+steps` differs from `RLOO` in nothing but the credit.
+Expected (9a2e562): the checker gains at least 15 points of pass@1; the PRM beside it needs no more tokens to
+the same pass@1; the PRM alone gains less in answers, and more right steps; the ORM alone least, for it likes
+lucky answers.
+Expected of these arms, before their runs: primary above 0 (three seeds of an earlier default: +.056 [.021,
+.091]); GRPO - RLOO about 0 (-.012 [-.050, .026]); by steps - RLOO above 0 (exact variance .67 of it,
+docs/lab.md); PRIME - its partner above 0 (Cui et al. 2025, 2502.01456: +.167 on AIME); at equal tokens, those
+of the verifier's training samples counted, the PRM below: it costs two thirds of a whole run.
+Primary: right answers of the last evaluation, `PRM + checker (PURE)` - `checker (RLOO)`, paired over 8 seeds,
+exact sign-flip test.
+"""
+
+import numpy as np
+
+from examples.papers.table import Difference, Figure, Table, by_value, curves
+from prm_jax.figures.learning import PANELS, histories
+
+RIGHT = PANELS["eval_pass_at_1"]
+
+
+def gather(stages: dict) -> Table:
+    """Evaluations on problems that no policy learns from; x: thousand policy tokens."""
+    table, end_S = Table(), None
+    for kind, members in by_value(stages["policy"], "reward").items():
+        runs = histories([stage.folder for stage in members])
+        tokens_SX = np.array([run["tokens"] for run in runs]) / 1e3
+        for name, panel in PANELS.items():
+            if np.isfinite(y_SX := [run[name] for run in runs]).any():
+                table.curve(panel, kind, tokens_SX.mean(0), y_SX)
+        end_S = tokens_SX[:, -1] if end_S is None else end_S  # of the first arm
+        left_S = end_S - [verifier_tokens(stage) / 1e3 for stage in members]
+        if (left_S < end_S).any():
+            triples = zip(left_S, tokens_SX, runs, strict=True)
+            y_S = [np.interp(left, tokens_X, run["eval_pass_at_1"]) for left, tokens_X, run in triples]
+            table.number(RIGHT, f"{kind} at equal tokens", y_S, left_S.mean())
+    return table
+
+
+def verifier_tokens(stage) -> int:
+    """Policy tokens of the training samples of the verifier that rewards a policy, 0 where none does."""
+    named = [word for word in stage.words if word.startswith("reward.prm_checkpoint=")][-1]
+    used = [need for need in stage.needs if named.endswith(f"={need.folder}")]
+    return sum(need.results()["counts"]["policy_tokens"] for need in used)
+
+
+draw = curves(list(PANELS.values()), "thousand policy tokens")
+CHECKER, PURE, PRIME = "checker (RLOO)", "PRM + checker (PURE)", "PRIME by steps"
+DIFFERENCE = "reward.answer=0.5 reward.prm=0.5 reward.prm_form=difference"
+ARMS = {
+    CHECKER: "advantage=rloo reward.prm_checkpoint=null",
+    PURE: "advantage=pure form=min reward.answer=0.5 reward.prm=0.25",
+    "checker (GRPO)": "advantage=grpo reward.prm_checkpoint=null",
+    "checker (as PRIME)": "experiment=prime reward.prm=0 reward.prm_checkpoint=null online.every=0",
+    PRIME: "experiment=prime reward.prm_checkpoint=embedded",
+    "PRM + checker (RLOO)": f"advantage=rloo {DIFFERENCE}",
+    "PRM + checker (RLOO by steps)": f"advantage=rloo_steps {DIFFERENCE}",
+}
+STAGES = {
+    "prm": "train.py seed={seed}",
+    "policy": "-m prm_jax.rl questions.apart={prm} reward.prm_checkpoint={prm} {reward} seed={seed} steps=40 "
+    "eval.every=8 eval.n=4",
+}
+COMPARE = [
+    Difference(RIGHT, PURE, CHECKER),
+    Difference(RIGHT, f"{PURE} at equal tokens", CHECKER),
+    Difference(RIGHT, "checker (GRPO)", CHECKER),
+    Difference(RIGHT, PRIME, "checker (as PRIME)"),
+    Difference(RIGHT, "PRM + checker (RLOO by steps)", "PRM + checker (RLOO)"),
+]
+SWEEP = {"reward": ARMS, "seed": range(8)}
+FIGURES = {"rl": Figure(STAGES, gather, draw, COMPARE, SWEEP, "cpu_devices=1")}
