@@ -55,8 +55,8 @@ ARMS = {
 }
 STAGES = {
     "prm": "train.py {training} seed={seed}",
-    "attack": "evaluate.py task=attack data=chain checkpoint={prm}",
-    "checker": "evaluate.py task=attack data=chain checkpoint=checker",
+    "attack": "-m examples.attack --checkpoint {prm} --output {out}/results.json",
+    "checker": "-m examples.attack --checkpoint checker --output {out}/results.json",
 }
 PAIRS = [("default", "hardened"), ("hardened", ALL), (ALL, LONG), ("default", LONG)]
 COMPARE = [Difference(panel, *pair) for panel in (WORST, LEFT) for pair in PAIRS]

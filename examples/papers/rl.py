@@ -49,27 +49,26 @@ def gather(stages: dict) -> Table:
 
 def verifier_tokens(stage) -> int:
     """Policy tokens of the training samples of the verifier that rewards a policy, 0 where none does."""
-    named = [word for word in stage.words if word.startswith("reward.prm_checkpoint=")][-1]
-    used = [need for need in stage.needs if named.endswith(f"={need.folder}")]
+    used = [need for need in stage.needs if f"reward.prm_checkpoint={need.folder}" in stage.words]
     return sum(need.results()["counts"]["policy_tokens"] for need in used)
 
 
 draw = curves(list(PANELS.values()), "thousand policy tokens")
 CHECKER, PURE, PRIME = "checker (RLOO)", "PRM + checker (PURE)", "PRIME by steps"
+BY_PRM = "reward.prm_checkpoint={prm}"
 DIFFERENCE = "reward.answer=0.5 reward.prm=0.5 reward.prm_form=difference"
 ARMS = {
-    CHECKER: "advantage=rloo reward.prm_checkpoint=null",
-    PURE: "advantage=pure form=min reward.answer=0.5 reward.prm=0.25",
-    "checker (GRPO)": "advantage=grpo reward.prm_checkpoint=null",
-    "checker (as PRIME)": "experiment=prime reward.prm=0 reward.prm_checkpoint=null online.every=0",
-    PRIME: "experiment=prime reward.prm_checkpoint=embedded",
-    "PRM + checker (RLOO)": f"advantage=rloo {DIFFERENCE}",
-    "PRM + checker (RLOO by steps)": f"advantage=rloo_steps {DIFFERENCE}",
+    CHECKER: "prm_jax.rl advantage=rloo reward.prm_checkpoint=null",
+    PURE: f"prm_jax.rl {BY_PRM} advantage=pure form=min reward.answer=0.5 reward.prm=0.25",
+    "checker (GRPO)": "prm_jax.rl advantage=grpo reward.prm_checkpoint=null",
+    "checker (as PRIME)": "prm_jax.rl algorithm=prime reward.prm=0 reward.prm_checkpoint=null",
+    PRIME: "examples.online algorithm=prime reward.prm_checkpoint=embedded",
+    "PRM + checker (RLOO)": f"prm_jax.rl {BY_PRM} advantage=rloo {DIFFERENCE}",
+    "PRM + checker (RLOO by steps)": f"prm_jax.rl {BY_PRM} advantage=rloo_steps {DIFFERENCE}",
 }
 STAGES = {
     "prm": "train.py seed={seed}",
-    "policy": "-m prm_jax.rl questions.apart={prm} reward.prm_checkpoint={prm} {reward} seed={seed} steps=40 "
-    "eval.every=8 eval.n=4",
+    "policy": "-m {reward} apart={prm} seed={seed} steps=40 eval.every=8 eval.n=4",
 }
 COMPARE = [
     Difference(RIGHT, PURE, CHECKER),

@@ -79,12 +79,12 @@ def make_stages(figure: Figure, root: Path) -> dict[str, list[Stage]]:
 
 
 def make_stage(figure: Figure, line: str, sweep: dict, made: dict[str, list[Stage]], root: Path) -> Stage:
-    text = f"{figure.stages[line]} {figure.also}".strip()
+    text = figure.stages[line]
+    text += "" if "{out}" in text else f" {figure.also} hydra.run.dir={{out}}"
     named = {key: value for key, value in sweep.items() if f"{{{key}}}" in text}
     for key, value in named.items():
         texts = figure.sweep[key]
         text = text.replace(f"{{{key}}}", texts[value] if isinstance(texts, dict) else str(value))
-    text += "" if "{out}" in text else " hydra.run.dir={out}"
     needs: dict[Path, Stage] = {}
 
     def fill(match: re.Match) -> str:

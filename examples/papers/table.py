@@ -35,7 +35,7 @@ class Figure:
     draw: Callable  # a table, as read, to a matplotlib figure
     compare: Sequence[Difference] = ()  # the primary difference first
     sweep: dict[str, dict | Sequence] = dataclasses.field(default_factory=lambda: {"seed": range(8)})
-    also: str = ""  # words of every command
+    also: str = ""  # words of every Hydra command
 
 
 class Table:

@@ -1,0 +1,159 @@
+"""The figures of papers: stored tables are redrawn, their differences are what they were, commands compose and run."""
+
+import csv
+import importlib
+import json
+import re
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import evaluate
+import hydra
+import pytest
+
+from examples.papers import run
+from examples.papers.table import Difference, Figure, Table, curves, differences, read_table, results_of, statements
+from prm_jax import InputError
+from prm_jax.launch.config import CONF, store_defaults
+
+FIGURES = {
+    name: figure
+    for file in run.NAMES
+    for name, figure in importlib.import_module(f"examples.papers.{file}").FIGURES.items()
+}
+STORED = [name for name in FIGURES if (run.STORED / f"{name}.csv").exists()]
+# The primary difference of each figure, its interval and its exact p, as they were printed when the figure was made.
+PRIMARY = {
+    "attack": "+0.071 [+0.047, +0.094], p 0.008",
+    "best_of_n": "+0.358 [+0.333, +0.383], p 0.008",
+    "best_of_n_shift": "+0.165 [+0.134, +0.195], p 0.008",
+    "hacking": "+42.817 [+29.508, +56.126], p 0.008",
+    "implicit": "-0.049 [-0.058, -0.039], p 0.008",
+    "labels_k": "-0.023 [-0.030, -0.016], p 0.008",
+    "mc_labels": "+0.062 [+0.026, +0.098], p 0.008",
+    "objectives": "+0.085 [+0.080, +0.090], p 0.008",
+    "overoptimisation": "+0.246 [+0.198, +0.294], p 0.008",
+    "rl": "+0.054 [+0.034, +0.074], p 0.008",
+    "search": "+0.068 [+0.040, +0.096], p 0.008",
+    "shift": "+0.061 [+0.053, +0.069], p 0.008",
+    "supervision": "+0.359 [+0.284, +0.433], p 0.008",
+    "threshold": "+0.093 [+0.051, +0.135], p 0.008",
+    "trace_error": "-0.344 [-0.368, -0.320], p 0.008",
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_declared_differences_are_what_they_were(name):
+    """The stored rows, to the digits of the runs' values, and the primary one with its test."""
+    table = read_table(run.STORED / f"{name}.csv")
+    found = differences(table, FIGURES[name].compare)
+    stored = table[table.panel.str.startswith("difference of ")]
+    assert len(found) == len(FIGURES[name].compare) == len(stored)
+    for (item, difference_S), row in zip(found, stored.itertuples(), strict=True):
+        assert row.panel == f"difference of {item.panel}"
+        assert difference_S == pytest.approx(row.values, abs=2e-6)
+    primary, *others = statements(table, FIGURES[name].compare)
+    assert primary.startswith("primary: ") and PRIMARY[name] in primary
+    assert all(line.startswith("secondary: ") and ", by Holm " in line for line in others)
+
+
+def test_holm_is_over_the_secondary_differences():
+    says = statements(read_table(run.STORED / "rl.csv"), FIGURES["rl"].compare)
+    assert "at equal tokens - checker (RLOO): -0.158 [-0.179, -0.137], p 0.008, by Holm 0.031 " in says[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in run.NAMES if name != "real_pools"])
+def test_a_stored_table_is_redrawn_by_one_command(name, tmp_path, capsys):
+    run.main([name, "--redraw", "--folder", str(tmp_path)])
+    own = importlib.import_module(f"examples.papers.{name}").FIGURES
+    assert capsys.readouterr().out.count("says        primary: ") == len(own)
+    for figure in own:
+        assert (tmp_path / figure / f"{figure}.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_commands_compose(name, tmp_path):
+    """Each line, for one seed: its keys are keys of the command."""
+    for module in ("train", *(f"prm_jax.{name}" for name in ("labeling", "relabeling", "rl.__main__"))):
+        importlib.import_module(module)  # stores the defaults of its keys
+    one_seed = replace(FIGURES[name], sweep={"seed": [0]} | FIGURES[name].sweep | {"seed": [0]})
+    for stages in run.make_stages(one_seed, tmp_path).values():
+        for stage in stages:
+            words = [word for word in stage.words if not word.startswith("hydra.") and word != "-m"]
+            command, config = words.pop(0), COMMANDS.get(stage.words[0], stage.words[1].split(".")[-1])
+            if command == "examples.attack":  # a script
+                continue
+            if config == "evaluate":
+                task = words[0].removeprefix("task=")
+                store_defaults("task_defaults", evaluate.task_class(task).Config)
+            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                hydra.compose({"online": "rl"}.get(config, config), words)
+
+
+def test_a_file_says_what_was_expected_before_it_was_run():
+    for file in run.NAMES:
+        text = importlib.import_module(f"examples.papers.{file}").__doc__
+        assert f"python examples/papers/run.py {file} --redraw" in text
+        for word in ("Question: ", "Expected", "Primary: "):
+            assert re.search(rf"(?m)^{word}", text), f"{file}: {word}"
+
+
+COMMANDS = {"train.py": "train", "evaluate.py": "evaluate"}
+FAKE = """
+import json, pathlib, sys
+folder, kind, seed, *others = sys.argv[1:]
+if kind == "bad":
+    sys.exit("error: an unlucky kind")
+(pathlib.Path(folder) / "results.json").write_text(json.dumps({"x": int(seed) + (kind == "b"), "of": others}))
+"""
+
+
+def gather(stages: dict) -> Table:
+    table = Table()
+    for kind in ("a", "b"):
+        own = [stage for stage in stages["prm"] if stage.sweep["kind"] == kind]
+        table.number("x", kind, [results["x"] for results in results_of(own)], 1)
+    table.curve("y", "a", [1, 2], [[0.0, 1.0]])
+    return table
+
+
+@pytest.fixture
+def figure(tmp_path, monkeypatch):
+    """A figure whose commands write what they were told."""
+    (tmp_path / "fake.py").write_text(FAKE)
+    stages = {
+        "prm": f"{tmp_path}/fake.py {{out}} {{kind}} {{seed}}",
+        "pool": f"{tmp_path}/fake.py {{out}} a {{seed}} [{{prm}}]",
+        "each": f"{tmp_path}/fake.py {{out}} a 0 {{prm}}",
+    }
+    sweep = {"kind": {"a": "a", "b": "b"}, "seed": range(8)}
+    made = Figure(stages, gather, curves(["y"], "x"), [Difference("x", "b", "a")], sweep)
+    monkeypatch.setitem(sys.modules, "examples.papers.best_of_n", SimpleNamespace(FIGURES={"tiny": made}))
+    return made
+
+
+def test_stages_are_run_once_in_order_and_know_each_others_folders(figure, tmp_path, capsys):
+    words = ["best_of_n", "--folder", str(tmp_path / "out"), "--jobs", "2", "--seeds", "0", "1", "2"]
+    run.main(words)
+    assert capsys.readouterr().out.count("made        ") == 15
+    lines = run.make_stages(replace(figure, sweep=figure.sweep | {"seed": [0, 1, 2]}), tmp_path / "out/stages")
+    assert [len(lines[line]) for line in ("prm", "pool", "each")] == [6, 3, 6]
+    of_seed_1 = [str(stage.folder) for stage in lines["prm"] if stage.sweep["seed"] == 1]
+    assert lines["pool"][1].results()["of"] == [f"[{','.join(of_seed_1)}]"]
+    assert lines["each"][1].results()["of"] == [str(lines["prm"][1].folder)]
+    rows = list(csv.DictReader((tmp_path / "out/tiny/tiny.csv").open()))
+    assert rows[-1]["panel"] == "difference of x" and rows[-1]["values"] == "1 1 1"
+    run.main(words)
+    assert "made" not in capsys.readouterr().out
+    run.main([*words[:-4], "--explain"])
+    assert capsys.readouterr().out.count("to make     ") == 25
+
+
+def test_a_failed_stage_is_one_line(figure, tmp_path):
+    bad = replace(figure, sweep={"kind": {"a": "a", "b": "bad"}, "seed": [0]})
+    stages = [stage for line in run.make_stages(bad, tmp_path).values() for stage in line]
+    with pytest.raises(InputError, match="^fake-.*: exit 1: error: an unlucky kind; see .*log.txt$"):
+        run.run_all(stages, 1)
+    assert json.loads((stages[0].folder / "DONE").read_text())["words"] == stages[0].words
