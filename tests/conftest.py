@@ -75,9 +75,7 @@ TINY = ModelConfig(
 
 
 def pytest_collection_modifyitems(config, items):
-    """Files with slow tests first, so that all processes end at about the same time; the gallery's only if asked for by -m."""
-    if "gallery" not in config.option.markexpr:
-        items[:] = [item for item in items if not item.get_closest_marker("gallery")]
+    """Files with slow tests first, so that all processes end at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -17,14 +17,13 @@ import evaluate
 import train
 from prm_jax.checkpoints import export, hf
 from prm_jax.data import rows as data_rows
-from prm_jax.figures import __main__ as figures
 from prm_jax.figures import sweeps
 from prm_jax.generate import labeling, relabeling, sampling
 from prm_jax.rl import __main__ as rl
 
 COMMANDS = {
     "train": train, "evaluate": evaluate, "sampling": sampling, "labeling": labeling, "relabeling": relabeling,
-    "export": export, "sweeps": sweeps, "figures": figures, "rl": rl,
+    "export": export, "sweeps": sweeps, "rl": rl,
 }  # fmt: skip
 
 GOOD = {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]}
@@ -253,10 +252,6 @@ LINES = [
     ("train data=jsonl data.path=good.jsonl 'data.test_path=\"\"'", r"is a folder"),
     ("evaluate checkpoint=[null]", r"checkpoint: got \[None\], expected texts or numbers in the list"),
     ("evaluate checkpoint=[[random]]", r"checkpoint: got \[\['random'\]\], expected texts or numbers in the list"),
-    ("figures name=best_of_n seed=[[1]]", r"seed: got '\[\[1\]\]', expected one value at least"),
-    ("figures name=best_of_n 'seed=&a [*a]'", r"seed: got '&a \[\*a\]', expected one value at least"),
-    ("figures name=best_of_n seed=2024-13-45", r"seed: got '.*2024-13-45.*', expected a value or a list of them"),
-    ("figures name=best_of_n name=search", r"name: got 'several values', expected one"),
     ("train data=files", r"data.name: got None, expected chain"),
     ("train data=jsonl", r"data.path: expected a file"),
     ("train data=jsonl data.path=nowhere.jsonl", r"nowhere.jsonl: no such file"),
@@ -458,13 +453,6 @@ LINES = [
     ("sweeps runs=one_run y=none_such", r"y: got 'none_such', which no summary or results or metrics has"),
     ("sweeps runs=one_run x=none_such", r"x: got 'none_such', which no run was told"),
     ("sweeps runs=one_run interval=wide", r"interval: got 'wide', expected auto, t or range"),
-    ("figures name=none_such", r"name: got 'none_such', expected all, "),
-    ("figures name=best_of_n nonsense", r"nonsense: expected key=value"),
-    ("figures name=best_of_n jobs=0", r"jobs: got 0"),
-    ("figures name=best_of_n none_such=3", r"none_such: no stage takes this key"),
-    ("figures name=best_of_n resume=x", r"resume: the same command continues"),
-    ("figures name=best_of_n seed=[]", r"seed: got '\[\]', expected one value at least"),
-    ("figures name=best_of_n explain=maybe", r"explain: got 'maybe', expected true or false"),
 ]  # fmt: skip
 
 
@@ -520,7 +508,7 @@ def refused(command: str, folder, monkeypatch) -> str:
     """The one line with which a command line ends; its folder is free for the next one."""
     name, *words = shlex.split(command)
     monkeypatch.chdir(folder)
-    own = [] if name == "figures" else ["hydra.run.dir=out"]
+    own = ["hydra.run.dir=out"]
     if name == "train":  # what is taken in silence should end soon
         own += ["steps=1", "eval.solutions=20"]
         if not any(word.startswith(("data=", "resume=")) for word in words):
