@@ -8,12 +8,21 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import evaluate
 import hydra
 import pytest
 
+import evaluate
 from examples.papers import run
-from examples.papers.table import Difference, Figure, Table, curves, differences, read_table, results_of, statements
+from examples.papers.table import (
+    Difference,
+    Figure,
+    Table,
+    curves,
+    differences,
+    read_table,
+    results_of,
+    statements,
+)
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, store_defaults
 
@@ -138,7 +147,9 @@ def test_stages_are_run_once_in_order_and_know_each_others_folders(figure, tmp_p
     words = ["best_of_n", "--folder", str(tmp_path / "out"), "--jobs", "2", "--seeds", "0", "1", "2"]
     run.main(words)
     assert capsys.readouterr().out.count("made        ") == 15
-    lines = run.make_stages(replace(figure, sweep=figure.sweep | {"seed": [0, 1, 2]}), tmp_path / "out/stages")
+    lines = run.make_stages(
+        replace(figure, sweep=figure.sweep | {"seed": [0, 1, 2]}), tmp_path / "out/stages"
+    )
     assert [len(lines[line]) for line in ("prm", "pool", "each")] == [6, 3, 6]
     of_seed_1 = [str(stage.folder) for stage in lines["prm"] if stage.sweep["seed"] == 1]
     assert lines["pool"][1].results()["of"] == [f"[{','.join(of_seed_1)}]"]
