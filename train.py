@@ -45,7 +45,7 @@ from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
 from prm_jax.model import PRM, cast_backbone
-from prm_jax.tasks import TASKS, first_wrong
+from prm_jax.tasks import find_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,9 +180,13 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
         examples[split] = examples[split] + made if split in examples else made
         if source:
             parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
-    is_exact = cfg.objective == "prm" and data_cfg.label_kind == "correctness" and data_cfg.name in TASKS
-    errors = [first_wrong(TASKS[data_cfg.name], s.problem, s.steps) for s in splits["validation"] if is_exact]
-    errors = [] if any(dropped.values()) else errors  # of all validation solutions, whole, or of none
+    errors = []  # of all validation solutions, whole, or of none
+    is_exact = (
+        cfg.objective == "prm" and data_cfg.label_kind == "correctness" and isinstance(data_cfg, TaskData)
+    )
+    if is_exact and not any(dropped.values()):
+        task = find_task(data_cfg.name)
+        errors = [task.first_wrong(s.problem, s.steps) for s in splits["validation"]]
     del data, splits, rows, sources, solutions  # the texts
     print(
         f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions"

@@ -2,12 +2,13 @@
 
     python -m examples.attack --checkpoint RUN                             # on the embedded task
     python -m examples.attack --checkpoint RUN --input rows.jsonl          # on labelled solutions of any text
+    python -m examples.attack --harden FOLDER                              # rows to train on, edits among them
 
 An attacker edits an unsound solution in one place and hands in the version that the verifier likes best. The
 embedded task's checker judges each version: only those that are still unsound count. Likewise a sound
 solution is edited to the version that is still sound and liked least, by an edit that must not matter. No
 checker judges edited texts of a file: what is wrong is assumed to stay wrong, and what is right to stay
-right. `python train.py experiment=hardened` trains on edited solutions. Dimension key: N solutions.
+right. Dimension key: N solutions.
 """
 
 import argparse
@@ -15,7 +16,6 @@ import functools
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import hydra
@@ -25,15 +25,43 @@ import prm_jax
 from prm_jax import InputError, metrics, tasks
 from prm_jax.api import Verifier
 from prm_jax.data import sources
-from prm_jax.data.edits import EDITS, blank, drop, repeat
-from prm_jax.data.splits import data_config
+from prm_jax.data.rows import write_rows
+from prm_jax.data.splits import TaskData, data_config, load_splits
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import CONF
 from prm_jax.rerank import solution_scores
+from prm_jax.solutions import native_row
 from prm_jax.stats import bootstrap_interval
 
 Steps = tuple[str, ...]
 Row = tuple[str, Steps]  # a problem and a solution of it
+
+
+def repeat(steps: Steps) -> Iterator[Steps]:
+    """A line is written twice."""
+    return (steps[: t + 1] + steps[t:] for t in range(len(steps)))
+
+
+def drop(steps: Steps) -> Iterator[Steps]:
+    """A line is left out."""
+    return (steps[:t] + steps[t + 1 :] for t in range(len(steps)) if len(steps) > 1)
+
+
+def swap(steps: Steps) -> Iterator[Steps]:
+    """A line changes places with the next one."""
+    return (steps[:t] + (steps[t + 1], steps[t]) + steps[t + 2 :] for t in range(len(steps) - 1))
+
+
+def insert_after_result(steps: Steps, line: str) -> Iterator[Steps]:
+    """A line with a result v, what stands after its last equals sign, is followed by `line`, in which {v}
+    stands for it."""
+    results = [(t, step.rpartition("=")[2].strip()) for t, step in enumerate(steps) if "=" in step]
+    return (steps[: t + 1] + (line.format(v=v),) + steps[t + 1 :] for t, v in results if v)
+
+
+def blank(steps: Steps) -> Iterator[Steps]:
+    """All signs of the lines stand between blanks."""
+    yield tuple("".join(f" {c} " if c in "+-*=" else c for c in step) for step in steps)
 
 
 def insert_after(steps: Steps, text: str) -> Iterator[Steps]:
@@ -46,8 +74,16 @@ def space_out(steps: Steps) -> Iterator[Steps]:
     yield tuple(step.replace(" ", "  ") for step in steps)
 
 
-# name -> f(steps) -> the edited solutions, one for each place, as EDITS, those of the embedded task. Lines
-# of a free text are not swapped, since nobody knows which may be.
+# name -> f(steps) -> the edited solutions, one for each place where the edit applies; of the embedded task.
+EDITS = {
+    "repeat": repeat,
+    "drop": drop,
+    "swap": swap,
+    "restate": functools.partial(insert_after_result, line="{v}={v}"),
+    "idle": functools.partial(insert_after_result, line="{v}+0={v}"),
+    "blank": blank,
+}
+# Of any text. Lines are not swapped, since nobody knows which may be.
 TEXT_EDITS = {
     "repeat": repeat,
     "rephrase": functools.partial(insert_after, text="In other words: {line}"),
@@ -64,21 +100,46 @@ class Solutions(NamedTuple):
 
     rows: list[Row]
     is_sound_N: np.ndarray
-    task: ModuleType | None  # whose checker judges edited versions
+    task: tasks.EmbeddedTask | None  # whose checker judges edited versions
 
 
-def is_sound(task: ModuleType, problem: str, steps: Steps) -> bool:
+def is_sound(task: tasks.EmbeddedTask, problem: str, steps: Steps) -> bool:
     """Whether a solution has no wrong line, and the right answer."""
-    return min(tasks.step_labels(task, problem, steps)) == 1 and task.solved(problem, steps)
+    return min(task.step_labels(problem, steps)) == 1 and task.solved(problem, steps)
+
+
+def load_chain(**changes) -> TaskData:
+    keys = [f"data.{name}={value}" for name, value in changes.items()]
+    with hydra.initialize_config_dir(str(CONF), version_base=None):
+        return data_config(hydra.compose(overrides=["+data=chain", *keys]).data)
+
+
+def harden(folder: Path, data: TaskData, share: float, seed: int):
+    """Writes train.jsonl, validation.jsonl and test.jsonl of the embedded task. A version with one edit of a
+    `share` of the training solutions, each kind of edit as often, at a random place, is added and labelled anew."""
+    splits = load_splits(data, seed, policy_pool).splits
+    rng, names, edited = np.random.default_rng([seed, 2]), list(EDITS), []
+    for s in splits["train"]:
+        if rng.random() < share and s.outcome is not None:
+            versions = [*EDITS[names[rng.integers(len(names))]](s.steps)]
+            if versions:
+                steps = versions[rng.integers(len(versions))]
+                new = tasks.labelled(
+                    tasks.CHAIN, data.task, s.problem, steps, data.label_kind, f"{s.id}/edited"
+                )
+                edited.append(tasks.relabel(tasks.CHAIN, new, data.after_first_error))
+    for side, solutions in {**splits, "train": [*splits["train"], *edited]}.items():
+        write_rows(folder / f"{side}.jsonl", map(native_row, solutions))
+    files = f"data.path={folder}/train.jsonl data.validation_path={folder}/validation.jsonl"
+    print(f"python train.py data=jsonl {files} data.test_path={folder}/test.jsonl")
 
 
 def sample_task(n: int, seed: int, samples: str = "policy") -> Solutions:
     """Held-out solutions of the embedded task, by its policy or its `solver`."""
-    with hydra.initialize_config_dir(str(CONF), version_base=None):
-        data = data_config(hydra.compose(overrides=["+data=chain", f"data.samples={samples}"]).data)
+    data = load_chain(samples=samples)
     solutions = tasks.sample_solutions(data, n, "test", seed, policy_pool)
     rows = [(s.problem, s.steps) for s in solutions if s.outcome is not None]
-    return Solutions(rows, np.array([is_sound(tasks.chain, *row) for row in rows]), tasks.chain)
+    return Solutions(rows, np.array([is_sound(tasks.CHAIN, *row) for row in rows]), tasks.CHAIN)
 
 
 def read_file(path: str, n: int, seed: int) -> Solutions:
@@ -118,7 +179,7 @@ def attack(verifier: Verifier, solutions: Solutions, edits: dict, seed: int) -> 
                 total += 1
                 if task and judge(*row) != is_sound_N[n]:
                     continue
-                if wrong_line and not is_sound_N[n] and 0 not in tasks.step_labels(task, *row):
+                if wrong_line and not is_sound_N[n] and 0 not in task.step_labels(*row):
                     continue
                 kept += 1
                 after_N[n] = (min if is_sound_N[n] else max)(after_N[n], p_of[row])
@@ -154,11 +215,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", help="as in evaluate.py; the newest finished run if it is left out")
     parser.add_argument("--input", help="a file of labelled solutions or a graded pool")
+    parser.add_argument(
+        "--harden", type=Path, help="writes training rows with edits to this folder, no attack"
+    )
+    parser.add_argument(
+        "--share", type=float, default=0.5, help="of --harden: share of the solutions to edit"
+    )
     parser.add_argument("--solutions", type=int, default=1000)
     parser.add_argument("--aggregator", default="prod")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="attack.json")
     args = parser.parse_args()
+    if args.harden:
+        return harden(args.harden, load_chain(), args.share, args.seed)
     verifier = prm_jax.load(args.checkpoint, aggregator=args.aggregator)
     if args.input:
         results = attack(verifier, read_file(args.input, args.solutions, args.seed), TEXT_EDITS, args.seed)

@@ -15,6 +15,7 @@ from prm_jax.formats import encode
 from prm_jax.launch.config import CONF, parse
 from prm_jax.packing import layout_tokens
 from prm_jax.tasks import chain
+from prm_jax.tasks.CHAIN import CHAIN
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
 
@@ -36,8 +37,8 @@ def laws():
         open_checkpoint("embedded", "best", None, "float32"),
         lambda d: loaded.tokenizer.encode(str(d))[0],
     )
-    problems, rng = tasks.make_problems(chain, CFG, 300, "test", 5), np.random.default_rng(0)
-    rows = [(problem, chain.solve(CFG, problem, rng)) for problem in problems]
+    problems, rng = tasks.make_problems(CHAIN, CFG, 300, "test", 5), np.random.default_rng(0)
+    rows = [(problem, CHAIN.solve(CFG, problem, rng)) for problem in problems]
     encoded, of_fact, found = (
         encode(loaded.format, loaded.tokenizer, rows),
         chain.fact_distributions(CFG),

@@ -14,6 +14,7 @@ from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.splits import data_config
 from prm_jax.launch.config import CONF, parse
 from prm_jax.tasks import chain
+from prm_jax.tasks.CHAIN import CHAIN
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
 PROBLEM = "4 +5 *4 max3 -6 mod7?"
@@ -29,14 +30,14 @@ def test_numbers_that_python_does_not_read_are_no_line():
 def test_problem_and_lines_are_read():
     assert chain.parse_problem(PROBLEM) == (4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)), 7)
     assert (
-        chain.gold_answer(PROBLEM) == "4"
-        and chain.stated_answer(RIGHT) == "4"
-        and chain.stated_answer(["so 4"]) is None
+        CHAIN.gold_answer(PROBLEM) == "4"
+        and CHAIN.stated_answer(RIGHT) == "4"
+        and CHAIN.stated_answer(["so 4"]) is None
     )
     assert chain.parse_line("12max3*10=4") == (12, (("max", 3), ("*", 10)), 4)
     for broken in ("4 +5 mod4?", "4 +5 *9 mod7?", "4 +5 *3", "4 add 5 mod7?", "", "+5 mod7?"):
         with pytest.raises(InputError, match="^not a chain of arithmetic"):
-            chain.gold_answer(broken)
+            CHAIN.gold_answer(broken)
 
 
 @pytest.mark.parametrize(
@@ -59,21 +60,20 @@ def test_problem_and_lines_are_read():
     ],
 )
 def test_verdicts(steps, verdicts):
-    assert chain.verdicts(PROBLEM, steps) == verdicts
+    assert CHAIN.verdicts(PROBLEM, steps) == verdicts
 
 
 def test_labels_ratings_and_outcome_of_anybodys_solution():
     lucky = tasks.labelled(
-        chain, CFG, PROBLEM, ["4+5=2", "2=2", "2*4=2", "2max3=3", "3-6=4"], "correctness", "a"
+        CHAIN, CFG, PROBLEM, ["4+5=2", "2=2", "2*4=2", "2max3=3", "3-6=4"], "correctness", "a"
     )
     assert lucky.labels == (1, 1, 0, 0, 0) and lucky.ratings == (1, 0, -1, 1, 1)
-    assert (lucky.outcome, lucky.answer) == (1.0, "4") and tasks.lucky_share(chain, [lucky]) == 1
-    assert tasks.step_labels(chain, PROBLEM, RIGHT) == [1, 1, 1, 1]
+    assert (lucky.outcome, lucky.answer) == (1.0, "4") and tasks.lucky_share(CHAIN, [lucky]) == 1
+    assert CHAIN.step_labels(PROBLEM, RIGHT) == [1, 1, 1, 1]
     with pytest.raises(InputError, match="^not a chain of arithmetic"):
-        tasks.step_labels(chain, "What is 2 + 3?", ["5"])
-    pool = tasks.grade(
-        chain,
-        Problem("p", PROBLEM, None, (Candidate(tuple(RIGHT)), Candidate(("4+5=2",)), Candidate(("no",)))),
+        CHAIN.step_labels("What is 2 + 3?", ["5"])
+    pool = CHAIN.grade(
+        Problem("p", PROBLEM, None, (Candidate(tuple(RIGHT)), Candidate(("4+5=2",)), Candidate(("no",))))
     )
     assert pool.answer == "4"
     assert [(c.answer, c.correct) for c in pool.candidates] == [("4", True), ("2", False), (None, False)]
@@ -104,10 +104,10 @@ def independent_labels(problem: str, steps) -> list[float]:
 
 def test_the_checker_agrees_with_an_independent_one():
     cfg = dataclasses.replace(CFG, restate=0.2)
-    problems = tasks.make_problems(chain, cfg, 300, "train", 3)
-    for p in tasks.solver_pool(chain, cfg, problems, 6, 3):
+    problems = tasks.make_problems(CHAIN, cfg, 300, "train", 3)
+    for p in tasks.solver_pool(CHAIN, cfg, problems, 6, 3):
         for c in p.candidates:
-            assert tasks.step_labels(chain, p.problem, c.steps) == independent_labels(p.problem, c.steps)
+            assert CHAIN.step_labels(p.problem, c.steps) == independent_labels(p.problem, c.steps)
             assert c.correct == (c.answer == p.answer)
 
 
@@ -136,7 +136,7 @@ def test_hard_facts_have_their_share_and_a_belief_of_their_own():
 def test_the_solver_writes_by_these_laws():
     rng, n = np.random.default_rng(0), 4000
     cfg = dataclasses.replace(CFG, merge=0.5, restate=0.25)
-    steps = [chain.solve(cfg, "4 *5 -3 mod7?", rng) for _ in range(n)]
+    steps = [CHAIN.solve(cfg, "4 *5 -3 mod7?", rng) for _ in range(n)]
     near = lambda share, p: abs(share - p) < 4 * np.sqrt(0.25 / n)
     one, two = (
         chain.fact_distributions(cfg)["*", 5],
@@ -153,18 +153,18 @@ def test_values_equal_simulation():
     cfg = dataclasses.replace(CFG, merge=0.4, slip=0.2)
     problem = "4 *5 -3 max2 +6 mod7?"
     steps = ["4*5=6", "6-3=3", "3max2+6=2"]
-    found = chain.values(cfg, problem, steps)
+    found = CHAIN.values(cfg, problem, steps)
     rng, n = np.random.default_rng(0), 8000
     for value, rest in zip(found, ("6 -3 max2 +6 mod7?", "3 max2 +6 mod7?"), strict=False):
         rollouts = [
-            chain.stated_answer(chain.solve(cfg, rest, rng)) == chain.gold_answer(problem) for _ in range(n)
+            CHAIN.stated_answer(CHAIN.solve(cfg, rest, rng)) == CHAIN.gold_answer(problem) for _ in range(n)
         ]
         assert abs(value - np.mean(rollouts)) < 4 * np.sqrt(0.25 / n)
-    assert found[-1] == 1.0 and chain.values(cfg, problem, ["4*5=6", "so on", "3max2=3"])[1:] == [0, 0]
-    labelled = tasks.labelled(chain, cfg, problem, steps, "value", "v")
+    assert found[-1] == 1.0 and CHAIN.values(cfg, problem, ["4*5=6", "so on", "3max2=3"])[1:] == [0, 0]
+    labelled = tasks.labelled(CHAIN, cfg, problem, steps, "value", "v")
     assert labelled.labels == tuple(found) and labelled.ratings is None
     with pytest.raises(InputError, match="^data.task.modulus: got 7, expected 13"):
-        chain.values(cfg, "4 +12 mod13?", ["4+12=3"])
+        CHAIN.values(cfg, "4 +12 mod13?", ["4+12=3"])
 
 
 TRACE = dataclasses.replace(CFG, retract=0.6, doubt=0.2, restate=0.2)
@@ -202,16 +202,16 @@ REDONE = ["4+5=3", "back 4", "4+5=2", "2*4=1"]
     ],
 )
 def test_a_line_may_be_taken_back(steps, verdicts, standing):
-    assert chain.verdicts(PROBLEM, steps) == verdicts
-    assert chain.standing(PROBLEM, steps) == standing == tasks.standing_labels(chain, PROBLEM, steps)
+    assert CHAIN.verdicts(PROBLEM, steps) == verdicts
+    assert CHAIN.standing(PROBLEM, steps) == standing == CHAIN.standing(PROBLEM, steps)
 
 
 def test_lines_are_written_out_from_what_stands():
     steps = ["4+5=2", "2*4=2", "back 6", "back 2", "2max2=2"]  # an error, taken back itself
-    assert chain.written_out(PROBLEM, steps)[2:] == [
+    assert CHAIN.written_out(PROBLEM, steps)[2:] == [
         [],
         [],
-        chain.written_out(PROBLEM, [*steps[:2], "2max2=2"])[2],
+        CHAIN.written_out(PROBLEM, [*steps[:2], "2max2=2"])[2],
     ]
 
 
@@ -236,8 +236,8 @@ def standing_by_force(problem: str, steps) -> list[float]:
 
 
 def test_what_stands_agrees_with_the_standing_lines_run_anew():
-    problems, rng, seen = tasks.make_problems(chain, TRACE, 300, "train", 3), np.random.default_rng(0), []
-    for p in tasks.solver_pool(chain, TRACE, problems, 4, 3):
+    problems, rng, seen = tasks.make_problems(CHAIN, TRACE, 300, "train", 3), np.random.default_rng(0), []
+    for p in tasks.solver_pool(CHAIN, TRACE, problems, 4, 3):
         for c in p.candidates:
             steps = list(c.steps)
             if (
@@ -247,7 +247,7 @@ def test_what_stands_agrees_with_the_standing_lines_run_anew():
                 steps[t:t] = [
                     f"back {re.match('[0-9]+', steps[t - 1])[0]}" for t in (t,) if t and "=" in steps[t - 1]
                 ]
-            pairs = zip(chain.standing(p.problem, steps), standing_by_force(p.problem, steps), strict=True)
+            pairs = zip(CHAIN.standing(p.problem, steps), standing_by_force(p.problem, steps), strict=True)
             seen += [(found, right) for found, right in pairs if right is not None]
     found, right = np.transpose(seen)
     assert (found == right).all() and 0.2 < right.mean() < 0.9 and len(seen) > 6000
@@ -273,7 +273,7 @@ def value_by_force(cfg, value, left, gold, stays=False) -> float:
 def test_values_with_lines_taken_back_by_force():
     cfg = dataclasses.replace(TRACE, merge=0.3)
     problem, gold = "4 *5 -3 max2 mod7?", 3
-    assert chain.gold_answer(problem) == str(gold)
+    assert CHAIN.gold_answer(problem) == str(gold)
     _, todo, _ = chain.parse_problem(problem)
     force = lambda value, k, stays=False: value_by_force(cfg, value, todo[len(todo) - k :], gold, stays)
     blend = lambda p, value, k, before, k_before: (
@@ -284,14 +284,14 @@ def test_values_with_lines_taken_back_by_force():
         blend(0.6, 2, 2, 4, 3), force(4, 3, True), force(6, 2), force(6, 2), blend(0.2, 3, 1, 6, 2),
         blend(0.2, 3, 0, 3, 1), force(3, 1, True),
     ]  # fmt: skip
-    np.testing.assert_allclose(chain.values(cfg, problem, steps), expected, rtol=1e-12)
-    assert chain.values(cfg, problem, ["so on", "back 4", "4*5=9", "9-3=6"])[:3] == [
+    np.testing.assert_allclose(CHAIN.values(cfg, problem, steps), expected, rtol=1e-12)
+    assert CHAIN.values(cfg, problem, ["so on", "back 4", "4*5=9", "9-3=6"])[:3] == [
         0,
         pytest.approx(expected[1]),
         0,
     ]
     rng, n = np.random.default_rng(0), 6000
-    right = np.mean([chain.solved(problem, chain.solve(cfg, problem, rng)) for _ in range(n)])
+    right = np.mean([CHAIN.solved(problem, CHAIN.solve(cfg, problem, rng)) for _ in range(n)])
     assert abs(right - force(4, 3)) < 4 * np.sqrt(0.25 / n)
 
 
@@ -299,8 +299,8 @@ def test_the_solver_takes_lines_back_and_draws_the_same_without():
     problem, rng = PROBLEM, np.random.default_rng(0)
     cfg, back = dataclasses.replace(CFG, merge=0.0, retract=0.6, doubt=0.2), {True: [], False: []}
     for _ in range(3000):
-        steps = chain.solve(cfg, problem, rng)
-        verdicts = chain.verdicts(problem, steps)
+        steps = CHAIN.solve(cfg, problem, rng)
+        verdicts = CHAIN.verdicts(problem, steps)
         assert "form" not in verdicts and not steps[-1].startswith("back")
         for t, (step, verdict) in enumerate(zip(steps, verdicts, strict=True)):
             after_back = t > 0 and steps[t - 1].startswith("back")
@@ -312,25 +312,25 @@ def test_the_solver_takes_lines_back_and_draws_the_same_without():
         assert abs(np.mean(back[right]) - share) < 4 * np.sqrt(0.25 / len(back[right]))
     # Drawn before there was this dial, at 892eb61.
     rng = np.random.default_rng(0)
-    drawn = [chain.solve(dataclasses.replace(CFG, restate=0.3), problem, rng) for _ in range(200)]
+    drawn = [CHAIN.solve(dataclasses.replace(CFG, restate=0.3), problem, rng) for _ in range(200)]
     assert zlib.crc32(repr((drawn, rng.random())).encode()) == 3660884714
 
 
 def test_labels_of_what_stands():
     cfg = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
-    s = tasks.labelled(chain, cfg, PROBLEM, [*REDONE, "1max3=3", "3-6=4"], "correctness", "a")
-    assert s.labels == (0, 0, 0, 0, 0, 0) and s.outcome == 1 and tasks.lucky_share(chain, [s]) == 0
-    assert tasks.relabel(chain, s, "mask").labels == (0, None, None, None, None, None)
-    stands = tasks.relabel(chain, s, "stands")
+    s = tasks.labelled(CHAIN, cfg, PROBLEM, [*REDONE, "1max3=3", "3-6=4"], "correctness", "a")
+    assert s.labels == (0, 0, 0, 0, 0, 0) and s.outcome == 1 and tasks.lucky_share(CHAIN, [s]) == 0
+    assert tasks.relabel(CHAIN, s, "mask").labels == (0, None, None, None, None, None)
+    stands = tasks.relabel(CHAIN, s, "stands")
     assert stands.labels == (0, 1, 1, 1, 1, 1) and stands.ratings == (-1, 0, 1, 1, 1, 1)
-    other = tasks.labelled(chain, cfg, PROBLEM, ["4+5=3", "3*4=5"], "correctness", "a")
-    assert tasks.relabel(chain, other, "stands").ratings == (-1, -1)
+    other = tasks.labelled(CHAIN, cfg, PROBLEM, ["4+5=3", "3*4=5"], "correctness", "a")
+    assert tasks.relabel(CHAIN, other, "stands").ratings == (-1, -1)
     own = {"after_first_error": "stands", "samples": "solver", "solutions": 40, "test_solutions": 10}
     own |= {"task": {"retract": 0.6, "doubt": 0.1}}
     data = data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/chain.yaml"), own))
     splits, _ = tasks.load_splits(data, 0, None)
     for s in splits["train"]:
-        assert list(s.labels) == chain.standing(s.problem, s.steps)
+        assert list(s.labels) == CHAIN.standing(s.problem, s.steps)
     assert any((0.0, 1.0) in itertools.pairwise(s.labels) for s in splits["train"])
     with pytest.raises(
         InputError, match="data.after_first_error: got .stand., expected keep, mask, bad or stands"
@@ -340,22 +340,22 @@ def test_labels_of_what_stands():
 
 def test_rates_of_the_default():
     """lab-task numbers of the noisy solver: answers right .54, lucky among them .16, and a majority hardly better."""
-    problems = tasks.make_problems(chain, CFG, 300, "test", 1)
-    pool = list(tasks.solver_pool(chain, CFG, problems, 64, 1))
+    problems = tasks.make_problems(CHAIN, CFG, 300, "test", 1)
+    pool = list(tasks.solver_pool(CHAIN, CFG, problems, 64, 1))
     right_PN = np.array([[c.correct for c in p.candidates] for p in pool])
     assert 0.5 < right_PN.mean() < 0.62 and right_PN.any(1).mean() > 0.97
     votes = lambda p: np.bincount([int(c.answer) for c in p.candidates]).argmax() == int(p.answer)
     assert abs(np.mean([votes(p) for p in pool]) - right_PN.mean()) < 0.06
     rows = [
-        tasks.labelled(chain, CFG, p.problem, c.steps, "correctness", "")
+        tasks.labelled(CHAIN, CFG, p.problem, c.steps, "correctness", "")
         for p in pool[:100]
         for c in p.candidates
     ]
-    assert 0.1 < tasks.lucky_share(chain, rows) < 0.25
+    assert 0.1 < tasks.lucky_share(CHAIN, rows) < 0.25
 
 
 def test_splits_share_no_problem_and_seeds_repeat():
-    make = lambda split, seed: tasks.make_problems(chain, CFG, 400, split, seed)
+    make = lambda split, seed: tasks.make_problems(CHAIN, CFG, 400, split, seed)
     problems = {split: set(make(split, 0)) for split in tasks.SPLITS}
     for a in tasks.SPLITS:
         assert len(problems[a]) == 400
@@ -363,7 +363,7 @@ def test_splits_share_no_problem_and_seeds_repeat():
     assert make("test", 1) == make("test", 1) != make("test", 2)
     tiny = dataclasses.replace(CFG, min_operations=1, max_operations=1)
     with pytest.raises(InputError, match=r"^data.task: has only \d+ distinct test problems of 100"):
-        tasks.make_problems(chain, tiny, 100, "test", 0)
+        tasks.make_problems(CHAIN, tiny, 100, "test", 0)
 
 
 @pytest.mark.parametrize("preset", ["easy", "hard", "shift", "plain"])
@@ -371,9 +371,9 @@ def test_presets_differ_in_named_keys_alone_and_solve(preset):
     base, own = (OmegaConf.load(CONF / f"data/{name}.yaml") for name in ("chain", f"chain_{preset}"))
     own.pop("defaults")
     cfg = parse(OmegaConf.merge(base, own).task, chain.Config, "data.task")
-    problem = tasks.make_problems(chain, cfg, 1, "train", 0)[0]
-    steps = chain.solve(cfg, problem, np.random.default_rng(0))
-    assert "form" not in chain.verdicts(problem, steps)
+    problem = tasks.make_problems(CHAIN, cfg, 1, "train", 0)[0]
+    steps = CHAIN.solve(cfg, problem, np.random.default_rng(0))
+    assert "form" not in CHAIN.verdicts(problem, steps)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from prm_jax.rl import rewards
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution
-from prm_jax.tasks import chain
+from prm_jax.tasks.CHAIN import CHAIN
 
 # The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is good and 2 is bad. So it
 # comes to a verdict often and not always, and its critiques differ.
@@ -305,16 +305,16 @@ def test_a_critic_rewards_the_steps_of_roll_outs():
 
 def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path):
     problem, steps = "4 +5 *3 max2 -2 mod7?", ("4+5*3=6", "6max2=6", "6-2=5")
-    assert chain.written_out(problem, steps) == [["4+5=2", "2*3=6"], ["6max2=6"], ["6-2=4"]]
+    assert CHAIN.written_out(problem, steps) == [["4+5=2", "2*3=6"], ["6max2=6"], ["6-2=4"]]
     # A wrong first value, a wrong operation and a line that is none: what should have stood there.
-    assert chain.written_out(problem, ("3+5=1", "1-3=5", "?")) == [["4+5=2"], ["1*3=3"], ["5max2=5"]]
+    assert CHAIN.written_out(problem, ("3+5=1", "1-3=5", "?")) == [["4+5=2"], ["1*3=3"], ["5max2=5"]]
     cli = ["task=solutions", "data=chain", "data.samples=solver", "data.solutions=40", "critiques=hops"]
     printed(evaluate.main, monkeypatch, *cli, f"hydra.run.dir={tmp_path}/a", cwd=tmp_path)
     lines = lambda name: [json.loads(x) for x in (tmp_path / "a" / name).read_text().splitlines()]
     solutions, critiques = lines("solutions.jsonl"), lines("critiques.jsonl")
     expected = []
     for s in solutions:
-        hops = chain.written_out(s["prompt"], s["completions"])
+        hops = CHAIN.written_out(s["prompt"], s["completions"])
         for t, label in enumerate(s["labels"]):
             if label is not None:
                 prompt = s["prompt"] + "\n".join(s["completions"][: t + 1]) + "\n?"
@@ -329,7 +329,8 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
         monkeypatch,
         "evaluate.py",
         "task=solutions",
-        "data=countdown",
+        "data=embedded",
+        f"data.name={ROOT}/examples/countdown.py:Countdown",
         *cli[2:],
         f"hydra.run.dir={tmp_path}/b",
     )
@@ -524,12 +525,12 @@ def test_accuracy_on_lines_that_hide_work_stands_apart():
         ("1 +1 +2 *3 -1 mod7?", ("1+1=2", "2+2*3=6", "6-1=5"), [0.3, 0.8, 0.9]),
     ]
     test = [Solution(problem, steps, (None,) * len(steps)) for problem, steps, _ in rows]
-    found = by_hidden_work(chain, test, [np.array(p_T) for *_, p_T in rows], 0.5, 0)
+    found = by_hidden_work(CHAIN, test, [np.array(p_T) for *_, p_T in rows], 0.5, 0)
     assert {kind: (x["n"], x["wrong"], x["accuracy"], x["balanced"]) for kind, x in found.items()} == {
         "plain": (2, 1, 0.5, 0.5), "merged": (2, 1, 0.5, 0.5),
     }  # fmt: skip
     assert found["merged"]["auroc"] == 1.0 and found["plain"]["auroc"] == 0.0
-    one = by_hidden_work(chain, test[:1], [np.array([0.9, 0.4])], 0.5, 0)
+    one = by_hidden_work(CHAIN, test[:1], [np.array([0.9, 0.4])], 0.5, 0)
     assert (one["merged"]["accuracy"], one["plain"]["accuracy"]) == (1.0, 1.0) and np.isnan(
         one["merged"]["balanced"]
     )

@@ -25,6 +25,7 @@ from prm_jax.launch.config import CONF, parse
 from prm_jax.rl.problems import file_problems
 from prm_jax.solutions import Solution
 from prm_jax.tasks import chain
+from prm_jax.tasks.CHAIN import CHAIN
 from prm_jax.tasks.checkers import open_grader
 
 PROBLEM = "4 +5 max3 mod7?"
@@ -82,8 +83,8 @@ def test_scores_are_measured_against_both_exact_meanings():
     cfg = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
     texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3")  # 4 + 5 = 2 modulo 7; max hides the error
     test = [Solution(PROBLEM, steps, id=str(i)) for i, steps in enumerate(texts)]
-    found = steps.against_exact(chain, cfg, test, [np.array([1.0, 1.0]), np.array([0.0, 0.0])], 0)
-    first, other = chain.values(cfg, PROBLEM, texts[0])[0], chain.values(cfg, PROBLEM, texts[1])[0]
+    found = steps.against_exact(CHAIN, cfg, test, [np.array([1.0, 1.0]), np.array([0.0, 0.0])], 0)
+    first, other = CHAIN.values(cfg, PROBLEM, texts[0])[0], CHAIN.values(cfg, PROBLEM, texts[1])[0]
     done, left = found["value_depth"]["done"], found["value_depth"]["left"]
     assert done["1"]["bias"] == pytest.approx((1 - first - other) / 2) and done["1"]["n"] == 2
     assert (
@@ -171,7 +172,7 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     args = ("task=best_of_n", "input=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
     monkeypatch.chdir(tmp_path)
-    why = "error: pool.jsonl: task: found 'none', expected one of chain, countdown in all rows, or checker=NAME (evaluate.py"
+    why = "error: pool.jsonl: task: found 'none', expected one of chain in all rows, or checker=NAME (evaluate.py"
     assert call(evaluate.main, monkeypatch, "evaluate.py", *args).startswith(
         why
     )  # whose checker is not guessed
@@ -295,7 +296,7 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
     assert train == written and {s.task for s in written} == {"chain"}
     problems = [(q.problem, q.answer) for q in read_questions(tmp_path / "a/problems.jsonl")]
     assert (
-        problems == [(p, chain.gold_answer(p)) for p in dict.fromkeys(s.problem for s in train)]
+        problems == [(p, CHAIN.gold_answer(p)) for p in dict.fromkeys(s.problem for s in train)]
         and len(problems) == 3
     )
     printed(
@@ -381,7 +382,7 @@ def test_misses_at_equal_refusals_leave_out_what_a_verifier_gains_by_refusing_mu
     texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3"), ("4+5=1", "1max3=3")
     test = [Solution(PROBLEM, text, id=str(i)) for i, text in enumerate(texts)]
     p = [np.array(x) for x in ([0.2, 0.2], [0.1, 0.1], [0.3, 0.1])]
-    kinds = steps.errors_by_kind(chain, test, p, 0.5, 0)["kinds"]
+    kinds = steps.errors_by_kind(CHAIN, test, p, 0.5, 0)["kinds"]
     assert kinds["+"]["n"] == 2 and (kinds["+"]["missed"], kinds["+"]["missed_at_equal_refusals"]) == (0, 0.5)
 
 

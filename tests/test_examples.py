@@ -92,7 +92,7 @@ def test_the_clean_source_is_found(tmp_path, monkeypatch):
     for name, start in {"clean": 0, "flipped": 0, "coins": 0, "trusted": 45}.items():
         rows = []
         for problem, steps in solutions[start : start + 45]:
-            true = tasks.step_labels(tasks.chain, problem, steps)
+            true = tasks.CHAIN.step_labels(problem, steps)
             change = changes.get(name, changes["clean"])
             labels = [None if 0 in true[:t] else change(y) for t, y in enumerate(true)]
             rows.append(json.dumps({"prompt": problem, "completions": steps, "labels": labels}) + "\n")

@@ -13,7 +13,7 @@ from flax import nnx
 from examples import attack, token_search
 from prm_jax import tasks
 from prm_jax.api import Verifier
-from prm_jax.data.edits import EDITS
+from prm_jax.data.sources import load
 from prm_jax.data.units import probability
 from prm_jax.formats import Format, encode, train_tokenizer
 from prm_jax.heads import good_logit
@@ -24,7 +24,7 @@ from prm_jax.scoring import HeadScorer
 
 def test_edits_by_hand():
     a, b = steps = ("3+5=1", "1*2=2")
-    assert {name: [*edit(steps)] for name, edit in EDITS.items()} == {
+    assert {name: [*edit(steps)] for name, edit in attack.EDITS.items()} == {
         "repeat": [(a, a, b), (a, b, b)],
         "drop": [(b,), (a,)],
         "swap": [(b, a)],
@@ -34,21 +34,33 @@ def test_edits_by_hand():
     }
     assert [*attack.TEXT_EDITS["rephrase"]((a,))] == [(a, f"In other words: {a}")]
     sound = {
-        name: {attack.is_sound(tasks.chain, "3 +5 *2 mod7?", new) for new in EDITS[name](steps)}
-        for name in EDITS
+        name: {attack.is_sound(tasks.CHAIN, "3 +5 *2 mod7?", new) for new in attack.EDITS[name](steps)}
+        for name in attack.EDITS
     }
     assert {name for name, kept in sound.items() if kept == {True}} == {"restate", "blank"}
 
 
 def test_the_exact_checker_cannot_be_attacked():
-    checker = Verifier(CheckerScorer(lambda problem, steps: tasks.step_labels(tasks.chain, problem, steps)))
-    results = attack.attack(checker, attack.sample_task(80, 0, "solver"), EDITS, 0)
+    checker = Verifier(CheckerScorer(lambda problem, steps: tasks.CHAIN.step_labels(problem, steps)))
+    results = attack.attack(checker, attack.sample_task(80, 0, "solver"), attack.EDITS, 0)
     tables, before = results["edits"], results["before"]
     assert {table["sound_refused"] for table in [before, *tables.values()]} == {0}
     # What it accepts ends early: no line of it is wrong.
     assert tables["worst_wrong_line"]["unsound_accepted"] == before["unsound_accepted"]
     assert tables["worst"]["unsound_accepted"] > before["unsound_accepted"]
     assert tables["restate"]["kept"] == tables["restate"]["versions"]
+
+
+def test_hardened_rows_are_the_tasks_with_edits_labelled_anew(tmp_path):
+    data = attack.load_chain(samples="solver", solutions=64, test_solutions=16)
+    attack.harden(tmp_path, data, 1.0, 0)
+    rows, _ = load(tmp_path / "train.jsonl", "native", labels_required=True)
+    edited = [s for s in rows if s.id.endswith("/edited")]
+    assert len(rows) - len(edited) == 64 and len(edited) > 50
+    for s in edited:
+        labels = [y for y in s.labels if y is not None]
+        assert labels == tasks.CHAIN.step_labels(s.problem, s.steps)[: len(labels)]
+    assert len(load(tmp_path / "test.jsonl", "native")[0]) == 16
 
 
 class Liker:
@@ -62,12 +74,12 @@ class Liker:
 
 def test_the_worst_edit_is_that_of_brute_force():
     solutions = attack.sample_task(80, 0, "solver")
-    results = attack.attack(Verifier(Liker(), "min"), solutions, EDITS, 0)
+    results = attack.attack(Verifier(Liker(), "min"), solutions, attack.EDITS, 0)
     longest = []  # of each unsound solution, in the versions that are still unsound
     for (problem, steps), sound in zip(solutions.rows, solutions.is_sound_N, strict=True):
         if not sound:
-            versions = [steps, *(new for edit in EDITS.values() for new in edit(steps))]
-            longest.append(max(len(x) for x in versions if not attack.is_sound(tasks.chain, problem, x)))
+            versions = [steps, *(new for edit in attack.EDITS.values() for new in edit(steps))]
+            longest.append(max(len(x) for x in versions if not attack.is_sound(tasks.CHAIN, problem, x)))
     assert results["edits"]["worst"]["unsound_accepted"] == np.mean(np.array(longest) > 3.5)
 
 

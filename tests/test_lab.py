@@ -36,7 +36,7 @@ def cache(tmp_path_factory):
 
 
 def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypatch):
-    problems = tasks.make_problems(tasks.TASKS["chain"], CFG.task, 4, "test", 0)
+    problems = tasks.make_problems(tasks.CHAIN, CFG.task, 4, "test", 0)
     first = list(lab.policy_pool(CFG, problems, 8, 0))
     (folder,) = cache.iterdir()
     about = json.loads((folder / "about.json").read_text())
@@ -46,7 +46,7 @@ def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypat
     monkeypatch.setattr(Policy, "extend", None)  # a second draw would fail
     assert list(lab.policy_pool(CFG, problems, 8, 0)) == first
     for p in first:
-        assert p.answer == tasks.chain.gold_answer(p.problem) and len(p.candidates) == 8
+        assert p.answer == tasks.CHAIN.gold_answer(p.problem) and len(p.candidates) == 8
         assert all(c.correct == (c.answer == p.answer) for c in p.candidates)
     for change in (
         {"n": 4},
@@ -63,7 +63,7 @@ def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypat
 def kept(cache, monkeypatch, tmp_path):
     """Four problems, 8 samples of each, and the folder that keeps them."""
     monkeypatch.setattr(lab, "cache_folder", lambda: tmp_path)
-    problems = tasks.make_problems(tasks.TASKS["chain"], CFG.task, 4, "test", 0)
+    problems = tasks.make_problems(tasks.CHAIN, CFG.task, 4, "test", 0)
     pool = list(lab.policy_pool(CFG, problems, 8, 0))
     (folder,) = (tmp_path / "samples").iterdir()
     return problems, pool, folder
@@ -90,7 +90,7 @@ def test_kept_samples_are_graded_by_the_checker_of_today(kept, monkeypatch, caps
     assert '"correct": true' not in (folder / "pool.jsonl").read_text()
     monkeypatch.setattr(Policy, "extend", None)  # no sample is drawn anew
     monkeypatch.setattr(run_folder, "machine", lambda: {"processor": "another"})
-    monkeypatch.setattr(tasks.TASKS["chain"], "solved", lambda problem, steps: True)
+    monkeypatch.setattr(tasks.CHAIN, "solved", lambda problem, steps: True)
     assert all(c.correct for p in lab.policy_pool(CFG, problems, 8, 0) for c in p.candidates)
     texts = [
         [p.problem, *(c.steps for c in p.candidates)] for p in pool
@@ -124,7 +124,7 @@ def test_samples_become_labelled_solutions(cache):
     rows = tasks.sample_solutions(cfg, 20, "train", 0, lab.policy_pool)
     assert [s.id for s in rows[:2]] == ["chain/train/0/0", "chain/train/0/1"] and len(rows) == 20
     assert len({s.problem for s in rows}) == 3
-    assert all(list(s.labels) == tasks.step_labels(tasks.chain, s.problem, s.steps) for s in rows)
+    assert all(list(s.labels) == tasks.CHAIN.step_labels(s.problem, s.steps) for s in rows)
     values = tasks.sample_solutions(
         dataclasses.replace(cfg, label_kind="value"), 20, "train", 0, lab.policy_pool
     )
@@ -172,15 +172,14 @@ def test_an_outcome_may_be_that_all_steps_are_right():
     plain, strict = (load_splits(dataclasses.replace(cfg, outcome=x), 0) for x in ("answer", "steps"))
     for a, b in zip(plain.splits["train"], strict.splits["train"], strict=True):
         assert b == dataclasses.replace(
-            a, outcome=float(0 not in tasks.step_labels(tasks.chain, a.problem, a.steps))
+            a, outcome=float(0 not in tasks.CHAIN.step_labels(a.problem, a.steps))
         )
     lucky = [a.outcome - b.outcome for a, b in zip(plain.splits["test"], strict.splits["test"], strict=True)]
     right = sum(s.outcome for s in plain.splits["test"])
     assert set(lucky) == {0, 1} and plain.counts == strict.counts
     assert plain.counts["lucky_share_of_right_answers"] == pytest.approx(sum(lucky) / right)
-    rows = load_splits(dataclasses.replace(cfg, outcome="steps", augment=1.0), 0).splits["train"]
-    assert any(s.id.endswith("/edited") for s in rows)
-    assert all(s.outcome == float(0 not in tasks.step_labels(tasks.chain, s.problem, s.steps)) for s in rows)
+    rows = load_splits(dataclasses.replace(cfg, outcome="steps"), 0).splits["train"]
+    assert all(s.outcome == float(0 not in tasks.CHAIN.step_labels(s.problem, s.steps)) for s in rows)
 
 
 def test_a_sample_that_was_cut_has_labels_and_no_outcome():

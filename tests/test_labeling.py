@@ -1,7 +1,6 @@
 """Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming, bad input."""
 
 import dataclasses
-import functools
 import json
 from math import comb
 
@@ -26,9 +25,10 @@ from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
 from prm_jax.solutions import native_row
 from prm_jax.tasks import chain
+from prm_jax.tasks.CHAIN import CHAIN
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
-GRADE = functools.partial(tasks.grade, chain)
+GRADE = CHAIN.grade
 
 
 class Solver:
@@ -60,7 +60,7 @@ class Solver:
         start, operations, _ = chain.parse_problem(problem)
         value, left = [start, *(x[2] for x in lines)][-1], operations[sum(len(own) for _, own, _ in lines) :]
         asked = "".join(f" {name}{operand}" for name, operand in left)
-        new = chain.solve(CFG, f"{value}{asked} mod7?", np.random.default_rng(seed)) if left else ()
+        new = CHAIN.solve(CFG, f"{value}{asked} mod7?", np.random.default_rng(seed)) if left else ()
         text = "".join(f"{step}\n" for step in new)
         return Continuation(np.zeros(len(text), np.int32), np.zeros(len(text)), text, "eos")
 
@@ -88,8 +88,8 @@ class Oracle(Solver):
     """A completer that is right from any prefix without a wrong step, and never after one."""
 
     def go_on(self, problem, steps, seed):
-        good = all(tasks.step_labels(chain, problem, steps)) if steps else True
-        text = f"{chain.gold_answer(problem)}={chain.gold_answer(problem)}\n" if good else "0=9\n"
+        good = all(CHAIN.step_labels(problem, steps)) if steps else True
+        text = f"{CHAIN.gold_answer(problem)}={CHAIN.gold_answer(problem)}\n" if good else "0=9\n"
         return Continuation(np.zeros(3, np.int32), np.zeros(3), text, "eos")
 
 
@@ -136,7 +136,7 @@ def test_counts_agree_with_the_exact_values(noise):
     """A checker that errs counts v (1 - fn) + (1 - v) fp."""
     prefixes, k = [(PROBLEM, STEPS[:t]) for t in range(4)], 1500
     found = roll_outs(Solver(), prefixes, {PROBLEM: None}, k, 0, noise, GRADE)
-    exact = chain.values(
+    exact = CHAIN.values(
         CFG, PROBLEM, ("4=4", *STEPS)
     )  # the first line does nothing: the bare problem's value
     for own, v in zip(found, exact, strict=True):
@@ -147,8 +147,8 @@ def test_counts_agree_with_the_exact_values(noise):
 
 @pytest.fixture
 def solutions():
-    pool = tasks.solver_pool(chain, CFG, tasks.make_problems(chain, CFG, 10, "train", 0), 3, 0)
-    label = lambda p, i, c: tasks.labelled(chain, CFG, p.problem, c.steps, "correctness", f"{p.id}/{i}")
+    pool = tasks.solver_pool(CHAIN, CFG, tasks.make_problems(CHAIN, CFG, 10, "train", 0), 3, 0)
+    label = lambda p, i, c: tasks.labelled(CHAIN, CFG, p.problem, c.steps, "correctness", f"{p.id}/{i}")
     return [label(p, i, c) for p in pool for i, c in enumerate(p.candidates)]
 
 
@@ -314,7 +314,7 @@ def test_completions_without_an_answer_are_counted(tmp_path, solutions):
         def go_on(self, problem, steps, seed):
             reason = "eos" if seed[-1] % 2 else "length"  # every other one is cut, though its answer is right
             text = (
-                f"{chain.gold_answer(problem)}={chain.gold_answer(problem)}\n"
+                f"{CHAIN.gold_answer(problem)}={CHAIN.gold_answer(problem)}\n"
                 if reason == "length"
                 else "who knows\n"
             )

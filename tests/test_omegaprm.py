@@ -12,7 +12,7 @@ from prm_jax import tasks
 from prm_jax.data import sources
 from prm_jax.generate.labeling import roll_outs
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, bisect, build_tree, run_batched
-from prm_jax.tasks import chain
+from prm_jax.tasks.CHAIN import CHAIN
 
 
 def test_bisection_finds_the_first_error_of_a_scan_in_log2_rounds():
@@ -137,16 +137,16 @@ def test_searches_in_the_tree_find_the_first_errors_of_the_checker(tmp_path, sol
 def test_what_a_token_buys_a_tree_and_plain_completions_against_exact_values(tmp_path):
     """OmegaPRM's labels are as near to the exact values as those of the same K on all prefixes, for fewer tokens a state.
     For its tokens in all, completions of all prefixes have K = 2, three times the states and nearly twice the error."""
-    problems = tasks.make_problems(chain, CFG, 60, "train", 0)
-    made = [tasks.labelled(chain, CFG, p.problem, c.steps, "correctness", f"{p.id}/{i}")
-            for p in tasks.solver_pool(chain, CFG, problems, 8, 0) for i, c in enumerate(p.candidates)]  # fmt: skip
+    problems = tasks.make_problems(CHAIN, CFG, 60, "train", 0)
+    made = [tasks.labelled(CHAIN, CFG, p.problem, c.steps, "correctness", f"{p.id}/{i}")
+            for p in tasks.solver_pool(CHAIN, CFG, problems, 8, 0) for i, c in enumerate(p.candidates)]  # fmt: skip
 
     def measure(name, **change):
         """(policy tokens, distinct labelled states before the last step, root mean squared error of their labels)."""
         rows, policy = write(tmp_path / name / "labels.jsonl", made, **change)
         errors = {}
         for row in rows:
-            value_T = chain.values(CFG, row["prompt"], row["completions"])
+            value_T = CHAIN.values(CFG, row["prompt"], row["completions"])
             for t, (y, v) in enumerate(zip(row["labels"][:-1], value_T, strict=False), 1):
                 if y is not None:
                     errors[row["prompt"], *row["completions"][:t]] = y - v

@@ -20,7 +20,7 @@ from prm_jax.generate import labeling, relabeling, sampling
 from prm_jax.rl.problems import file_problems
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scorers import CheckerScorer
-from prm_jax.tasks.checkers import CHECKERS, checker_of, open_grader, own_function, own_labels
+from prm_jax.tasks.checkers import CHECKERS, checker_rule, open_grader, own_function, own_labels
 
 PROBLEM, RIGHT, WRONG = "4 +5 *3 mod7?", ("4+5=2", "2*3=6"), ("4+5=3", "3*3=2")
 TESTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0  # the answer is 0"
@@ -86,7 +86,7 @@ def test_a_broken_answer_of_the_data_is_no_verdict(recipes):
     grader = open_grader(f"{recipes}/same_rows.py:same_rows")
     answer = json.dumps({"tables": TABLES, "query": "select z from t"})
     with pytest.raises(
-        InputError, match=r"^checker: .*same_rows.py:same_rows: sqlite3.OperationalError: no such column: z$"
+        InputError, match=r"^checker: .*same_rows.py:same_rows: OperationalError: no such column: z"
     ):
         grader.right("p", ("select 1",), answer)
 
@@ -94,11 +94,11 @@ def test_a_broken_answer_of_the_data_is_no_verdict(recipes):
 @pytest.fixture
 def mine(tmp_path):
     """A file with checkers: of the answer as it is written, of the exact task, and wrong ones."""
-    lines = "import numpy, sys\nfrom prm_jax.tasks import chain, step_labels\n"
+    lines = "import numpy, sys\nfrom prm_jax.tasks.CHAIN import CHAIN\n"
     functions = {
         "whole": r"answer == 'so\n#### 6' and steps[-1].endswith('=6')",  # read as a solution it would be 6
-        "solved": "chain.solved(problem, steps)",
-        "labels": "step_labels(chain, problem, steps)",
+        "solved": "CHAIN.solved(problem, steps)",
+        "labels": "CHAIN.step_labels(problem, steps)",
         "numpys": "numpy.bool_(True)",
         "none": "None",
         "share": "0.5",
@@ -145,14 +145,14 @@ def test_what_are_no_labels_is_one_line_with_the_functions_name(mine, name):
 
 
 def test_names_of_checkers(mine):
-    rule = checker_of(CHECKERS)
+    rule = checker_rule(CHECKERS)
     assert (
         rule.allows("task")
         and rule.allows("a b/x.py:f_1")
         and not rule.allows("x.py")
         and not rule.allows("x:f")
     )
-    assert rule.expected == "task, chain, countdown, string, number or math, or FILE.py:FUNCTION"
+    assert rule.expected == "task, chain, string, number or math, or FILE.py:FUNCTION"
     with pytest.raises(
         InputError, match="^checker: got 'none.py:f', expected FILE.py:FUNCTION of a file that exists$"
     ):
@@ -184,7 +184,7 @@ def test_sampling_grades_by_a_function(mine, monkeypatch, tmp_path):
     out = printed(sampling.main, monkeypatch, *asked, "hydra.run.dir=a", cwd=tmp_path)
     (problem,) = read_pool(tmp_path / "a/pool.jsonl", as_written=True)
     right = [c.correct for c in problem.candidates]
-    assert right == [tasks.chain.solved(PROBLEM, c.steps) for c in problem.candidates] and any(right)
+    assert right == [tasks.CHAIN.solved(PROBLEM, c.steps) for c in problem.candidates] and any(right)
     assert problem.answer == "so\n#### 6" and f"of 8 right by {mine}:whole" in out
     told = call(
         sampling.main, monkeypatch, "sampling", *asked[:-1], f"checker={mine}:fails", "hydra.run.dir=b"
@@ -252,7 +252,7 @@ def test_rl_rewards_what_a_function_calls_right(mine, tmp_path):
 
 @pytest.fixture(scope="module")
 def url():
-    scorer = CheckerScorer(lambda problem, steps: tasks.step_labels(tasks.chain, problem, steps))
+    scorer = CheckerScorer(lambda problem, steps: tasks.CHAIN.step_labels(problem, steps))
     with served(Verifier(scorer)) as (port, _):
         yield f"http://127.0.0.1:{port}"
 

@@ -177,7 +177,7 @@ def test_the_number_is_printed_by_the_command(tmp_path, monkeypatch):
     assert (rules.fresh.problems, rules.fresh.candidates, rules.fresh.outcome_model) == (300, 64, None)
     # The problems that runs must not have seen are those of the pool.
     cfg = data_config(OmegaConf.load(CONF / "data/chain.yaml"))
-    pool = tasks.make_problems(tasks.chain, cfg.task, 300, "test", 1)
+    pool = tasks.make_problems(tasks.CHAIN, cfg.task, 300, "test", 1)
     monkeypatch.setattr(best_of_n, "policy_pool", lambda *args: [])
     monkeypatch.setattr(
         best_of_n.tasks,

@@ -278,8 +278,8 @@ def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):
 
 
 def make_rewards(policy, **changes):
-    right = lambda r: tasks.chain.solved(r.problem, r.steps)
-    return Rewards(dataclasses.replace(REWARD, **changes), policy, right, tasks.chain)
+    right = lambda r: tasks.CHAIN.solved(r.problem, r.steps)
+    return Rewards(dataclasses.replace(REWARD, **changes), policy, right, tasks.CHAIN)
 
 
 def test_the_own_reward_of_the_docs_is_one(policy, rollouts, tmp_path):
@@ -536,8 +536,8 @@ def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tm
 
 def test_problems_are_kept_apart_from_those_of_the_verifier(tmp_path, capsys):
     data = data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml"))
-    train = tasks.make_problems(tasks.chain, data.task, 1000, "train", 0)
-    validation = tasks.make_problems(tasks.chain, data.task, 63, "validation", 0)
+    train = tasks.make_problems(tasks.CHAIN, data.task, 1000, "train", 0)
+    validation = tasks.make_problems(tasks.CHAIN, data.task, 63, "validation", 0)
     record = {"problems": list(map(problem_hash, train)), "validation": list(map(problem_hash, validation))}
     (tmp_path / "data.json").write_text(json.dumps(record))
     known = known_problems("verifier", [f"min:[{tmp_path},checker-0-2]", "embedded_orm", None])
@@ -566,8 +566,8 @@ def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
 
 def write_problems(folder):
     rng, cfg = np.random.default_rng(0), data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml")).task
-    problems = [*PROBLEMS, *(tasks.chain.make_problem(cfg, rng) for _ in range(10))]
-    rows = [{"problem": p, "answer": tasks.chain.gold_answer(p)} for p in problems]
+    problems = [*PROBLEMS, *(tasks.CHAIN.make_problem(cfg, rng) for _ in range(10))]
+    rows = [{"problem": p, "answer": tasks.CHAIN.gold_answer(p)} for p in problems]
     for name, own in (("train", rows[:8]), ("held_out", rows[8:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
     return folder / "train.jsonl", folder / "held_out.jsonl"

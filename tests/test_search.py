@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import json
 import math
 import re
@@ -32,6 +31,7 @@ from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
 from prm_jax.scorers import CheckerScorer, NoisyChecker
 from prm_jax.tasks import chain
+from prm_jax.tasks.CHAIN import CHAIN
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
 OPTIONS = Options(branch=4, ahead=1, block=12, simulations=32, rule="puct", stop_at=None, first=0.5)
@@ -62,7 +62,7 @@ class Solver:
         left = operations[sum(len(own) for _, own, _ in lines) :]
         value = lines[-1][2] if lines else start
         asked = "".join(f" {name}{operand}" for name, operand in left)
-        new = chain.solve(CFG, f"{value}{asked} mod7?", rng) if left else ()
+        new = CHAIN.solve(CFG, f"{value}{asked} mod7?", rng) if left else ()
         new = new[:1] if stop == "step" else new
         text, reason = "".join(f"{step}\n" for step in new), "stop" if stop == "step" and left else "eos"
         return Continuation(
@@ -134,7 +134,7 @@ class Counting:
 
 
 def problems_of(n):
-    return tasks.make_problems(chain, CFG, n, "test", 7)
+    return tasks.make_problems(CHAIN, CFG, n, "test", 7)
 
 
 def explore(scorer, problems, policy=None, how="prod"):
@@ -144,7 +144,7 @@ def explore(scorer, problems, policy=None, how="prod"):
 def solved(state):
     """Of each problem, whether its best finished solution is right."""
     best = [max(state.finished(p), key=lambda x: x.value) for p in range(len(state.problems))]
-    return np.array([float(chain.solved(q, x.steps)) for q, x in zip(state.problems, best, strict=True)])
+    return np.array([float(CHAIN.solved(q, x.steps)) for q, x in zip(state.problems, best, strict=True)])
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def alone():
     problems = problems_of(200)
     samples = Solver().extend([(p, ()) for p in problems], 64, "end", jax.random.key(1))
     lines = [[tuple(c.text.split()) for c in own] for own in samples]
-    right = [[chain.solved(p, steps) for steps in own] for p, own in zip(problems, lines, strict=True)]
+    right = [[CHAIN.solved(p, steps) for steps in own] for p, own in zip(problems, lines, strict=True)]
     tokens = sum(len(c.ids_L) for own in samples for c in own)
     return problems, np.array(right, float), tokens / (200 * 64)
 
@@ -167,7 +167,7 @@ def run(scorer, alone, method, samples, stop_at=None, rule="puct"):
 
 @pytest.mark.parametrize("method", ["beam", "dvts", "lookahead", "vgs", "mcts"])
 def test_with_the_exact_checker_search_solves_what_64_samples_solve_within_the_tokens_of_8(alone, method):
-    state = run(CheckerScorer(functools.partial(tasks.step_labels, chain)), alone, method, 8, stop_at=0.99)
+    state = run(CheckerScorer(CHAIN.step_labels), alone, method, 8, stop_at=0.99)
     assert solved(state).mean() >= alone[1].max(1).mean() - 0.01
     assert state.tokens_P.mean() <= 8 * alone[2]
 
@@ -187,7 +187,7 @@ def test_every_method_spends_its_budget(alone, method):
     problems = alone[0][:80]
     per_solution = search.tokens_per_solution(Solver(), problems, KEY)
     for budget in (60, 240):
-        state = explore(CheckerScorer(functools.partial(tasks.step_labels, chain)), problems)
+        state = explore(CheckerScorer(CHAIN.step_labels), problems)
         search.search(state, method, budget, per_solution, OPTIONS)
         assert 0.98 <= state.tokens_P.mean() / budget <= 1.02, budget
 
@@ -195,13 +195,13 @@ def test_every_method_spends_its_budget(alone, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_problem_is_searched_alike_alone_and_among_others_and_no_text_is_scored_twice(method):
     problems, arguments = problems_of(6), plan(method, 200, 40, OPTIONS)
-    scorer = Counting(CheckerScorer(functools.partial(tasks.step_labels, chain)))
+    scorer = Counting(CheckerScorer(CHAIN.step_labels))
     among = explore(scorer, problems)
     METHODS[method].run(among, range(6), **arguments)
     texts = [row for asked in scorer.asked for row in asked]
     assert len(texts) == len(set(texts)) > 15
     for p in (0, 5):
-        alone = explore(CheckerScorer(functools.partial(tasks.step_labels, chain)), problems)
+        alone = explore(CheckerScorer(CHAIN.step_labels), problems)
         METHODS[method].run(alone, [p], **arguments)
         assert [(x.steps, x.value) for x in alone.nodes[p]] == [(x.steps, x.value) for x in among.nodes[p]]
         assert alone.tokens_P[p] == among.tokens_P[p] == alone.tokens_P.sum()

@@ -338,14 +338,14 @@ def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch, tiny_mod
 
     monkeypatch.setattr(train.training, "eval_step", scores)
     monkeypatch.setattr(train, "shard_batch", lambda batch, rows: batch)
-    errors = [tasks.first_wrong(tasks.chain, s.problem, s.steps) for s in solutions]
+    errors = [tasks.CHAIN.first_wrong(s.problem, s.steps) for s in solutions]
     loss = train.training.LossConfig("prm", "bce", 1.0, 0.0)
     _, found = train.evaluate(tiny_model, packing.eval_batches(examples, 64, 4), loss, "correctness", errors)
     expected = {}
     for s, e in zip(solutions, examples, strict=True):
         wrong = [
             (t, x)
-            for t, x in enumerate(tasks.chain.verdicts(s.problem, s.steps))
+            for t, x in enumerate(tasks.CHAIN.verdicts(s.problem, s.steps))
             if x not in ("right", "neutral")
         ]
         for t, kind in wrong[:1]:

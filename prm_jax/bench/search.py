@@ -33,7 +33,7 @@ def bench_search(cfg: BenchConfig) -> list[Row]:
     s, data = cfg.search, data_config(OmegaConf.load(CONF / "data" / "chain.yaml"))
     policy = open_lab_policy(data.policy, data.temperature, data.max_tokens)
     verifier = open_checkpoint("embedded_orm", "best", read_format("auto"), "float32").scorer(4, 128)
-    problems = tasks.make_problems(tasks.chain, data.task, s.problems, "test", cfg.seed)
+    problems = tasks.make_problems(tasks.CHAIN, data.task, s.problems, "test", cfg.seed)
     rows, methods = [], {"beam": {"width": s.width}, "mcts": {"simulations": 4 * s.width}}
     for method, arguments in methods.items():
         key = itertools.count()  # other draws in each run

@@ -125,8 +125,8 @@ def needs_folder(name: str) -> bool:
 def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions):
     """The exact checker or the exact values of the embedded task, with `faults` (missed, d') if there are two."""
     if kind == "checker":
-        task = tasks.of_files(options.files, options.task)
-        judge = functools.partial(tasks.are_right if faults else tasks.step_labels, task)
+        task = tasks.read_task(options.files, options.task)
+        judge = task.are_right if faults else task.step_labels
     elif options.data is None or options.data.name not in tasks.TASKS:
         expected = " or ".join(f"data={name}" for name in tasks.TASKS)
         raise InputError(
@@ -134,7 +134,7 @@ def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions
         )
     else:
         data = data_config(options.data)
-        judge = functools.partial(tasks.TASKS[data.name].values, data.task)
+        judge = functools.partial(tasks.find_task(data.name).values, data.task)
     label_kind = "correctness" if kind == "checker" else "value"
     if faults:
         return NoisyChecker(judge, *faults, options.seed, name=name, label_kind=label_kind)

@@ -14,7 +14,7 @@ from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, require
-from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of, parse, store_defaults
+from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse, store_defaults
 from prm_jax.launch.files import sha256
 from prm_jax.solutions import Packed, Solution, packed_solutions
 
@@ -64,9 +64,8 @@ class TaskData:
     solutions_per_problem: Count
     test_solutions: Count
     train_split: Literal["train", "base"]
-    task: object = None  # the Config of tasks.TASKS[name]
+    task: object = None  # the Config of the embedded task
     outcome: Literal["answer", "steps"] = "answer"  # configs of older runs lack it
-    augment: Share = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +101,18 @@ def data_config(node, key: str = "data") -> DataConfig:
     if name == "mixture" and key == "data":
         return _mixture(node)
     if name in tuple(sources.READERS):
-        cfg = parse(node, FileData, key)
+        cfg = parse(
+            node, FileData, key, elsewhere=("defaults",)
+        )  # Hydra's, where a file is loaded without it
     else:
         from prm_jax import tasks  # not above: data of files need no embedded task
 
         names = (*tasks.TASKS, *(["mixture"] if key == "data" else []), *sources.READERS)
-        expect(name in tasks.TASKS, f"{key}.name", name, ", ".join(names))
-        cfg = parse(node, TaskData, key, elsewhere=("task",))
-        cfg = dataclasses.replace(cfg, task=parse(node.get("task"), tasks.TASKS[name].Config, f"{key}.task"))
+        is_task = name in tasks.TASKS or ".py:" in str(name)
+        expect(is_task, f"{key}.name", name, f"{', '.join(names)} or FILE.py:CLASS of an embedded task")
+        task = tasks.find_task(name)
+        cfg = parse(node, TaskData, key, elsewhere=("task", "defaults"))
+        cfg = dataclasses.replace(cfg, task=parse(node.get("task"), task.Config, f"{key}.task"))
     if cfg.label_kind != "correctness":
         expected = f"keep with label_kind={cfg.label_kind}: {cfg.label_kind} labels know no first error"
         expect(cfg.after_first_error == "keep", f"{key}.after_first_error", cfg.after_first_error, expected)

@@ -17,7 +17,7 @@ from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, expect
 from prm_jax.scoring import score_into
-from prm_jax.tasks.checkers import checker_of, grade_own, is_own
+from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
 
 FEW_SCORERS = 3  # more are not compared in pairs on the screen
 MANY_SCORERS = 6  # more, such as the seeds of a sweep, are not compared in pairs in the report
@@ -39,7 +39,7 @@ class Config(pool_metrics.Rules):
     scores: str | list | None
     scores_name: str | None
     split_by: str | None
-    checker: Annotated[str, checker_of(grading.RULES)] | None
+    checker: Annotated[str, checker_rule(grading.RULES)] | None
     fresh: FreshPool
 
 
@@ -124,7 +124,8 @@ def fresh_pool(setup: Setup, cfg: Config):
     pool = tasks.sample_pool(data_cfg, cfg.fresh.problems, cfg.fresh.candidates, "test", seed, policy_pool)
     problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(pool)]
     rows = {(p.problem, c.steps) for p in problems for c in p.candidates}
-    return problems, {row: tasks.step_labels(tasks.TASKS[data_cfg.name], *row) for row in rows}, data_cfg
+    task = tasks.find_task(data_cfg.name)
+    return problems, {row: task.step_labels(*row) for row in rows}, data_cfg
 
 
 def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):

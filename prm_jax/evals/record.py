@@ -57,7 +57,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     rules.merge_with({"aggregator": cfg.aggregator, "fresh": {"outcome_model": None}})
     rules, data = parse(rules, best_of_n.Config, elsewhere=("task",)), data_config(node)
     pool = tasks.make_problems(
-        tasks.TASKS[data.name], data.task, rules.fresh.problems, "test", setup.cfg.seed + 1
+        tasks.find_task(data.name), data.task, rules.fresh.problems, "test", setup.cfg.seed + 1
     )
     verifiers = [members_of(name) for name in setup.checkpoints]
     costs = costs_of(verifiers, BUDGETS[cfg.budget], set(map(problem_hash, pool)))

@@ -8,7 +8,6 @@ from prm_jax.evals.best_of_n import BestOfN
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.steps import Steps
 from prm_jax.evals.task import Task
-from prm_jax.tasks import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Report(Task):
 
     def run(self, setup: Setup) -> dict:
         results = Steps(self.cfg).run(setup)
-        if self.cfg.input is None and any(run["data"]["name"] not in TASKS for run in results["runs"]):
+        if self.cfg.input is None and any("task" not in run["data"] for run in results["runs"]):
             print("pool        none: one can be drawn only for an embedded task; input=FILE names one")
             return results
         return results | BestOfN(self.cfg).run(setup)

@@ -32,7 +32,15 @@ from prm_jax.generate.search_state import SearchState
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, NotNegative, Rule, expect, one_of
 from prm_jax.launch.progress import progress
-from prm_jax.tasks.checkers import CHECKERS, Grader, checker_of, choose_checker, is_own, open_grader
+from prm_jax.tasks.checkers import (
+    CHECKERS,
+    Grader,
+    checker_rule,
+    choose_checker,
+    is_own,
+    open_grader,
+    task_grader,
+)
 
 COST_TOLERANCE = 0.1  # searches are compared if their costs differ by at most this share
 METHODS = Rule(lambda x: x and {*x} <= search.METHODS.keys(), f"a list of {', '.join(search.METHODS)}")
@@ -49,7 +57,7 @@ class Config(search.Options):
     policy_format: Format
     samples: Count
     difficulties: Count
-    checker: Annotated[str, checker_of(CHECKERS)] | None
+    checker: Annotated[str, checker_rule(CHECKERS)] | None
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
     choice: Annotated[str, one_of(CHOICES)]
     policy_weight: NotNegative
@@ -96,10 +104,9 @@ def open_inputs(setup: Setup, cfg: Config, name: str) -> SearchInputs:
         expect(
             cfg.checker in checkers, "checker", cfg.checker, f"{', '.join(checkers)} for problems of {name}"
         )
-        grader = open_grader(cfg.checker if cfg.checker in grading.RULES else name)
-        texts = tasks.make_problems(
-            tasks.TASKS[name], data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1
-        )
+        task = tasks.find_task(name)
+        grader = open_grader(cfg.checker) if cfg.checker in grading.RULES else task_grader(task)
+        texts = tasks.make_problems(task, data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
         questions = [Question(str(i), text) for i, text in enumerate(texts)]
     else:
         expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of input=FILE")

@@ -7,7 +7,7 @@ from typing import Literal
 from prm_jax import InputError, tasks
 from prm_jax.data.critiques import prompt_text
 from prm_jax.data.rows import write_rows
-from prm_jax.data.splits import Mixture, data_config, load_splits
+from prm_jax.data.splits import Mixture, TaskData, data_config, load_splits
 from prm_jax.evals import biases
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.task import Task
@@ -36,10 +36,10 @@ def run(setup: Setup, cfg: Config) -> dict:
     print_counts(data.counts)
     rows, path, kind = data.splits[cfg.split], setup.folder / "solutions.jsonl", data_cfg.label_kind
     write_rows(path, (native_row(s) | {"label_kind": kind} for s in rows))
-    if known := {s.problem: s.task for s in rows if s.task in tasks.TASKS}:  # questions of an embedded task
-        problems = [
-            {"problem": p, "answer": tasks.TASKS[t].gold_answer(p), "task": t} for p, t in known.items()
-        ]
+    if isinstance(data_cfg, TaskData):
+        task = tasks.find_task(data_cfg.name)
+        known = dict.fromkeys(s.problem for s in rows)
+        problems = [{"problem": p, "answer": task.gold_answer(p), "task": task.name} for p in known]
         write_rows(setup.folder / "problems.jsonl", problems)
     if cfg.critiques:
         write_rows(
@@ -58,15 +58,12 @@ def run(setup: Setup, cfg: Config) -> dict:
 def critiques(s: Solution, kind: str) -> Iterator[dict]:
     """Native rows for train.py objective=lm data=jsonl, one a labelled step: the prompt of format=lab_critic and the
     right critique. `hops`: the step's operations done one by one, then the verdict, `verdict`: that alone."""
-    task, fmt = tasks.TASKS.get(s.task), read_format("lab_critic")
-    expect(
-        hasattr(task, "written_out"),
-        "critiques",
-        kind,
-        "null: only the steps of data=chain can be written out",
-    )
+    fmt, written = read_format("lab_critic"), None
+    if s.task is not None:
+        written = tasks.find_task(s.task).written_out(s.problem, s.steps)
+    expect(written is not None, "critiques", kind, "null: only the steps of data=chain can be written out")
     labels = s.labels or (None,) * len(s.steps)
-    for t, (label, hops) in enumerate(zip(labels, task.written_out(s.problem, s.steps), strict=True)):
+    for t, (label, hops) in enumerate(zip(labels, written, strict=True)):
         if label is not None:
             critique = [*(hops if kind == "hops" else []), "Yes" if label >= 0.5 else "No"]
             prompt = prompt_text(fmt, None, s.problem, s.steps[: t + 1])

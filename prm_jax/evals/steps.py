@@ -76,9 +76,9 @@ def run(setup: Setup, cfg: Config) -> dict:
         p = list(map(probability, score_into(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))))
         run = step_results(cfg, data_cfg.label_kind, test, p, setup.cfg.seed, elsewhere)
         if isinstance(data_cfg, TaskData):  # which alone knows kinds of errors, hidden work, exact values
-            task, numbers = tasks.TASKS[data_cfg.name], (test, p, cfg.threshold, setup.cfg.seed)
+            task, numbers = tasks.find_task(data_cfg.name), (test, p, cfg.threshold, setup.cfg.seed)
             run["errors"] = errors_by_kind(task, *numbers) | {"learning": learning(name)}
-            if hasattr(task, "written_out"):
+            if task.written_out(test[0].problem, test[0].steps) is not None:
                 run["lines"] = by_hidden_work(task, *numbers)
             run |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
@@ -144,7 +144,7 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
     errors missed most often."""
     of_kind, of_line, right = {}, {}, []
     for s, p_T in zip(test, p, strict=True):
-        t, kind = tasks.first_wrong(task, s.problem, s.steps) or (len(s.steps), None)
+        t, kind = task.first_wrong(s.problem, s.steps) or (len(s.steps), None)
         right.extend(p_T[:t])
         if kind:
             of_kind.setdefault(kind, []).append((s.problem, p_T[t]))
@@ -183,7 +183,7 @@ def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: f
     (balanced, .5 for a verifier that sees nothing) with a 95 % bootstrap interval over problems, and the AUROC."""
     rows, table = {"plain": [], "merged": []}, {}
     for s, p_T in zip(test, p, strict=True):
-        operations, good = task.written_out(s.problem, s.steps), tasks.step_labels(task, s.problem, s.steps)
+        operations, good = task.written_out(s.problem, s.steps), task.step_labels(s.problem, s.steps)
         for t in labelled_steps(good)[0]:
             rows["merged" if len(operations[t]) > 1 else "plain"].append((s.problem, p_T[t], good[t] >= 0.5))
     for kind, lines in rows.items():
@@ -205,7 +205,7 @@ def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], see
     P(good) minus the exact value (bias), of its magnitude (error), and of that of the mean value there (constant)."""
     sizes = [len(s.steps) for s in test]
     value = np.concatenate([task.values(task_cfg, s.problem, s.steps) for s in test])
-    correct = [tasks.step_labels(task, s.problem, s.steps) for s in test]
+    correct = [task.step_labels(s.problem, s.steps) for s in test]
     counted = np.concatenate([np.isin(np.arange(len(y_T)), labelled_steps(list(y_T))[0]) for y_T in correct])
     score, good = np.concatenate(p).astype(np.float64), np.concatenate(correct)
     problem = np.repeat(problem_numbers(s.problem for s in test), sizes)

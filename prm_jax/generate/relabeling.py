@@ -37,7 +37,7 @@ from prm_jax.launch.run_folder import described_file, start_command
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution, first_error, native_row, relabel_after_error
-from prm_jax.tasks.checkers import checker_of, is_own, own_function, own_labels
+from prm_jax.tasks.checkers import checker_rule, is_own, own_function, own_labels
 
 
 def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
@@ -74,7 +74,7 @@ class RelabelingConfig(CommandConfig):  # conf/relabeling.yaml says what each ke
     reference: str | None
     scores: str | None
     scores_unit: Annotated[str, one_of(UNITS)]
-    checker: Annotated[str, checker_of(tasks.TASKS)] | None
+    checker: Annotated[str, checker_rule(tasks.TASKS)] | None
     td_lambda: Share
     gamma: Share
     other: str | None
@@ -125,7 +125,7 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
             np.array(ask(s.problem, s.steps, answers[s.problem]), np.float64) for s in solutions
         ]
     if cfg.by == "checker":
-        name = tasks.name_of(tasks.of_files([cfg.input], cfg.checker))
+        name = tasks.read_task([cfg.input], cfg.checker).name
         solutions = [dataclasses.replace(s, task=name) for s in solutions]
     if cfg.by == "td" and all(s.outcome is None for s in solutions):
         expected = "0 or 1: by=td spreads it over the steps, and no solution has one"
@@ -148,7 +148,7 @@ def label_all(
         bounds = 0.5 if cfg.threshold is None else cfg.threshold, cfg.other_threshold
         return (consensus(s.labels, labels, *bounds) for s, labels in zip(solutions, stored, strict=True))
     if cfg.by == "checker" and not stored:
-        return (tasks.step_labels(tasks.TASKS[s.task], s.problem, s.steps) for s in solutions)
+        return (tasks.find_task(s.task).step_labels(s.problem, s.steps) for s in solutions)
     if scorer:
         rows = ((s.id, s.problem, s.steps) for s in solutions)
         labels = map(probability, score_into(path, scorer, rows, len(solutions)))

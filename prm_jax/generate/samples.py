@@ -50,7 +50,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     path = cache_folder() / "samples" / name / "pool.jsonl"
     if int(max_over_processes(not is_whole(path))):  # a process that draws needs all the others
         draw_samples(path, policy, problems, n, seed)
-    grade = functools.partial(tasks.grade, tasks.TASKS[cfg.name])
+    grade = tasks.find_task(cfg.name).grade
     right, texts = [], hashlib.sha256()
     for p in map(grade, iter_pool(path)):
         texts.update(repr([p.problem, *(c.steps for c in p.candidates)]).encode())

@@ -43,7 +43,7 @@ from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import described_file, start_command
 from prm_jax.model import PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
-from prm_jax.tasks.checkers import CHECKERS, checker_of, choose_checker, is_own, open_grader
+from prm_jax.tasks.checkers import CHECKERS, checker_rule, choose_checker, is_own, open_grader
 from prm_jax.visibility import ALWAYS
 
 SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two: a few shapes serve all
@@ -380,7 +380,7 @@ class PolicyConfig(CommandConfig):
     """The keys of commands that sample from a policy and check answers."""
 
     checkpoint: str
-    checker: Annotated[str, checker_of(CHECKERS)] | None
+    checker: Annotated[str, checker_rule(CHECKERS)] | None
     sampling: Sampling
     server: Server = dataclasses.field(default_factory=Server)
     seed: Seed

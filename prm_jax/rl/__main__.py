@@ -50,7 +50,7 @@ from prm_jax.rl.problems import Problems, file_problems, known_problems, task_pr
 from prm_jax.rl.rewards import Reward, RewardConfig, Rewards, RolloutScores
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
-from prm_jax.tasks.checkers import CHECKERS, checker_of, choose_checker, open_grader
+from prm_jax.tasks.checkers import CHECKERS, checker_rule, choose_checker, open_grader
 from prm_jax.training import OptimizerConfig, make_optimizer
 
 PARTS = ("roll_out", "reward", "update")  # of a step
@@ -74,7 +74,7 @@ class EvalConfig:
 class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each key means
     input: str | None
     held_out: str | None
-    checker: Annotated[str, checker_of(CHECKERS)] | None
+    checker: Annotated[str, checker_rule(CHECKERS)] | None
     apart: str | None
     policy: str
     seed: Seed
@@ -219,7 +219,7 @@ class Trainer:
         """The Scorer `name`, in rows of a fixed width, so that a resumed run has the same; None of None."""
         if name is None:
             return None
-        task = self.problems.task and tasks.name_of(self.problems.task)
+        task = self.problems.task and self.problems.task.name
         width, dtype = self.cfg.batch.tokens, choose_dtype(self.cfg.dtype)
         return open_verifier(
             name, OpenOptions(dtype=dtype, rows=32, tokens=width, seed=self.cfg.seed, task=task)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 from prm_jax import InputError, tasks
@@ -23,7 +22,7 @@ class Problems(NamedTuple):
     train: list[str]
     held_out: list[str]
     is_right: Callable[[Rollout], bool]  # whether a finished response has the right answer
-    task: ModuleType | None = None  # the embedded task whose exact checker judges the steps
+    task: tasks.EmbeddedTask | None = None  # the embedded task whose exact checker judges the steps
 
 
 def known_problems(apart: str | None, verifiers: Iterable[str | None]) -> set[str]:
@@ -48,7 +47,7 @@ def known_problems(apart: str | None, verifiers: Iterable[str | None]) -> set[st
 
 def task_problems(data: TaskData, n_held_out: int, seed: int, known: Iterable[str] = ()) -> Problems:
     """Problems of an embedded task, none of which has a hash in `known`."""
-    task = tasks.TASKS[data.name]
+    task = tasks.find_task(data.name)
 
     def draw(split: str, n: int) -> list[str]:
         drawn = tasks.make_problems(task, data.task, n + len(known), split, seed)

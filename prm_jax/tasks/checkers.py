@@ -3,49 +3,46 @@
 checker=FILE.py:FUNCTION calls f(problem, steps, answer), texts, for each solution. `answer` is what the problem's row
 has under answer as it is written there (a right answer, unit tests, a query), or None. It returns whether the solution
 is right, True or False; for labels of steps (python -m prm_jax.relabeling by=checker) a list with a label of each step,
-from 0 to 1, or None. Equal solutions are asked once. Examples: docs/recipes.md.
+from 0 to 1, or None. Equal solutions are asked once. Examples: docs/recipes.md, examples/equations.py.
 """
 
 import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from prm_jax import tasks
 from prm_jax.data.grading import RULES, Checker, extract, is_blank
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import read_rows
-from prm_jax.launch.config import expect, one_of
+from prm_jax.launch.config import Rule, expect, one_of
 from prm_jax.launch.own import read_function
 
 CHECKERS = ("task", *tasks.TASKS, *RULES)  # task: the embedded task that a file's rows name
 ASKED = 1 << 14  # solutions whose verdicts are remembered
 
 
-class checker_of(one_of):
-    """The rule that a value is a name of a table or FILE.py:FUNCTION."""
-
-    def __init__(self, names):
-        super().__init__(names)
-        self.allows = lambda x: x in names or is_own(x)
-
-    expected = property(lambda self: f"{one_of.expected.fget(self)}, or FILE.py:FUNCTION")
+def checker_rule(names: Collection[str]) -> Rule:
+    """The rule that a value is one of these names or FILE.py:FUNCTION."""
+    return Rule(lambda x: x in names or is_own(x), f"{one_of(names).expected}, or FILE.py:FUNCTION")
 
 
 def is_own(checker: str | None) -> bool:
     return checker is not None and re.fullmatch(r".+\.py:\w+", checker) is not None
 
 
+def own_function(place: str, accept: Callable) -> Callable:
+    """The function that checker=FILE.py:FUNCTION names, with results as of `own_verdict` or `own_labels`."""
+    return functools.lru_cache(ASKED)(read_function("checker", place, accept))
+
+
 def own_verdict(where: str, right, problem: str, steps: Sequence[str], answer: str | None) -> bool:
-    expect(
-        type(right).__name__ in ("bool", "bool_"),
-        where,
-        right,
-        "True or False: whether the solution is right",
-    )
+    is_verdict = isinstance(right, bool | np.bool_)
+    expect(is_verdict, where, right, "True or False: whether the solution is right")
     return bool(right)
 
 
@@ -53,15 +50,10 @@ def own_labels(
     where: str, labels, problem: str, steps: Sequence[str], answer: str | None
 ) -> list[float | None]:
     """The labels of a solution's steps, each from 0 to 1 or None."""
-    is_list = isinstance(labels, (list, tuple)) and len(labels) == len(steps)
+    is_list = isinstance(labels, list | tuple) and len(labels) == len(steps)
     is_right = is_list and all(y is None or 0 <= y <= 1 for y in labels)
     expect(is_right, where, labels, f"a list of {len(steps)}: a label from 0 to 1, or None, of each step")
     return [None if y is None else float(y) for y in labels]
-
-
-def own_function(place: str, accept: Callable) -> Callable:
-    """The function that checker=FILE.py:FUNCTION names, with results as of `own_verdict` or `own_labels`."""
-    return functools.lru_cache(ASKED)(read_function("checker", place, accept))
 
 
 class Grader(NamedTuple):
@@ -70,19 +62,17 @@ class Grader(NamedTuple):
     checker: str  # the value of the key, or the embedded task's name
     name: str  # in results and messages
     right: Callable[[str, Sequence[str], str | None], bool]  # of a problem, a solution's steps and the answer
-    grade: Callable[
-        [Problem], Problem
-    ]  # the problem with its candidates' answers, and whether they are right
-    task: ModuleType | None = None  # the embedded task whose exact checker it is
+    grade: Callable[[Problem], Problem]  # with its candidates' answers, and whether they are right
+    task: tasks.EmbeddedTask | None = None  # whose exact checker it is
     close: Callable = lambda: None
 
 
 def choose_checker(checker: str | None, files: Sequence[str]) -> str:
-    """The key `checker`; if it is null that of the kind of problem: task where the files' rows name one, else number."""
-    names_task = any(
-        row.get("task") in tasks.TASKS for file in files if not checker for _, row in read_rows(file)
-    )
-    return checker or ("task" if names_task else "number")
+    """The key `checker`; if it is null, task where the files' rows name an embedded one, else number."""
+    if checker:
+        return checker
+    rows = (row for file in files for _, row in read_rows(file))
+    return "task" if any(row.get("task") in tasks.TASKS for row in rows) else "number"
 
 
 def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
@@ -91,11 +81,7 @@ def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
         right = own_function(checker, own_verdict)
         return Grader(checker, checker, right, functools.partial(grade_by, right))
     if checker not in RULES:
-        task = tasks.of_files(files, checker)
-        name, grade = tasks.name_of(task), functools.partial(tasks.grade, task)
-        return Grader(
-            name, "the task's checker", lambda text, steps, _: task.solved(text, steps), grade, task
-        )
+        return task_grader(tasks.read_task(files, checker))
     rule = Checker(checker)
 
     def is_same(_, steps: Sequence[str], answer: str | None) -> bool:
@@ -104,15 +90,22 @@ def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
     return Grader(checker, rule.name, is_same, rule.grade, close=rule.close)
 
 
+def task_grader(task: tasks.EmbeddedTask) -> Grader:
+    def is_solved(problem: str, steps: Sequence[str], _) -> bool:
+        return task.solved(problem, steps)
+
+    return Grader(task.name, "the task's checker", is_solved, task.grade, task)
+
+
 def grade_by(right: Callable, problem: Problem) -> Problem:
     """The problem with `correct` by right(problem, steps, answer). A candidate's answer is the one that it has, else
     its text, since one without an answer would neither win nor vote."""
-
-    def graded(c):
+    candidates = []
+    for c in problem.candidates:
         answer = "\n".join(c.steps) if is_blank(c.answer) else c.answer
-        return dataclasses.replace(c, answer=answer, correct=right(problem.problem, c.steps, problem.answer))
-
-    return dataclasses.replace(problem, candidates=tuple(map(graded, problem.candidates)))
+        correct = right(problem.problem, c.steps, problem.answer)
+        candidates.append(dataclasses.replace(c, answer=answer, correct=correct))
+    return dataclasses.replace(problem, candidates=tuple(candidates))
 
 
 def grade_own(problems: Sequence[Problem], place: str) -> tuple[list[Problem], dict]:

@@ -1,0 +1,221 @@
+"""Countdown, a task of your own: reach a target with all of a few numbers. It is how any task plugs in.
+
+    python train.py data=embedded data.name=examples/countdown.py:Countdown data.label_kind=value
+    python evaluate.py data=embedded data.name=examples/countdown.py:Countdown data.label_kind=value task=steps \\
+        checkpoint=RUN
+    python -m prm_jax.sampling input=FILE checkpoint=POLICY checker=examples/countdown.py:solved
+
+A policy of it is a run of objective=lm on data.train_split=base data.task.error=0.1; give it as data.samples=policy
+data.policy=RUN. Keys of the task: +data.task.numbers=5 and the other fields of Config.
+
+A problem is sorted numbers and a target, `3,5,7,9=24?`; sorted, so that a permutation is no other problem and the
+splits do not leak. A line replaces two numbers by their result, `9*3=27`, or `9*3=27 5,7,27` if it restates what is
+left. There is one line less than numbers, and the last result must be the target. Values are 1 to 99, divisions
+exact. Most legal moves put the target out of reach, so a step can be right and worthless: correctness and value
+differ. The answer verifies itself, since the problem states the target.
+"""
+
+import dataclasses
+import functools
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from prm_jax import InputError
+from prm_jax.launch.config import Count, Share, expect
+from prm_jax.tasks.embedded import EmbeddedTask
+
+LARGEST = 99  # of all values
+PROBLEM = re.compile(r"([1-9][0-9]?(?:,[1-9][0-9]?){1,5})=([1-9][0-9]?)\?")
+NUMBER = "([0-9]{1,4})"
+LINE = re.compile(rf"{NUMBER} *([-+*/]) *{NUMBER} *= *{NUMBER}(?: +([0-9]{{1,4}}(?: *, *[0-9]{{1,4}})*))?")
+
+Hand = tuple[int, ...]  # the numbers at hand, sorted
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The task and the solver."""
+
+    numbers: Count = 4  # how many; 5 need data.max_tokens=90 batch.tokens=96
+    min_number: Count = 1
+    max_number: Count = 10
+    min_target: Count = 10
+    max_target: Count = 40
+    error: Share = (
+        0.3  # share of moves drawn from all legal ones, not only those that keep the target in reach
+    )
+    slip: Share = 0.02  # share of lines whose result is off by one
+    cheat: Share = 0.02  # share of last lines that claim the target, whatever they compute
+    restate: bool = True  # lines restate what is left
+
+    def __post_init__(self):
+        expect(2 <= self.numbers <= 6, "data.task.numbers", self.numbers, "2 to 6")
+        for name in ("number", "target"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            expect(low <= high <= LARGEST, f"data.task.max_{name}", high, f"min_{name} to {LARGEST}")
+
+
+class Move(NamedTuple):
+    first: int
+    operation: str
+    second: int
+    result: int
+    left: Hand  # the numbers at hand after it
+
+
+def compute(first: int, operation: str, second: int) -> int | None:
+    """The result; None for a division by 0 or with a remainder."""
+    if operation == "/":
+        return first // second if second and first % second == 0 else None
+    return {"+": operator.add, "-": operator.sub, "*": operator.mul}[operation](first, second)
+
+
+@functools.lru_cache(1 << 16)
+def moves(hand: Hand) -> tuple[Move, ...]:
+    """All distinct legal moves, the larger number first."""
+    moves = {}
+    for i, first in enumerate(hand):
+        for j, second in enumerate(hand[:i]):
+            others = hand[:j] + hand[j + 1 : i] + hand[i + 1 :]
+            for operation in "+-*/":
+                result = compute(first, operation, second)
+                if result is not None and 1 <= result <= LARGEST:
+                    left = tuple(sorted((*others, result)))
+                    moves[first, operation, second] = Move(first, operation, second, result, left)
+    return tuple(moves.values())
+
+
+@functools.cache
+def reachable(hand: Hand) -> int:
+    """The values that exact play can end with, as the bits of an integer."""
+    if len(hand) == 1:
+        return 1 << hand[0]
+    return functools.reduce(int.__or__, (reachable(left) for left in {move.left for move in moves(hand)}))
+
+
+def reaches(hand: Hand, target: int) -> bool:
+    return bool(reachable(hand) >> target & 1)
+
+
+@functools.lru_cache(1 << 16)
+def good_moves(hand: Hand, target: int) -> tuple[Move, ...]:
+    """The legal moves that keep the target in reach."""
+    return tuple(move for move in moves(hand) if reaches(move.left, target))
+
+
+@functools.lru_cache(1 << 12)
+def parse_problem(text: str) -> tuple[Hand, int]:
+    """(numbers, target); InputError if the text is not a problem of this task."""
+    match = PROBLEM.fullmatch(text)
+    hand = tuple(map(int, match[1].split(","))) if match else ()
+    if not match or list(hand) != sorted(hand):
+        expected = f"2 to 6 sorted numbers and a target, all up to {LARGEST}, such as '3,5,7,9=24?'"
+        raise InputError(f"not a Countdown problem: {text[:80]!r}, expected {expected}")
+    return hand, int(match[2])
+
+
+def after(hand: Hand, used: Sequence[int], result: int) -> Hand:
+    """The numbers at hand after a line; numbers that it used without having them are ignored."""
+    left = list(hand)
+    for number in used:
+        if number in left:
+            left.remove(number)
+    return tuple(sorted((*left, result)))
+
+
+@functools.lru_cache(1 << 16)
+def judge(hand: Hand, target: int, step: str) -> tuple[str, Hand]:
+    """(verdict, numbers at hand after it) of a line."""
+    if not (line := LINE.fullmatch(step.strip())):
+        return "form", hand
+    used, result = (int(line[1]), int(line[3])), int(line[4])
+    left = after(hand, used, result)
+    written = tuple(sorted(map(int, line[5].split(",")))) if line[5] else left
+    if len(left) != len(hand) - 1:
+        return "operand", written
+    if result != compute(used[0], line[2], used[1]):
+        return "cheat" if result == target and len(left) == 1 else "arithmetic", written
+    if not 1 <= result <= LARGEST:
+        return "range", written
+    return "right" if written == left else "rest", written
+
+
+def judge_all(problem: str, steps: Sequence[str]) -> Iterator[tuple[str, Hand]]:
+    """Yields (verdict, numbers at hand after it) of each line, given what the lines before wrote."""
+    hand, target = parse_problem(problem)
+    for step in steps:
+        verdict, hand = judge(hand, target, step)
+        yield verdict, hand
+
+
+class Countdown(EmbeddedTask):
+    Config = Config
+
+    def make_problem(self, cfg: Config, rng) -> str:
+        """Draws numbers and a target until the target is in reach and not among the numbers."""
+        for _ in range(10_000):
+            hand = tuple(sorted(rng.integers(cfg.min_number, cfg.max_number + 1, cfg.numbers).tolist()))
+            target = int(rng.integers(cfg.min_target, cfg.max_target + 1))
+            if target not in hand and reaches(hand, target):
+                return f"{','.join(map(str, hand))}={target}?"
+        raise InputError(
+            "data.task: none of 10000 problems drawn can be solved; widen the numbers or the targets"
+        )
+
+    def solve(self, cfg: Config, problem: str, rng) -> tuple[str, ...]:
+        """The lines of one solution by the noisy solver, which continues from what it wrote, wrong or not."""
+        hand, target = parse_problem(problem)
+        steps = []
+        while len(hand) > 1:
+            good = good_moves(hand, target)
+            choices = good if good and rng.random() >= cfg.error else moves(hand)
+            move = choices[rng.integers(len(choices))]
+            result = move.result
+            if len(hand) == 2 and rng.random() < cfg.cheat:
+                result = target
+            elif rng.random() < cfg.slip:
+                off_by_one = [x for x in (result - 1, result + 1) if 1 <= x <= LARGEST]
+                result = off_by_one[rng.integers(len(off_by_one))]
+            hand = after(hand, (move.first, move.second), result)
+            line = f"{move.first}{move.operation}{move.second}={result}"
+            steps.append(f"{line} {','.join(map(str, hand))}" if cfg.restate and len(hand) > 1 else line)
+        return tuple(steps)
+
+    def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
+        """Judges each line by itself, given what the lines before wrote: "right" or its first error. form: not a line;
+        operand: a number is not at hand; arithmetic; cheat: a last line that claims the target by false arithmetic; range:
+        a value outside 1 to 99; rest: the numbers it restates are not those left."""
+        return [verdict for verdict, _ in judge_all(problem, steps)]
+
+    def values(self, cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
+        """V* after each line: 1 while no line is wrong and exact play still reaches the target, else 0."""
+        _, target = parse_problem(problem)
+        value_T, sound = [], True
+        for verdict, hand in judge_all(problem, steps):
+            sound = sound and verdict == "right"
+            value_T.append(float(sound and reaches(hand, target)))
+        return value_T
+
+    def gold_answer(self, problem: str) -> str:
+        return str(parse_problem(problem)[1])
+
+    def stated_answer(self, steps: Sequence[str]) -> str | None:
+        """The result of the last line."""
+        line = LINE.fullmatch(steps[-1].strip())
+        return line and str(int(line[4]))
+
+    def solved(self, problem: str, steps: Sequence[str]) -> bool:
+        """Whether right lines alone use up all numbers and end with the target; a cheat's last value is not enough."""
+        hand, _ = parse_problem(problem)
+        is_right = {*self.verdicts(problem, steps)} == {"right"} and len(steps) == len(hand) - 1
+        return is_right and self.stated_answer(steps) == self.gold_answer(problem)
+
+
+def solved(problem: str, steps: Sequence[str], answer) -> bool:
+    return Countdown().solved(problem, steps)
+
+
+def labels(problem: str, steps: Sequence[str], answer) -> list[float]:
+    return Countdown().step_labels(problem, steps)

@@ -1,0 +1,86 @@
+"""What an embedded task offers: endless problems, a solver that errs in known ways, and an exact check of every step."""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from prm_jax.data.pools import Problem
+
+RATINGS = {"right": 1, "neutral": 0}  # PRM800K's; any other verdict is an error, -1
+
+
+class EmbeddedTask(abc.ABC):
+    """A task; data.name=FILE.py:CLASS names one of your own (examples/countdown.py, conf/data/embedded.yaml).
+
+    All but make_problem, solve and values read only text, so they check anybody's solutions; they raise InputError if
+    a text is not a problem of the task. A problem's source names its task; it is never guessed from the text."""
+
+    name: str  # in rows and results
+    Config: type  # frozen dataclass of the keys of the section data.task
+
+    @abc.abstractmethod
+    def make_problem(self, cfg, rng: np.random.Generator) -> str:
+        """The text of one random problem."""
+
+    @abc.abstractmethod
+    def solve(self, cfg, problem: str, rng: np.random.Generator) -> tuple[str, ...]:
+        """The steps of one solution by the noisy solver."""
+
+    @abc.abstractmethod
+    def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
+        """Of each step by itself: "right", "neutral" (without effect) or its kind of error."""
+
+    @abc.abstractmethod
+    def values(self, cfg, problem: str, steps: Sequence[str]) -> list[float]:
+        """After each step, the exact probability that the answer will be right."""
+
+    @abc.abstractmethod
+    def gold_answer(self, problem: str) -> str:
+        """The right final answer."""
+
+    @abc.abstractmethod
+    def stated_answer(self, steps: Sequence[str]) -> str | None:
+        """The final answer that a solution gives."""
+
+    def solved(self, problem: str, steps: Sequence[str]) -> bool:
+        """Whether that answer counts as right."""
+        return self.stated_answer(steps) == self.gold_answer(problem)
+
+    def standing(self, problem: str, steps: Sequence[str]) -> list[float]:
+        """1 after each step while all steps that then stand are right; some tasks let a step be taken back."""
+        return self.step_labels(problem, steps)
+
+    def written_out(self, problem: str, steps: Sequence[str]) -> list[list[str]] | None:
+        """For each step the lines that show what it hides; None if the task cannot write a step out."""
+        return None
+
+    def step_labels(self, problem: str, steps: Sequence[str]) -> list[float]:
+        """Correctness labels: 1 while this step and all before it are right, 0 from the first wrong one on."""
+        return correctness(self.verdicts(problem, steps))
+
+    def are_right(self, problem: str, steps: Sequence[str]) -> list[float]:
+        """1 for each step that by itself is not an error, else 0."""
+        return [float(verdict in RATINGS) for verdict in self.verdicts(problem, steps)]
+
+    def first_wrong(self, problem: str, steps: Sequence[str]) -> tuple[int, str] | None:
+        """(index, kind of error) of the first wrong step; None if there is none."""
+        for t, verdict in enumerate(self.verdicts(problem, steps)):
+            if verdict not in RATINGS:
+                return t, verdict
+        return None
+
+    def grade(self, problem: Problem) -> Problem:
+        """A pool's problem with its task, gold answer, and each candidate's answer and whether it is right."""
+        candidates = []
+        for c in problem.candidates:
+            correct = self.solved(problem.problem, c.steps)
+            candidates.append(dataclasses.replace(c, answer=self.stated_answer(c.steps), correct=correct))
+        gold = self.gold_answer(problem.problem)
+        return dataclasses.replace(problem, answer=gold, candidates=tuple(candidates), task=self.name)
+
+
+def correctness(verdicts: Sequence[str]) -> list[float]:
+    """1 while this step and all before it are right, 0 from the first wrong one on."""
+    return np.cumprod([float(verdict in RATINGS) for verdict in verdicts]).tolist()

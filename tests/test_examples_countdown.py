@@ -1,0 +1,121 @@
+"""examples/countdown.py: the checker and exact values against brute force, and a task of one's own in data and tasks."""
+
+import dataclasses
+import itertools
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from omegaconf import OmegaConf
+
+from examples import countdown
+from examples.countdown import moves, reaches
+from prm_jax import InputError, tasks
+from prm_jax.data.splits import data_config, load_splits
+from prm_jax.launch.config import CONF
+
+CFG, TASK = countdown.Config(), countdown.Countdown()
+PLACE = f"{ROOT}/examples/countdown.py"
+PROBLEM = "3,5,7,9=24?"  # 9 + 7 + 5 + 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "verdicts"),
+    [
+        (["9+7=16", "16+5=21", "21+3=24"], ["right"] * 3),
+        (["9+7=16 3,5,16", "16+5=21 3,21", "21+3=24", "24+0=24"], ["right"] * 3 + ["operand"]),
+        (["9*3=28", "28-7=21", "21+5=26"], ["arithmetic", "right", "right"]),
+        (["9+7=16 3,4,16", "16+4=20 3,20", "20+3=24"], ["rest", "right", "cheat"]),
+        (["nothing", "9/5=1", "3-9=-6"], ["form", "arithmetic", "form"]),
+    ],
+)
+def test_verdicts(steps, verdicts):
+    assert TASK.verdicts(PROBLEM, steps) == verdicts
+    assert TASK.solved(PROBLEM, steps) == (verdicts == ["right"] * 3 and steps[-1] == "21+3=24")
+
+
+def outcomes(numbers):
+    """All values that play from a list of numbers can end with, by brute force over fractions."""
+    if len(numbers) == 1:
+        return {numbers[0]}
+    found = set()
+    for i, j in itertools.permutations(range(len(numbers)), 2):
+        a, b = numbers[i], numbers[j]
+        others = [x for k, x in enumerate(numbers) if k not in (i, j)]
+        for c in (a + b, a - b, a * b, a / b):
+            if c.denominator == 1 and 1 <= c <= 99:
+                found |= outcomes([*others, c])
+    return found
+
+
+def test_reach_equals_exhaustive_search():
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        hand = tuple(sorted(rng.integers(1, 13, 3).tolist()))
+        assert {x for x in range(1, 100) if reaches(hand, x)} == outcomes([Fraction(x) for x in hand])
+        lines = [f"{m.first}{m.operation}{m.second}={m.result}" for m in moves(hand)]
+        problem = f"{','.join(map(str, hand))}=24?"
+        assert all(TASK.verdicts(problem, [line]) == ["right"] for line in lines)
+
+
+def spend(hand, line):
+    """The numbers at hand after a right line, None after a wrong one: lists are spent, Python computes."""
+    left, right = line.split("=")
+    hand = list(hand)
+    try:
+        for operand in re.split(r"[-+*/]", left):
+            hand.remove(int(operand))
+    except ValueError:
+        return None
+    return [*hand, int(right)] if eval(left) == int(right) and 1 <= int(right) <= 99 else None
+
+
+def test_labels_values_and_grades_equal_an_independent_checker():
+    rng, cfg = np.random.default_rng(0), dataclasses.replace(CFG, slip=0.3, cheat=0.3, restate=False)
+    n_wrong = 0
+    for problem in tasks.make_problems(TASK, cfg, 40, "test", 0):
+        hand, target = countdown.parse_problem(problem)
+        steps = TASK.solve(cfg, problem, rng)
+        sound, in_reach = [], []
+        for step in steps:
+            hand = hand and spend(hand, step)
+            sound.append(float(bool(hand)))
+            in_reach.append(float(bool(hand) and target in outcomes(list(map(Fraction, hand)))))
+        assert countdown.labels(problem, steps, None) == sound
+        assert TASK.values(cfg, problem, steps) == in_reach
+        assert countdown.solved(problem, steps, None) == (hand == [target])
+        n_wrong += not hand
+    assert n_wrong > 10
+
+
+def config(**changes):
+    own = {"name": f"{PLACE}:Countdown", "solutions": 32, "test_solutions": 16}
+    return data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/embedded.yaml"), own, changes))
+
+
+def test_a_task_of_ones_own_is_data_by_its_place():
+    cfg = config(label_kind="value", task={"numbers": 3})
+    splits = load_splits(cfg, 0).splits
+    assert [len(splits[side]) for side in ("train", "validation", "test")] == [32, 16, 16]
+    problems = {side: {s.problem for s in rows} for side, rows in splits.items()}
+    assert not problems["train"] & problems["test"] and all(s.task == cfg.name for s in splits["train"])
+    assert all(s.problem.count(",") == 2 and set(s.labels) <= {0, 1} for s in splits["train"])
+    task = tasks.find_task(cfg.name)
+    assert task.written_out(PROBLEM, ["9+7=16"]) is None
+    assert task.standing(PROBLEM, ["9+7=17", "17+5=22"]) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"name": "examples/none.py:Countdown"}, "data.name"),
+        ({"name": f"{PLACE}:solved"}, "data.name"),
+        ({"task": {"numbers": 1}}, "data.task.numbers"),
+        ({"task": {"modulus": 7}}, "data.task.modulus"),
+    ],
+)
+def test_bad_configs_name_the_key(changes, key):
+    with pytest.raises(InputError, match=f"^{key}: "):
+        config(**changes)
