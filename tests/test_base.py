@@ -15,7 +15,7 @@ from prm_jax.formats import encode
 from prm_jax.launch.config import CONF, parse
 from prm_jax.packing import layout_tokens
 from prm_jax.tasks import chain
-from prm_jax.tasks.CHAIN import CHAIN
+from prm_jax.tasks.chain import CHAIN
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
 

@@ -14,7 +14,7 @@ from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.splits import data_config
 from prm_jax.launch.config import CONF, parse
 from prm_jax.tasks import chain
-from prm_jax.tasks.CHAIN import CHAIN
+from prm_jax.tasks.chain import CHAIN
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
 PROBLEM = "4 +5 *4 max3 -6 mod7?"

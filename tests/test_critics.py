@@ -34,7 +34,7 @@ from prm_jax.rl import rewards
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution
-from prm_jax.tasks.CHAIN import CHAIN
+from prm_jax.tasks.chain import CHAIN
 
 # The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is good and 2 is bad. So it
 # comes to a verdict often and not always, and its critiques differ.

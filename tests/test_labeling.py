@@ -25,7 +25,7 @@ from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
 from prm_jax.solutions import native_row
 from prm_jax.tasks import chain
-from prm_jax.tasks.CHAIN import CHAIN
+from prm_jax.tasks.chain import CHAIN
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
 GRADE = CHAIN.grade

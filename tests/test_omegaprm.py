@@ -12,7 +12,7 @@ from prm_jax import tasks
 from prm_jax.data import sources
 from prm_jax.generate.labeling import roll_outs
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, bisect, build_tree, run_batched
-from prm_jax.tasks.CHAIN import CHAIN
+from prm_jax.tasks.chain import CHAIN
 
 
 def test_bisection_finds_the_first_error_of_a_scan_in_log2_rounds():

@@ -94,7 +94,7 @@ def test_a_broken_answer_of_the_data_is_no_verdict(recipes):
 @pytest.fixture
 def mine(tmp_path):
     """A file with checkers: of the answer as it is written, of the exact task, and wrong ones."""
-    lines = "import numpy, sys\nfrom prm_jax.tasks.CHAIN import CHAIN\n"
+    lines = "import numpy, sys\nfrom prm_jax.tasks.chain import CHAIN\n"
     functions = {
         "whole": r"answer == 'so\n#### 6' and steps[-1].endswith('=6')",  # read as a solution it would be 6
         "solved": "CHAIN.solved(problem, steps)",

@@ -17,7 +17,7 @@ from prm_jax.launch.config import CONF, parse
 from prm_jax.scorers import RandomScorer
 from prm_jax.solutions import native_row
 from prm_jax.tasks import chain
-from prm_jax.tasks.CHAIN import CHAIN, Chain
+from prm_jax.tasks.chain import CHAIN, Chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
 

@@ -31,7 +31,7 @@ from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
 from prm_jax.scorers import CheckerScorer, NoisyChecker
 from prm_jax.tasks import chain
-from prm_jax.tasks.CHAIN import CHAIN
+from prm_jax.tasks.chain import CHAIN
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
 OPTIONS = Options(branch=4, ahead=1, block=12, simulations=32, rule="puct", stop_at=None, first=0.5)
