@@ -23,10 +23,7 @@ MODELS = {
     "internlm2_7b_reward": ("InternLM2-7B-Reward (outcome)", "last"),
     "internlm2_1_8b_reward": ("InternLM2-1.8B-Reward (outcome)", "last"),
 }
-LEADS = {
-    "majority": "best of 32 minus majority",
-    "majority_right_as_one": "best of 32 minus majority, right as one",
-}
+LEAD = "best of 32 minus majority"
 LENGTH, ECE = "score and length given correctness: r", "ECE of solution scores"
 
 
@@ -38,9 +35,9 @@ def gather(stages: dict) -> Table:
         for scorer, (model, rule) in MODELS.items():
             series = f"{model}, {how}" + (" (authors')" if rule == how else "")
             for item in [item for item in results["differences"] if item["n"] == results["n_candidates"]]:
-                if item["a"] == f"{scorer}.{how}.best_of_n" and item["b"] in LEADS:
-                    table.number(LEADS[item["b"]], series, [item["difference"]], ends=item["interval"])
-                    table.number(f"{LEADS[item['b']]}: p", series, [item["p"]])
+                if (item["a"], item["b"]) == (f"{scorer}.{how}.best_of_n", "majority"):
+                    table.number(LEAD, series, [item["difference"]], ends=item["interval"])
+                    table.number(f"{LEAD}: p", series, [item["p"]])
             length = results["length_correlation"][scorer]
             table.number(LENGTH, series, [length["r"]], ends=length["interval"])
             if how in results["calibration"][scorer]["solutions"]:
@@ -51,4 +48,4 @@ def gather(stages: dict) -> Table:
 FILE = "{data}/bon_strictprmbench/gsm8k_qwen2.5-7b-instruct_n32.jsonl.gz"
 STAGES = {"pool": "evaluate.py task=best_of_n scores=all aggregator={aggregator} input=" + FILE}
 SWEEP = {"aggregator": ["min", "prod", "mean", "last"]}
-FIGURES = {"real_pools": Figure(STAGES, gather, dots([[*LEADS.values()], [LENGTH], [ECE]]), sweep=SWEEP)}
+FIGURES = {"real_pools": Figure(STAGES, gather, dots([[LEAD], [LENGTH], [ECE]]), sweep=SWEEP)}

@@ -23,11 +23,10 @@ from prm_jax.figures.style import (
 # Rules that need no scorer: dashes and label.
 RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle: any of n is right")}
 NAMES = {"prm": "PRM", "orm": "ORM", "policy": "policy's likelihood"}
-# {rule of a panel: (its name in the table, its title)}
-TITLES = {
-    "best_of_n": ("solved", "share of problems solved"),
-    "weighted_vote": ("solved by weighted vote", "solved by the vote weighted by the scores"),
-    "trace": ("without a wrong step", "solved without a wrong step"),
+TITLES = {  # {rule of a panel: its title}
+    "best_of_n": "share of problems solved",
+    "weighted_vote": "solved by the vote weighted by the scores",
+    "trace": "solved without a wrong step",
 }
 
 
@@ -110,7 +109,7 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
         if len(runs) == 1:
             of_sizes = np.transpose(list(tables[0][f"{prefix}interval"].values()))
             ends = floats(tables[0].get(f"{prefix}curve_interval") or of_sizes)
-        drawn.curve(axes, titles[column][0], series, sizes, y_SX, style | NO_LINE, band=False)
+        drawn.curve(axes, series, sizes, y_SX, style | NO_LINE, band=False)
         axes.plot(x, mean_X, **style | {"marker": ""})
         if place:
             x_end, (low, high) = N * 2 ** (0.13 * place), (end_X[-1] for end_X in ends)
@@ -143,7 +142,7 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
             np.mean(levels), color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates"
         )
         size_axis(axes, sizes, "n, solutions a problem")
-        axes.set_title(titles[rule][1], fontsize=9)
+        axes.set_title(titles[rule], fontsize=9)
     handles = [*handles.values(), mean]
     if rows == 2:
         axes_RC[1, 1].axis("off")

@@ -44,7 +44,7 @@ def draw_runs(
     tokens = np.mean([run["tokens"] for run in runs], 0) / 1e3
     for panel, (name, title) in zip(axes.flat, measured.items(), strict=False):
         if np.isfinite(y_SX := [run[name] for run in runs]).any():  # an arm without a PRM has no AUROC of one
-            drawn.curve(panel, title, label, tokens, y_SX, style, name in SHARES, band=False)
+            drawn.curve(panel, label, tokens, y_SX, style, name in SHARES, band=False)
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("thousand policy tokens" if panel in axes[-1] else "")
     if any(cost_S):

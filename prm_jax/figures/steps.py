@@ -48,16 +48,16 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
     return pages
 
 
-def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
-    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below. groups: {name:
-    runs of task=steps that differ in their seed alone}. fewest: steps at a depth that is drawn."""
+def draw_value_depth(groups: dict[str, list[dict]]) -> Drawn:
+    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below.
+    groups: {name: runs of task=steps that differ in their seed alone}."""
     figure, axes = panels(2, 2, 5.2, sharex="col", sharey="row")
     first = next(iter(groups.values()))[0]
     text = "held-out samples; dashed: a constant, the mean value at the depth"
     drawn = Drawn(figure, f"{first['n_solutions']:.0f} {text}")
     for column, side in enumerate(("done", "left")):
         depths = first["value_depth"][side]
-        depth = sorted((d for d in depths if depths[d]["n"] >= fewest), key=int)
+        depth = sorted(depths, key=int)
         x = floats(depth)
         for row, (number, title) in enumerate((("bias", "score - value"), ("error", "|score - value|"))):
             for i, (name, runs) in enumerate(groups.items()):
@@ -66,10 +66,7 @@ def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
                 y_SX = [floats([table.get(d, {}).get(number) for d in depth]) for table in tables]
                 interval = [tables[0].get(d, {}).get(f"{number}_interval", (None, None)) for d in depth]
                 interval = floats(interval).reshape(-1, 2).T if len(runs) == 1 else None
-                panel = f"{title} by steps {side}"
-                drawn.curve(
-                    axes[row, column], panel, name, x, y_SX, line_style(i), share=False, interval=interval
-                )
+                drawn.curve(axes[row, column], name, x, y_SX, line_style(i), share=False, interval=interval)
             axes[row, column].set_title(f"mean of {title}", fontsize=9)
         axes[0, column].axhline(0, color=GREY, linewidth=0.9, linestyle="--")
         constant = floats([depths[d]["constant"] for d in depth])
@@ -100,7 +97,7 @@ def errors_figure(runs: list[dict], results: dict, path: Path) -> Path:
         last.plot([i] * n, missed_S, **style | {"linestyle": "none", "alpha": 1 if n == 1 else 0.5})
         if steps:
             y_SX = floats([[run[step].get(kind, {}).get("missed") for step in steps] for run in learning])
-            drawn.curve(axes[0], "", kind, floats(steps), y_SX, style, band=False)
+            drawn.curve(axes[0], kind, floats(steps), y_SX, style, band=False)
             axes[0].set(xlabel="training steps", title="validation solutions, while it trains")
     labels = [plain(f"{kind}\n{held_out[0][kind]['n']}") for kind in kinds]
     last.set_xticks(range(len(kinds)), labels, fontsize=7.5)

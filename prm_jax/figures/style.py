@@ -63,59 +63,29 @@ def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.nda
 
 @dataclasses.dataclass
 class Drawn:
-    """A figure, the text of its caption, the rows of its table, and its statements: one line of words a comparison. Of
-    several runs thin lines are runs, a bold line is their mean, a band its interval (over_seeds)."""
+    """A figure and the text of its caption. Of several runs thin lines are runs, a bold line is their mean, a band
+    its interval (over_seeds)."""
 
     figure: plt.Figure
     text: str
-    rows: list[dict] = dataclasses.field(default_factory=list)
-    statements: list[str] = dataclasses.field(default_factory=list)
     spread: str = "thin lines: runs, bands: 95 % t intervals of their mean"
 
-    def curve(
-        self, axes, panel: str, series: str, x, y_SX, style: dict, share=True, band=True, interval=None
-    ):
-        """Draws the mean over runs with its band, and adds a row to the table for each x. share: values lie in [0, 1],
-        and so does the band. interval: (low_X, high_X) of a single run."""
+    def curve(self, axes, series: str, x, y_SX, style: dict, share=True, band=True, interval=None):
+        """Draws the mean over runs with its band. share: values lie in [0, 1], and so does the band. interval:
+        (low_X, high_X) of a single run."""
         x, (mean_X, *ends) = np.asarray(x, float), over_seeds(y_SX)
-        low_X, high_X = ends if interval is None else floats(interval)
+        ends = ends if interval is None else floats(interval)
         for y_X in y_SX if len(np.unique(floats(y_SX), axis=0)) > 1 else ():
             axes.plot(x, y_X, "." * (len(x) == 1), color=style["color"], linewidth=0.5, alpha=0.35)
         if band:
-            ends = np.clip((low_X, high_X), 0, 1) if share else (low_X, high_X)
-            axes.fill_between(x, *ends, color=style["color"], alpha=0.12, linewidth=0)
+            axes.fill_between(
+                x, *(np.clip(ends, 0, 1) if share else ends), color=style["color"], alpha=0.12, linewidth=0
+            )
         axes.plot(x, mean_X, **style, label=plain(series))
-        for row in zip(x.tolist(), mean_X, low_X, high_X, np.transpose(y_SX).tolist(), strict=True):
-            self.row(panel, series, *row)
-
-    def dots(self, axes, panel: str, series: str, height: float, value_S, style: dict):
-        """Draws the runs of one setting at a height, their mean and its interval, and adds a row to the table."""
-        mean, low, high = self.number(panel, series, value_S)
-        style = style | NO_LINE
-        axes.plot([low, high], [height, height], color=style["color"], linewidth=1.2)
-        axes.plot(value_S, [height] * len(value_S), **style | {"alpha": 0.45, "markersize": 3})
-        axes.plot(mean, height, **style | {"markersize": 6})
 
     def legend_above(self, axes, columns: int):
         handles, labels = axes.get_legend_handles_labels()
         self.figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8)
-
-    def number(self, panel: str, series: str, value_S, x="") -> tuple:
-        """Adds the mean over runs to the table; returns it and its interval: (mean, low, high)."""
-        self.row(panel, series, x, *(interval := over_seeds(value_S)), value_S)
-        return interval
-
-    def row(self, panel: str, series: str, x, y, low, high, value_S):
-        """Adds a number to the table: its interval, how many runs have it, and the value of each."""
-        numbers = [
-            float(f"{number:.6g}") if isinstance(number, float) else number for number in (x, y, low, high)
-        ]
-        row = dict(zip(("panel", "series", "x", "y", "low", "high"), (panel, series, *numbers), strict=True))
-        n, values = (
-            int(np.isfinite(floats(value_S)).sum()),
-            " ".join(f"{value:.6g}" for value in floats(value_S)),
-        )
-        self.rows.append(row | {"runs": n, "values": values})
 
 
 def panels(rows: int, columns: int, height: float, width: float = 0, **kwargs):
