@@ -398,7 +398,6 @@ LINES = [
     ("train --lr 1", r"unrecognized arguments: --lr 1; keys are KEY=VALUE, flags \(-m\) stand before them"),
     ("train loss=focal", r"loss: got 'focal', expected a section of LossConfig keys; did you mean loss.step=focal\?"),
     ("train data=jsnl", r"data: got 'jsnl', expected jsonl, "),
-    ("evaluate budget=3", r"budget: no such key in the configuration; it is a key of task=record, search"),
     ("sampling", r"input: missing; give input=VALUE"),
     ("sampling input=q.jsonl n=0", r"n: got 0, expected at least 1"),
     ("sampling input=q.jsonl sampling.top_p=1.5", r"sampling.top_p: got 1.5, expected a number in \[0, 1\]"),
