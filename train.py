@@ -427,7 +427,8 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
         model = make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
         model = make_sharded(cast_backbone, model, donate=0) if frozen else model
     else:
-        model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, "compute" if frozen else np.float32)
+        stored = "compute" if frozen else "float32"
+        model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, stored)
     if cfg.optimizer.trainable == "lora":
         model = make_sharded(lambda model: attach(model, cfg.lora, cfg.seed), model, donate=0)
     return model

