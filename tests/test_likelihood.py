@@ -80,7 +80,7 @@ def test_the_policy_is_a_verifier_by_the_probability_of_each_step(policy):
     with pytest.raises(InputError, match="policy_prm"):  # a name that begins so is another verifier's
         open_verifier("policy_prm", OpenOptions(data={"policy": "embedded"}))
     with pytest.raises(
-        InputError, match="checkpoint: got 'policy', expected policy:NAME, a language model, where"
+        InputError, match="checkpoint: got 'policy', expected policy:NAME"
     ):
         open_verifier("policy", OpenOptions())
     with pytest.raises(

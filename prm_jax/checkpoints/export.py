@@ -29,7 +29,7 @@ class ExportConfig:  # conf/export.yaml says what each key means
     which: Literal["best", "latest"]
 
 
-@cli.command("export")
+@cli.command("export", ExportConfig)
 def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
     raw_cfg, cfg = cfg, parse(cfg, ExportConfig)

@@ -67,7 +67,7 @@ def adapter_settings(folder: Path) -> dict | None:
     path = folder / ADAPTER
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
-    settings = read_json(path, "expected the settings of a PEFT adapter", base_model_name_or_path=str)
+    settings = read_json(path, base_model_name_or_path=str)
     kind = settings.get("peft_type")
     expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens"):
@@ -168,7 +168,7 @@ def open_tensors(folder: Path) -> dict:
     count as memory. The library refuses truncated files and overlapping tensors; nothing is unpickled."""
     index, files = folder / INDEX, {"model.safetensors"}
     if index.exists():
-        files = {*read_json(index, "expected an index of weights", weight_map=dict)["weight_map"].values()}
+        files = {*read_json(index, weight_map=dict)["weight_map"].values()}
         are_beside = files and all(isinstance(file, str) and Path(file).name == file for file in files)
         expect(are_beside, f"{index}: weight_map", sorted(map(str, files)), "names of files beside it")
     return {name: x for file in sorted(files) for name, x in open_file(folder / file).items()}
@@ -209,4 +209,4 @@ def write_tensors(folder: Path, tensors: dict[str, tuple]):
             raise InputError(f"{folder / file}: cannot be written ({error})") from error
     if split.is_sharded:
         about = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        write_json(folder / INDEX, about, checksum=False)
+        write_json(folder / INDEX, about)

@@ -242,8 +242,15 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with `notes`
     (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError where a file cannot
     hold a field or a parameter of the model."""
+    config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
+    save_weights(folder, model)
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "config.json", config)
+
+
+def save_weights(folder: Path, model: PRM):
+    """Writes the tensors of `load`."""
     cfg, state, tensors = model.cfg, nnx.state(model).to_pure_dict(), {}
-    config = export_config(cfg, tokenizer) | {"prm_jax": notes | {"head": cfg.head}}
     check_names(state, cfg)
     names = TOP | layer_names(cfg)
     for key, x in ({key: state[key] for key in TOP} | state["blocks"]).items():
@@ -251,13 +258,9 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
         x = x - 1 if is_less_one(key, cfg) else x
         tensors |= {f"model.{name.format(*place)}": (x, place, transposed) for place in places(name, cfg)}
     layer = HEADS[cfg.head].layer if cfg.head != "none" else ""
-    tensors |= {
-        HEAD[key][0].format(layer): (state[key], (), HEAD[key][1]) for key in HEAD.keys() & state.keys()
-    }
+    tensors |= {HEAD[key][0].format(layer): (state[key], (), HEAD[key][1]) for key in HEAD if key in state}
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder, tensors)
-    tokenizer.save_pretrained(folder)
-    write_json(folder / "config.json", config, checksum=False)
 
 
 # Text on which transformers' reading of a tokenizer.model must agree with SentencePiece's own.
