@@ -6,7 +6,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import call, printed
+from conftest import ROOT, call, printed
 
 import evaluate
 from prm_jax.checkpoints.open import open_checkpoint

@@ -79,9 +79,7 @@ def test_the_policy_is_a_verifier_by_the_probability_of_each_step(policy):
             np.testing.assert_allclose(logp_T, forced(policy, problem, texts, False), atol=1e-4)
     with pytest.raises(InputError, match="policy_prm"):  # a name that begins so is another verifier's
         open_verifier("policy_prm", OpenOptions(data={"policy": "embedded"}))
-    with pytest.raises(
-        InputError, match="checkpoint: got 'policy', expected policy:NAME"
-    ):
+    with pytest.raises(InputError, match="checkpoint: got 'policy', expected policy:NAME"):
         open_verifier("policy", OpenOptions())
     with pytest.raises(
         InputError, match="got 'policy:embedded_orm', expected a language model, not a verifier"
