@@ -4,12 +4,10 @@
 python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8     writes labels.jsonl (native rows) and about.json
 
 MC_t is the share of right completions among K of the problem and steps 1..t, for a finished solution's last
-step its own outcome; LABELS are functions of these. first_error costs less: in solutions with a wrong answer
-it finds the first prefix without a right completion by bisection (OmegaPRM, Luo et al. 2024), with ceil(log2
-T) prefixes of T. Steps before the error are good, it is bad, later ones have no label; all steps of a
-solution with a right answer are good. tree looks for more such solutions among the completions (omegaprm.py).
-So labels are values or advantages of the policy (data.label_kind=value, advantage). Rows keep the counts,
-from which other labels can be made.
+step its own outcome; LABELS are functions of these. first_error costs less: it bisects solutions with a wrong
+answer (omegaprm.py). tree looks for more such solutions among the completions. So labels are values or
+advantages of the policy (data.label_kind=value, advantage). Rows keep the counts, from which other labels can
+be made.
 """
 
 import collections
@@ -25,21 +23,13 @@ from typing import Annotated
 import jax
 import numpy as np
 
-from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
 from prm_jax.data.pools import Candidate, Problem, is_pool, read_pool, solutions_of
-from prm_jax.data.rows import append_rows, field, field_error, read_rows, require_same, write_rows
+from prm_jax.data.rows import append_rows, read_rows, require, require_same, write_rows
 from prm_jax.data.steps import steps_of
-from prm_jax.generate.omegaprm import (
-    MC,
-    RollOut,
-    TreeConfig,
-    build_tree,
-    estimate,
-    find_first_error,
-    run_batched,
-)
+from prm_jax.generate import omegaprm
+from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, estimate
 from prm_jax.generate.sampling import Policy, PolicyConfig, fingerprint, policy_at_work
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
@@ -62,7 +52,7 @@ def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
 
 
 def advantage(mc: Sequence[MC], cfg: "Labels") -> list[float]:
-    """(1 + A_t) / 2 by PAV (Setlur et al. 2024): A_t = Q_t - Q_(t-1), Q = P(any of `prover` completions
+    """(1 + A_t) / 2 by PAV (Setlur et al. 2024): A_t = Q_t - Q_(t-1), Q = P(any of `prover` completions is
     right)."""
     q = [x.best_of(cfg.prover) for x in mc]
     return [(1 + after - before) / 2 for before, after in itertools.pairwise(q)]
@@ -88,10 +78,11 @@ class AdaptiveK:
     k: tuple[Count, ...]
 
     def __post_init__(self):
-        rising = all(a < b for a, b in itertools.pairwise(self.below))
-        expect(self.below and rising, "adapt.below", list(self.below), "rising shares")
-        n = len(self.below) + 1
-        expect(len(self.k) == n, "adapt.k", list(self.k), f"{n} numbers, one more than adapt.below")
+        is_rising = self.below and list(self.below) == sorted({*self.below})
+        expect(is_rising, "adapt.below", list(self.below), "rising shares")
+        expect(
+            len(self.k) == len(self.below) + 1, "adapt.k", list(self.k), "one number more than adapt.below"
+        )
 
     def choose(self, share: float) -> int:
         return self.k[sum(share >= bound for bound in self.below)]
@@ -135,11 +126,14 @@ def roll_outs(policy: Policy, prefixes: Sequence[Prefix], golds, k: int, seed: i
             whole = (*steps, *more) or ("",)
             candidates.append(Candidate(whole, extract("\n".join(whole)), finished=c.finish_reason == "eos"))
         graded = grade(Problem("", problem, golds[problem], tuple(candidates))).candidates
-        uniform_k, group = np.random.default_rng([seed, int.from_bytes(digest, "big")]).random(k), []
+        uniform_k = np.random.default_rng([seed, int.from_bytes(digest, "big")]).random(k)
+        group = []
         for c, more, sample, u in zip(graded, new, samples, uniform_k, strict=True):
-            right = u >= noise.false_negative if c.correct else u < noise.false_positive
+            is_right = u >= noise.false_negative if c.correct else u < noise.false_positive
             # A cut completion is not right, whatever it says last.
-            group.append(RollOut(more, c.answer, c.finished and bool(right), c.finished, len(sample.ids_L)))
+            group.append(
+                RollOut(more, c.answer, c.finished and bool(is_right), c.finished, len(sample.ids_L))
+            )
         groups.append(group)
     return groups
 
@@ -148,7 +142,9 @@ class Completions:
     """The roll-outs of prefixes; each prefix is completed once."""
 
     def __init__(self, cfg: Labels, sample: Callable[[list[Prefix], int], list[list[RollOut]]]):
-        self.cfg, self.sample, self.roll_outs, self.uncharged = cfg, sample, {}, {}
+        self.cfg, self.sample = cfg, sample
+        self.roll_outs: dict[Prefix, list[RollOut]] = {}
+        self.uncharged: dict[Prefix, list[RollOut]] = {}
 
     def __call__(self, prefixes: Sequence[Prefix]) -> list[list[RollOut]]:
         """The roll-outs of each prefix. New prefixes take one call of the policy for each K."""
@@ -185,15 +181,16 @@ def prefixes_of(s: Solution) -> list[Prefix]:
     return [(s.problem, s.steps[:t]) for t in range(len(s.steps) + 1)]
 
 
-def label_all_prefixes(
-    solutions: Sequence[Solution], cfg: Labels, complete: Completions
-) -> list[list[float | None]]:
+def label_all_prefixes(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
     """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome,
     as in the programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
-    first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
-    complete(
-        [prefix for s in solutions for prefix in prefixes_of(s)[first : None if s.outcome is None else -1]]
-    )
+    cfg, asked = complete.cfg, []
+    for s in solutions:
+        prefixes = prefixes_of(s) if s.outcome is None else prefixes_of(s)[:-1]
+        asked += (
+            prefixes if cfg.label in ("ratio", "advantage") else prefixes[1:]
+        )  # these compare with the problem
+    complete(asked)
     labels = []
     for s in solutions:
         mc = list(map(complete.mc, prefixes_of(s)))
@@ -206,117 +203,121 @@ def label_all_prefixes(
 def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
     """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right
     one."""
-    wrong = iter(
-        run_batched([find_first_error(s.problem, s.steps) for s in solutions if s.outcome < 0.5], complete)
-    )
-    errors = [(len(s.steps), next(wrong) if s.outcome < 0.5 else len(s.steps)) for s in solutions]
-    return [[None if t > error else float(t < error) for t in range(n)] for n, error in errors]
-
-
-def tree_lines(
-    groups: Sequence[list[Solution]], complete: Completions, cfg: Labels, origin: dict
-) -> list[dict]:
-    """A line for each problem, given by its solutions: its tree, and a row for each path of it. A state's MC
-    labels the first path through it; the last step has 0. start: steps of the state that was searched from;
-    visits: of each state; q, u: the scores that chose the path."""
-    roots = [[RollOut(s.steps, s.answer, s.outcome >= 0.5, True, 0) for s in group] for group in groups]
-    trees = [
-        build_tree(group[0].problem, root, cfg.k, cfg.tree) for group, root in zip(groups, roots, strict=True)
-    ]
-    lines = []
-    for group, (states, paths) in zip(groups, run_batched(trees, complete), strict=True):
-        first, mc, rows, labelled = group[0], states[()].mc, [], set()
-        for i, (steps, answer, search) in enumerate(paths):
-            s = Solution(first.problem, steps, None, None, 0.0, answer, f"{first.id}/tree/{i}", first.task)
-            prefixes = [steps[: t + 1] for t in range(len(steps))]
-            labels = [
-                states[p].mc.share if p in states and p not in labelled else None for p in prefixes[:-1]
-            ]
-            labelled.update(prefixes)
-            visits = [states[p].visits if p in states else None for p in prefixes]
-            rows.append({**row_of(s, [*labels, 0.0], complete), **search, "visits": visits, **origin})
-        # The completions of a problem without a search are charged to no path.
-        cost = complete.charge_tokens([(first.problem, ())])
-        cost = {name: n + sum(row[name] for row in rows) for name, n in cost.items()}
-        line = {"id": first.id, "prompt": first.problem, "given": len(group), "right": mc.right, "k": mc.k}
-        lines.append({**line, "states": len(states), **cost, "paths": rows})
-    return lines
+    searches = [omegaprm.find_first_error(s.problem, s.steps) for s in solutions if s.outcome < 0.5]
+    errors = iter(omegaprm.run_batched(searches, complete))
+    labels = []
+    for s in solutions:
+        error = next(errors) if s.outcome < 0.5 else len(s.steps)
+        labels.append([None if t > error else float(t < error) for t in range(len(s.steps))])
+    return labels
 
 
 def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -> dict:
     """The native row of a solution; right: of k completions of each prefix, null where none were drawn."""
     problem, *mc = map(complete.mc, prefixes_of(s))
-    counts = {"right": [x and x.right for x in mc], "k": next((x.k for x in mc if x), None)}
-    of_problem = {"problem_right": problem.right, "problem_k": problem.k} if problem else {}
-    return {**native_row(s, labels), **counts, **of_problem, **complete.charge_tokens(prefixes_of(s))}
+    row = native_row(s, labels)
+    row |= {"right": [x and x.right for x in mc], "k": next((x.k for x in mc if x), None)}
+    if problem:
+        row |= {"problem_right": problem.right, "problem_k": problem.k}
+    return row | complete.charge_tokens(prefixes_of(s))
 
 
-def counts_of(line: dict) -> collections.Counter:
+def rows_of(solutions: Sequence[Solution], complete: Completions, origin: dict) -> list[dict]:
+    """The rows of solutions, with labels by all prefixes or by bisection."""
+    label = label_to_first_error if complete.cfg.label == "first_error" else label_all_prefixes
+    labels = label(solutions, complete)
+    return [row_of(s, label_T, complete) | origin for s, label_T in zip(solutions, labels, strict=True)]
+
+
+def tree_line(
+    group: Sequence[Solution], states: dict, paths: list, complete: Completions, origin: dict
+) -> dict:
+    """A problem's tree, searched from its solutions, and a row for each path of it. A state's MC labels the
+    first path through it; the last step has 0. visits: of each state."""
+    first, rows, labelled = group[0], [], set()
+    for i, (steps, answer, search) in enumerate(paths):
+        s = Solution(first.problem, steps, None, None, 0.0, answer, f"{first.id}/tree/{i}", first.task)
+        prefixes = [steps[: t + 1] for t in range(len(steps))]
+        known = [states.get(prefix) for prefix in prefixes]
+        new = [state if p not in labelled else None for state, p in zip(known, prefixes, strict=True)]
+        labels = [state and state.mc.share for state in new[:-1]]
+        labelled.update(prefixes)
+        visits = [state and state.visits for state in known]
+        rows.append({**row_of(s, [*labels, 0.0], complete), **search, "visits": visits, **origin})
+    # The completions of a problem without a search are charged to no path.
+    cost = complete.charge_tokens([(first.problem, ())])
+    cost = {name: n + sum(row[name] for row in rows) for name, n in cost.items()}
+    root = states[()].mc
+    line = {"id": first.id, "prompt": first.problem, "given": len(group), "right": root.right, "k": root.k}
+    return {**line, "states": len(states), **cost, "paths": rows}
+
+
+def tree_lines(groups: Sequence[list[Solution]], complete: Completions, origin: dict) -> list[dict]:
+    """The `tree_line` of each problem, given by its solutions, which are roll-outs of the root."""
+    cfg, searches = complete.cfg, []
+    for group in groups:
+        root = [RollOut(s.steps, s.answer, s.outcome >= 0.5, True, 0) for s in group]
+        searches.append(omegaprm.build_tree(group[0].problem, root, cfg.k, cfg.tree))
+    trees = zip(groups, omegaprm.run_batched(searches, complete), strict=True)
+    return [tree_line(group, states, paths, complete, origin) for group, (states, paths) in trees]
+
+
+def counts_of(line: dict) -> dict[str, int]:
     """The counts of a line of labels.jsonl or trees.jsonl."""
-    rows, labelled = line.get("paths", [line]), 0
-    for row in rows:
-        n = len(row["completions"])
-        expect(len(row["labels"]) == n, "labels", row["labels"], f"one for each of {n} steps")
-        labelled += sum(0 <= y <= 1 for y in row["labels"] if y is not None)
-    costs = {name: field(line, name, int) for name in ("policy_tokens", "unanswered")}
-    steps = sum(len(row["labels"]) for row in rows)
-    return collections.Counter(costs, solutions=len(rows), steps=steps, labelled=labelled)
+    labels = [y for row in line.get("paths", [line]) for y in row["labels"]]
+    counts = {name: line[name] for name in ("policy_tokens", "unanswered")}
+    counts |= {"solutions": len(line.get("paths", [line])), "steps": len(labels)}
+    return counts | {"labelled": sum(y is not None for y in labels)}
 
 
 def label_file(
-    path: Path, policy, solutions: list[Solution], golds: dict, cfg: Labels, seed: int, grade
+    path: Path, policy, solutions: list[Solution], golds: dict, cfg: Labels, seed: int, grade: Callable
 ) -> dict:
     """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the
     counts. A search leaves out and counts solutions without an outcome, such as cut ones, which may not be
     wrong. label=tree makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in
     `draw_pool`."""
-    is_tree, is_search, n_given = cfg.label == "tree", cfg.label in SEARCHES, len(solutions)
-    solutions, by_problem = [s for s in solutions if not is_search or s.outcome is not None], {}
-    for s in solutions:
+    is_tree, is_search = cfg.label == "tree", cfg.label in SEARCHES
+    used = [s for s in solutions if s.outcome is not None or not is_search]
+    n_left_out, by_problem = len(solutions) - len(used), {}
+    for s in used:
         by_problem.setdefault(s.problem, []).append(s)
+    groups = list(by_problem.values())
     settings = {f.name: dataclasses.asdict(cfg)[f.name] for f in dataclasses.fields(Labels)}
     origin = {"label_kind": KINDS.get(cfg.label, "value"), "completer": policy.name, "seed": seed}
     origin["noise"] = settings["noise"]
-    weights, sampling = fingerprint(policy.model), dataclasses.asdict(policy.sampling)
-    used = {
-        "weights": weights,
-        "sampling": sampling,
-        "format": policy.format.name,
-        "batch_rows": policy.batch_rows,
-    }
-    about = {**origin, **used, **settings}
+    about = {**origin, **settings, "weights": fingerprint(policy.model), "format": policy.format.name}
+    about |= {"sampling": dataclasses.asdict(policy.sampling), "batch_rows": policy.batch_rows}
 
-    def label_chunk(chunk: Sequence, _, old: int) -> list[dict]:
-        complete = Completions(cfg, lambda p, k: roll_outs(policy, p, golds, k, seed, cfg.noise, grade))
-        if is_tree:
-            return tree_lines(chunk, complete, cfg, origin)[old:]
-        labels = (
-            label_to_first_error(chunk, complete) if is_search else label_all_prefixes(chunk, cfg, complete)
-        )
-        return [row_of(s, label_T, complete) | origin for s, label_T in zip(chunk, labels, strict=True)][old:]
+    def sample(prefixes: list[Prefix], k: int) -> list[list[RollOut]]:
+        return roll_outs(policy, prefixes, golds, k, seed, cfg.noise, grade)
+
+    def make(items: list, _, old: int) -> list[dict]:
+        make_lines = tree_lines if is_tree else rows_of
+        return make_lines(items, Completions(cfg, sample), origin)[old:]
 
     def check(line: dict, item):
         if is_tree:
             require_same(line, id=item[0].id, prompt=item[0].problem, given=len(item))
         else:
             require_same(line, id=item.id, prompt=item.problem, completions=list(item.steps))
-        counts_of(line)
 
     # Chunks fill batches: with all prefixes of a solution or, in a search, with one of each solution or
     # problem.
-    groups, k = list(by_problem.values()), max(cfg.adapt.k) if cfg.adapt else cfg.k
-    at_once = policy.batch_rows * (4 if is_search else 1) // k
-    size = max(1, at_once if is_tree else at_once * len(groups) // len(solutions))
+    at_once = policy.batch_rows * (4 if is_search else 1) // (max(cfg.adapt.k) if cfg.adapt else cfg.k)
+    size = max(1, at_once if is_tree else at_once * len(groups) // sum(map(len, groups)))
     chunks = [groups[i : i + size] for i in range(0, len(groups), size)]
-    chunks = chunks if is_tree else [list(itertools.chain(*chunk)) for chunk in chunks]
-    lines, unit = (path.with_name("trees.jsonl"), "problem") if is_tree else (path, "solution")
-    with described_file(lines, about) as counts, progress("labelling", sum(map(len, chunks)), unit) as bar:
-        counts.update({"without_outcome_left_out": n_given - len(solutions)} if is_search else {})
-        for new, old in append_rows(lines, chunks, None, check, label_chunk):
+    if not is_tree:
+        chunks = [list(itertools.chain(*chunk)) for chunk in chunks]
+    lines, total = path.with_name("trees.jsonl") if is_tree else path, sum(map(len, chunks))
+    with described_file(lines, about) as counts, progress("labelling", total, "line") as bar:
+        for new, old in append_rows(lines, chunks, None, check, make):
             counts.update(resumed=old)
             for line in new:
                 counts.update(counts_of(line))
             bar.update(len(new))
+        if is_search:
+            counts["without_outcome_left_out"] = n_left_out
         if is_tree:
             write_rows(path, (row for _, line in read_rows(lines) for row in line["paths"]))
     return counts
@@ -330,24 +331,20 @@ class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
     """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact
     checker."""
-    by_answer, is_task = checker in RULES, checker not in RULES and not is_own(checker)
-    if is_pool(next(iter(read_rows(path)))[1]):
-        pool = read_pool(path, as_written=is_own(checker))
-        golds = {p.problem: p.answer for p in pool}
-        for p in pool:
-            if (by_answer and p.answer is None) or (not is_task and p.answer != golds[p.problem]):
-                expected = "the one right answer of its text, which completions are checked against"
-                raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
-        return [solution for p in pool for solution in solutions_of(p)], golds
-    expect(
-        not by_answer,
-        "checker",
-        checker,
-        "task for native rows, which have no right answers; a pool has them",
-    )
-    solutions, counts = sources.load(path, "native")
-    print_counts(counts)
-    return solutions, {s.problem: None for s in solutions}
+    if not is_pool(next(iter(read_rows(path)))[1]):
+        expected = "task for native rows, which have no right answers; a pool has them"
+        expect(checker not in RULES, "checker", checker, expected)
+        solutions, counts = sources.load(path, "native")
+        print_counts(counts)
+        return solutions, {s.problem: None for s in solutions}
+    pool = read_pool(path, as_written=is_own(checker))
+    golds = {p.problem: p.answer for p in pool}
+    for p in pool:
+        is_known = p.answer is not None or checker not in RULES
+        is_one = p.answer == golds[p.problem] or not (checker in RULES or is_own(checker))
+        expected = "the one right answer of its text, which completions are checked against"
+        require(is_known and is_one, f"{path}: problem {p.id}: answer", p.answer, expected)
+    return [solution for p in pool for solution in solutions_of(p)], golds
 
 
 @cli.command("labeling", LabelingConfig)
@@ -360,9 +357,9 @@ def main(cfg):
     grader = open_grader(cfg.checker, [cfg.input])
     if grader.task:
         solutions = [dataclasses.replace(s, task=grader.checker) for s in solutions]
-    if cfg.label in SEARCHES and all(s.outcome is None for s in solutions):
-        expected = f"0 or 1: label={cfg.label} searches wrong answers, and no solution has an outcome"
-        raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
+    has_outcomes = any(s.outcome is not None for s in solutions)
+    expected = f"0 or 1 of some solution: label={cfg.label} searches wrong answers"
+    require(cfg.label not in SEARCHES or has_outcomes, f"{cfg.input}: outcome", None, expected)
     path, claim = folder / "labels.jsonl", run_folder.locked_run_folder(folder, raw_cfg, resumes)
     with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grader.grade)
