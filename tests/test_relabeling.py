@@ -1,6 +1,7 @@
 """Labels from what exists: TD targets literally and by their definition, every source, resuming, consensus, bad input."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,15 +10,14 @@ from omegaconf import OmegaConf
 
 from prm_jax import tasks
 from prm_jax.data import sources
-from prm_jax.data.pools import Candidate, Problem, read_pool, with_scores, write_pool
+from prm_jax.data.pools import read_pool, with_scores, write_pool
 from prm_jax.data.units import probability
 from prm_jax.generate import relabeling
 from prm_jax.generate.relabeling import consensus, td_targets
 from prm_jax.launch.config import CONF, parse
 from prm_jax.scorers import RandomScorer
-from prm_jax.solutions import native_row
 from prm_jax.tasks import chain
-from prm_jax.tasks.chain import CHAIN, Chain
+from prm_jax.tasks.chain import CHAIN
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
 
@@ -117,73 +117,23 @@ def test_formal_labels_and_what_has_no_verdict(monkeypatch, pool):
     assert about["counts"]["steps_without_label"] == 2 and about["counts"]["solutions_without_label"] == 1
 
 
-@pytest.fixture
-def twin(monkeypatch):
-    """A task whose problems look like chain's; its right answer is the start value, whatever the operations."""
+def test_the_task_is_named_by_the_rows_or_by_one_key(monkeypatch, tmp_path):
+    path, row = tmp_path / "rows.jsonl", {"prompt": "4 +5 mod7?", "completions": ["4+5=2"]}
 
-    class Twin(Chain):
-        name = "twin"
-
-        def gold_answer(self, problem):
-            return problem.split()[0]
-
-        def verdicts(self, problem, steps):
-            return ["right" if self.solved(problem, [step]) else "wrong" for step in steps]
-
-    task = Twin()
-    monkeypatch.setitem(tasks.TASKS, "twin", task)
-    return task
-
-
-PROBLEM = "4 +5 mod7?"
-
-
-def test_a_task_is_named_by_the_source_and_not_guessed_from_the_text(monkeypatch, tmp_path, twin):
-    """Its own labels were 1 and its outcome 1, and chain's checker, which reads its problems too, said 0 and False."""
-    row = {"prompt": PROBLEM, "completions": ["4+5=4"], "task": "twin"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    rows, *_ = make(monkeypatch, tmp_path / "rows.jsonl", "a", "by=checker")
-    assert [(row["labels"], row.get("task")) for row in rows] == [([1.0], "twin")]
-    own = tasks.labelled(twin, None, PROBLEM, ["4+5=4"], "correctness", "a")
-    assert (own.labels, own.outcome, native_row(own)["task"]) == ((1.0,), 1.0, "twin")
-    other, *_ = make(monkeypatch, tmp_path / "rows.jsonl", "b", "by=scorer", "checkpoint=random")
-    assert other[0]["task"] == "twin"  # kept by what does not ask it
-    write_pool(tmp_path / "pool.jsonl", [twin.grade(Problem("p", PROBLEM, None, (Candidate(("4+5=4",)),)))])
-    (problem,) = read_pool(tmp_path / "pool.jsonl")
-    assert (problem.task, problem.answer, problem.candidates[0].correct) == ("twin", "4", True)
-    rows, *_ = make(
-        monkeypatch, tmp_path / "pool.jsonl", "c", "by=scorer", "checkpoint=checker", "threshold=0.5"
-    )
-    assert [(row["labels"], row["task"]) for row in rows] == [([1.0], "twin")]
-    found = twin.step_labels(PROBLEM, ["4+5=4"]), CHAIN.are_right(PROBLEM, ["4+5=4"])
-    assert (
-        found == ([1.0], [0.0])
-        and tasks.read_task([tmp_path / "pool.jsonl", tmp_path / "rows.jsonl"]) is twin
-    )
-
-
-def test_a_file_that_names_no_task_needs_one_key(monkeypatch, tmp_path):
-    row, path = {"prompt": PROBLEM, "completions": ["4+5=2"]}, tmp_path / "rows.jsonl"
-
-    def ask(rows, *given):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    def ask(row, *given):
+        path.write_text(json.dumps(row) + "\n")
         return call(
             relabeling.main, monkeypatch, "r", f"input={path}", "by=checker", "hydra.run.dir=x", *given
         )
 
     monkeypatch.chdir(tmp_path)
-    names = ", ".join(tasks.TASKS)
-    expected = f"expected one of {names} in all rows, or checker=NAME (evaluate.py: data)"
-    assert ask([row]) == f"error: {path}: task: found 'none', {expected}"
-    assert ask([row, row | {"task": "chain"}]) == f"error: {path}: task: found 'chain, none', {expected}"
-    assert ask([row | {"task": "sums"}]) == f"error: {path}: task: found 'sums', {expected}"
+    assert ask(row).startswith(f"error: {path}: task: ")
+    assert ask(row | {"task": "sums"}).startswith(f"error: {path}: task: ")
     path.write_text(json.dumps(row) + "\n")
     found, *_ = make(monkeypatch, path, "a", "by=checker", "checker=chain")
     assert [(row["labels"], row["task"]) for row in found] == [([1.0], "chain")]
-    noisy, *_ = make(
-        monkeypatch, path, "b", "by=scorer", "checkpoint=checker-0-9", "checker=chain", "threshold=0.5"
-    )
-    assert noisy[0]["labels"] == [1.0]
+    noisy = "by=scorer", "checkpoint=checker-0-9", "checker=chain", "threshold=0.5"
+    assert make(monkeypatch, path, "b", *noisy)[0][0]["labels"] == [1.0]
 
 
 def test_td_spreads_outcomes_by_a_value_model(monkeypatch, pool):
@@ -244,9 +194,6 @@ def test_soft_labels_of_a_file_are_hardened_and_masked(monkeypatch, tmp_path):
     assert [row["labels"] for row in found] == [[1, 1, 0, None], [None, 1, 1], [0, None, None]]
     same, *_ = make(monkeypatch, path, "c", "by=labels")
     assert [row["labels"] for row in same] == rows
-    given = f"input={path}", "by=labels", "after_first_error=mask", "hydra.run.dir=d"
-    message = call(relabeling.main, monkeypatch, "relabeling", *given)
-    assert message == "error: threshold: got None, expected one: soft labels have no first error"
 
 
 def test_consensus_keeps_what_two_files_agree_on(monkeypatch, pool):
@@ -266,62 +213,35 @@ def test_consensus_keeps_what_two_files_agree_on(monkeypatch, pool):
     assert len(same) == 18 and about["label_kind"] == "correctness"
 
 
-def test_bad_input(monkeypatch, pool):
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        (["by=scorer"], "checkpoint"),
+        (["by=scores"], "scores"),
+        (["by=consensus"], "other"),
+        (["by=td"], "td_lambda"),
+        (["by=td", "checkpoint=checker"], "checkpoint"),
+        (["by=checker", "label_kind=value"], "label_kind"),
+        (["by=scores", "scores=seen", "after_first_error=mask"], "threshold"),
+    ],
+)
+def test_bad_settings_name_their_key(monkeypatch, pool, given, key):
     monkeypatch.chdir(pool.parent)
-    ask = lambda *given: call(
-        relabeling.main, monkeypatch, "relabeling", f"input={pool}", "hydra.run.dir=x", *given
-    )
-    assert ask("by=scorer") == "error: checkpoint: got None, expected one, which by=scorer needs"
-    assert ask("by=scores") == "error: scores: got None, expected one, which by=scores needs"
-    assert ask("by=consensus") == "error: other: got None, expected one, which by=consensus needs"
-    message = ask("by=td")
-    assert message == "error: td_lambda: got 0.8, expected 1 without a value model, checkpoint=MODEL"
-    message = ask("by=td", "checkpoint=checker")
-    assert (
-        message == "error: checkpoint: checker learned correctness, by=td needs a value or an outcome model"
-    )
-    assert "line 1: candidates[0].step_scores.none: missing" in ask("by=scores", "scores=none")
-    assert "label_kind: got 'value', expected null or correctness" in ask("by=checker", "label_kind=value")
+    asked = f"input={pool}", "hydra.run.dir=x", *given
+    assert call(relabeling.main, monkeypatch, "relabeling", *asked).startswith(f"error: {key}: ")
+
+
+def test_bad_files_are_named(monkeypatch, pool):
+    monkeypatch.chdir(pool.parent)
+    native = [{"prompt": "q", "completions": [text], "labels": [1]} for text in "ab"]
+    for name, rows in (("one", native[:1]), ("two", native), ("turned", native[::-1])):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = "input=two.jsonl", "by=consensus", "hydra.run.dir=y"
+    for other in ("one.jsonl", "turned.jsonl"):
+        message = call(relabeling.main, monkeypatch, "relabeling", *asked, f"other={other}")
+        assert message.startswith(f"error: other: got '{other}'")
     rows = [json.loads(line) for line in pool.read_text().splitlines()]
-    rows[1]["scores_unit"] = rows[0]["scores_unit"] = {"log": "probability"}
-    pool.write_text("".join(json.dumps(row | {"scores_unit": {"log": "probability"}}) + "\n" for row in rows))
-    message = ask("by=scores", "scores=log")
-    assert (
-        "candidates[0].step_scores.log[" in message
-        and "expected a probability in [0, 1]; scores_unit=logit" in message
-    )
     ungraded = [c | {"correct": None} for c in rows[0]["candidates"]]
     pool.write_text(json.dumps(rows[0] | {"candidates": ungraded}) + "\n")
-    assert "pool.jsonl: 0/0: outcome: found null, expected 0 or 1: by=td" in ask("by=td", "td_lambda=1")
-    rows[0]["candidates"][0]["step_scores"]["log"][0] = float("nan")
-    pool.write_text(json.dumps(rows[0]) + "\n")
-    assert "step_scores.log[0]: found nan, expected a finite number" in ask("by=scores", "scores=log")
-    native = [
-        {"prompt": "q", "completions": ["a"], "labels": [1]},
-        {"prompt": "q", "completions": ["b"], "labels": [0]},
-    ]
-    for name, rows in (("one", native[:1]), ("two", native), ("turned", native[::-1])):
-        (pool.parent / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    two = lambda *given: call(
-        relabeling.main,
-        monkeypatch,
-        "relabeling",
-        "input=two.jsonl",
-        "by=consensus",
-        "hydra.run.dir=y",
-        *given,
-    )
-    assert two("other=one.jsonl") == "error: other: one.jsonl: got 1, expected 2 solutions, as two.jsonl has"
-    assert (
-        two("other=turned.jsonl")
-        == "error: other: turned.jsonl line 1: another solution than row 1 of two.jsonl"
-    )
-    assert "has no candidates" in call(
-        relabeling.main,
-        monkeypatch,
-        "relabeling",
-        "input=two.jsonl",
-        "by=scores",
-        "scores=x",
-        "hydra.run.dir=z",
-    )
+    asked = f"input={pool}", "by=td", "td_lambda=1", "hydra.run.dir=z"
+    assert call(relabeling.main, monkeypatch, "relabeling", *asked).startswith(f"error: {pool}: outcome: ")
