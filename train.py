@@ -6,13 +6,12 @@ It holds .hydra/ (configuration), metrics.jsonl, checkpoints/, model/ (config, t
 import collections
 import contextlib
 import dataclasses
-import itertools
 import math
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -46,6 +45,7 @@ from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
 from prm_jax.model import PRM, cast_backbone
 from prm_jax.tasks import find_task
+from prm_jax.visibility import is_causal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,34 +90,51 @@ class TrainConfig:
     eval: EvalConfig
     wandb: Literal["offline", "online"] | None = None
 
-    def __post_init__(self):
-        is_implicit, fmt, head = self.objective == "implicit", self.format, self.model.head
-        is_lm = is_implicit or self.objective == "lm"
-        if is_lm and self.optimizer.trainable == "head":
-            raise InputError(
-                f"optimizer.trainable: got 'head', but objective={self.objective} has no step head"
-            )
-        expected = "a language model with objective=implicit, which measures what trains against it"
-        expect(not is_implicit or self.init != "random", "init", self.init, expected)
-        needs_last = (
-            is_implicit or STEP_LOSSES[self.loss.step].ranks
-        )  # these compare steps or solutions, not tokens
-        expected = f"last with objective={self.objective}, loss.step={self.loss.step}"
-        expect(self.outcome_at == "last" or not needs_last, "outcome_at", self.outcome_at, expected)
-        measured = {"lm": ("loss", "accuracy"), "prm": (self.eval.best_by,)}
-        measured = measured.get(self.objective, ("loss", "accuracy", "step_auroc"))
-        expected = f"what objective={self.objective} measures: {', '.join(measured)}"
-        expect(self.eval.best_by in measured, "eval.best_by", self.eval.best_by, expected)
-        if self.batch.share_prefixes and (is_lm or (self.loss.lm_weight or 0) > 0):
-            raise InputError(
-                "batch.share_prefixes: a shared token has several next tokens; a language model needs one"
-            )
-        if fmt.score == "log_ratio" and not is_implicit:
-            raise InputError(
-                f"format: {fmt.name!r} has no step head to train; it scores by two language models"
-            )
-        if fmt.head not in (None, head) and not is_lm:
-            raise InputError(f"model.head: got {head!r}, but format={fmt.name} has its own head: {fmt.head}")
+    def check(self, data_cfg):
+        """Raises InputError where keys do not fit each other, or the data."""
+        objective, loss, fmt, head = self.objective, STEP_LOSSES[self.loss.step], self.format, self.model.head
+        is_implicit, is_lm = objective == "implicit", objective in ("implicit", "lm")
+        where, trainable = f"with objective={objective}", self.optimizer.trainable
+        expect(not is_lm or trainable != "head", "optimizer.trainable", trainable, f"all or lora {where}")
+        expect(not is_implicit or self.init != "random", "init", self.init, f"a language model {where}")
+        expect(is_implicit or fmt.score != "log_ratio", "format", fmt.name, "one with a step head to train")
+        expect(is_lm or fmt.head in (None, head), "model.head", head, f"{fmt.head}, as format={fmt.name} has")
+
+        compares = is_implicit or loss.ranks  # steps or solutions, not tokens
+        where += f", loss.step={self.loss.step}"
+        expect(not compares or self.outcome_at == "last", "outcome_at", self.outcome_at, f"last {where}")
+        weight = self.loss.pos_weight
+        expect(not loss.ranks or weight == 1, "loss.pos_weight", weight, f"1 {where}, which learns ranks")
+
+        measured = ["loss", "accuracy"]
+        if objective != "lm":
+            measured.append("step_auroc")
+        if objective == "prm" and data_cfg.label_kind == "correctness":
+            measured.append("first_error_f1")
+        expect(self.eval.best_by in measured, "eval.best_by", self.eval.best_by, f"one of {measured} here")
+
+        # A shared token has several next tokens.
+        is_shared, is_next_token = self.batch.share_prefixes, is_lm or bool(self.loss.lm_weight)
+        expect(
+            not (is_shared and is_next_token), "batch.share_prefixes", True, "false with a next-token loss"
+        )
+        is_mixture = isinstance(data_cfg, Mixture)  # whose solutions are drawn one by one, by weight
+        is_grouped = is_shared or loss.together
+        expect(not (is_mixture and is_grouped), "data", "mixture", f"another {where}")
+        sources = data_cfg.sources.values() if is_mixture else [data_cfg]
+        calls_bad = any(getattr(source, "neutral", None) == "bad" for source in sources)
+        is_twofold = HEADS[head].rates and calls_bad  # it learns the rating, neutral as good
+        expect(not is_twofold, "data.neutral", "bad", f"another with model.head={head}")
+
+
+def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
+    """The configuration with a number for lm_weight=null: .5 where the embedded model knows the task, which labels alone
+    would make it forget, and where next tokens can be learned at all; else 0."""
+    if cfg.loss.lm_weight is not None:
+        return cfg
+    knows_task = cfg.objective == "prm" and cfg.init == "embedded" and isinstance(data_cfg, TaskData)
+    lm_weight = 0.5 if knows_task and is_causal() and not cfg.batch.share_prefixes else 0.0
+    return dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, lm_weight=lm_weight))
 
 
 @cli.command("train", TrainConfig)
@@ -126,27 +143,8 @@ def main(cfg) -> float:
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
-    is_defined = cfg.eval.best_by != "first_error_f1" or data_cfg.label_kind == "correctness"
-    expect(
-        is_defined,
-        "eval.best_by",
-        cfg.eval.best_by,
-        f"another: {data_cfg.label_kind} labels have no first error",
-    )
-    if (
-        cfg.loss.lm_weight is None
-    ):  # the embedded model knows its task, which labels alone would make it forget
-        knows = cfg.objective == "prm" and cfg.init == "embedded" and isinstance(data_cfg, TaskData)
-        lm_weight = 0.5 if knows and not cfg.batch.share_prefixes else 0.0
-        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, lm_weight=lm_weight))
-    if isinstance(data_cfg, Mixture) and (cfg.batch.share_prefixes or STEP_LOSSES[cfg.loss.step].together):
-        key = "batch.share_prefixes" if cfg.batch.share_prefixes else f"loss.step={cfg.loss.step}"
-        raise InputError(f"{key}: solutions of data=mixture are drawn one by one, so that its weights hold")
-    sources = data_cfg.sources.values() if isinstance(data_cfg, Mixture) else [data_cfg]
-    if HEADS[cfg.model.head].rates and "bad" in [getattr(source, "neutral", None) for source in sources]:
-        raise InputError(
-            f"data.neutral: got 'bad', but the {cfg.model.head} head learns the rating, neutral as good"
-        )
+    cfg.check(data_cfg)
+    cfg = with_lm_weight(cfg, data_cfg)
     require_packages(cfg.tensorboard, cfg.wandb)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         hf.locate(name)  # refused before samples are drawn
@@ -161,99 +159,108 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     best validation value of `eval.best_by`: a loss, which is minimised, or one of the others, which are maximised."""
     data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     record_data(texts / "data.json", data)
-    splits, counts = data.splits, data.counts
-    tokenizer = make_tokenizer(cfg, splits["train"])
-    splits["validation"] = splits["validation"][: cfg.eval.solutions]
-    targets = {"train": (cfg.batch.step_weights, cfg.outcome_at), "validation": ("uniform", "last")}
-    rows, examples, parts = iter(splits["train"]), {}, {}
-    sizes = data.parts or {"": len(splits["train"])}
-    sources = [("train", name, itertools.islice(rows, n)) for name, n in sizes.items()]
-    for split, source, solutions in (*sources, ("validation", "", splits["validation"])):
-        limits = cfg.batch.tokens, cfg.batch.too_long
-        made, dropped = make_examples(
-            solutions, cfg.format, tokenizer, cfg.objective, *limits, *targets[split]
-        )
-        counts |= {f"{split}_{name}": n + counts.get(f"{split}_{name}", 0) for name, n in dropped.items()}
-        if not made:
-            where = f"the {split} split" + f" of {source}" * bool(source)
-            raise InputError(f"data: {where} has no solution with a target for objective={cfg.objective}")
-        examples[split] = examples[split] + made if split in examples else made
-        if source:
-            parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
-    errors = []  # of all validation solutions, whole, or of none
-    is_exact = (
-        cfg.objective == "prm" and data_cfg.label_kind == "correctness" and isinstance(data_cfg, TaskData)
-    )
-    if is_exact and not any(dropped.values()):
-        task = find_task(data_cfg.name)
-        errors = [task.first_wrong(s.problem, s.steps) for s in splits["validation"]]
-    del data, splits, rows, sources, solutions  # the texts
-    print(
-        f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions"
-    )
-    print_counts(counts)
-    if cfg.batch.tokens is None:
-        width = packing.training_width(examples["train"] + examples["validation"], cfg.batch.share_prefixes)
+    tokenizer = make_tokenizer(cfg, data.splits["train"])
+    examples = tokenise(cfg, data_cfg, data, tokenizer)
+    del data  # the texts
+    print(f"data        {len(examples.train)} training, {len(examples.validation)} validation solutions")
+    print_counts(examples.counts)
+    width, share = cfg.batch.tokens, cfg.batch.share_prefixes
+    if width is None:
+        width = packing.training_width(examples.train + examples.validation, share)
         cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
-    of_step = cfg.batch.rows * cfg.batch.accumulate * cfg.batch.tokens
-    expect(
-        of_step <= 10**8,
-        "batch.rows x batch.accumulate x batch.tokens",
-        of_step,
-        "at most 10^8 tokens of a step",
-    )
 
     model = make_model(cfg, tokenizer)
-    if cfg.batch.share_prefixes and not packing.may_share(model.cfg, cfg.batch.tokens):
-        window = f"{model.cfg.window}, the model's sliding window, which counts tokens of other branches too"
-        raise InputError(
-            f"batch.tokens: got {cfg.batch.tokens} with share_prefixes, expected at most {window}"
-        )
-    for note in oddities(examples["train"], model.cfg.max_positions):
+    can_share = not share or packing.may_share(model.cfg, width)
+    expect(
+        can_share,
+        "batch.tokens",
+        width,
+        f"at most the model's window of {model.cfg.window} with prefix trees",
+    )
+    for note in oddities(examples.train, model.cfg.max_positions):
         print(f"note        {note}")
     if cfg.objective == "implicit":
-        size = cfg.batch.tokens, cfg.batch.rows
-        examples = {split: training.with_reference(rows, model, *size) for split, rows in examples.items()}
+        examples = examples._replace(
+            train=training.with_reference(examples.train, model, width, cfg.batch.rows),
+            validation=training.with_reference(examples.validation, model, width, cfg.batch.rows),
+        )
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
     n_all, n_trained = (
         sum(x.size for x in jax.tree.leaves(nnx.state(model, which))) for which in (..., opt.wrt)
     )
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
-    n = jax.process_count()
-    print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {n} process{'es' * (n > 1)}")
+    processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
+    print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {processes}")
     save_description(texts / "model", model.cfg, tokenizer)
 
-    together = STEP_LOSSES[cfg.loss.step].together
-    plan = packing.make_plan(examples["train"], cfg.batch.tokens, cfg.batch.share_prefixes, together)
-    source = packing.TrainingRows(examples["train"], plan, cfg.seed, parts)
+    plan = packing.make_plan(examples.train, width, share, STEP_LOSSES[cfg.loss.step].together)
+    source = packing.TrainingRows(examples.train, plan, cfg.seed, examples.parts)
     print(source.summary())
-    final = fit(cfg, run, texts, model, opt, source, examples["validation"], data_cfg.label_kind, errors)
-    drawn = {"drawn": source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)} if parts else {}
+    best = fit(cfg, run, texts, model, opt, source, examples, data_cfg.label_kind)
+
     summary = {
         "finished": True,
         "objective": cfg.objective,
         "label_kind": data_cfg.label_kind,
         "seed": cfg.seed,
-    }
-    metric = final[f"eval_{cfg.eval.best_by}"]
-    summary |= {
-        **final,
-        "metric": metric,
+        **best,
+        "metric": best[f"eval_{cfg.eval.best_by}"],
         "parameters": n_all,
         "trained_parameters": n_trained,
-        "counts": counts,
-        **drawn,
+        "counts": examples.counts,
+        "examples": {"train": len(examples.train), "validation": len(examples.validation)},
     }
-    summary["examples"] = {split: len(rows) for split, rows in examples.items()}
+    if examples.parts:
+        summary["drawn"] = source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)
     run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
-    print(
-        "finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(
-            **final
+    numbers = f"eval loss {best['eval_loss']:.4f}, accuracy {best['eval_accuracy']:.4f}"
+    print(f"finished    {numbers} at step {best['best_step']}")
+    if cfg.objective == "lm":
+        print(f"next        python -m prm_jax.sampling checkpoint={run} input=FILE")
+    else:
+        print(f"next        {script('evaluate')} checkpoint={run}")
+    return summary["metric"]
+
+
+class Examples(NamedTuple):
+    """What is trained and measured on."""
+
+    train: Sequence[Example]
+    validation: Sequence[Example]
+    parts: dict[
+        str, tuple[int, float]
+    ]  # of a mixture: {source: (number of its training examples, its weight)}
+    errors: list  # `first_wrong` of each validation solution, where the task knows it; else empty
+    counts: dict[str, int]
+
+
+def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
+    """The examples of both splits, with counts of what was dropped or cut."""
+    about = {"fmt": cfg.format, "tokenizer": tokenizer, "objective": cfg.objective}
+    about |= {"limit": cfg.batch.tokens, "too_long": cfg.batch.too_long}
+    solutions, held_out = data.splits["train"], data.splits["validation"][: cfg.eval.solutions]
+    train, parts, dropped, start = None, {}, collections.Counter(), 0
+    for source, n in (data.parts or {"": len(solutions)}).items():
+        weights, outcome_at = cfg.batch.step_weights, cfg.outcome_at
+        made, lost = make_examples(
+            solutions[start : start + n], **about, weights=weights, outcome_at=outcome_at
         )
+        train = made if train is None else train + made
+        dropped.update({f"train_{name}": n_lost for name, n_lost in lost.items()})
+        start += n
+        if source:
+            parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
+    validation, lost = make_examples(held_out, **about)
+    dropped.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
+
+    is_exact = (
+        cfg.objective == "prm" and data_cfg.label_kind == "correctness" and isinstance(data_cfg, TaskData)
     )
-    lm = f"python -m prm_jax.sampling checkpoint={run} input=FILE"
-    print(f"next        {lm if cfg.objective == 'lm' else script('evaluate') + f' checkpoint={run}'}")
-    return metric
+    errors = []
+    if is_exact and not any(lost.values()):
+        task = find_task(data_cfg.name)
+        errors = [task.first_wrong(s.problem, s.steps) for s in held_out]
+    return Examples(train, validation, parts, errors, data.counts | dropped)
 
 
 def oddities(examples: list[Example], positions: int) -> Iterator[str]:
@@ -275,28 +282,27 @@ def draw_samples(*args):
 def record_data(path: Path, data: Data):
     """Writes hashes of the files, which a resumed run must have again, and of the problems, which evaluations read and
     RL keeps apart from."""
-    if path.exists() and (old := run_folder.read_json(path, files=dict)["files"]) != data.fingerprints:
+    if path.exists():
+        old = run_folder.read_json(path, files=dict)["files"]
         changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
-        raise InputError(
-            f"resume: {', '.join(changed)}: is not what the run began with; start a new run instead"
-        )
-    problems = {"problems": data.splits["train"], "validation": data.splits["validation"]}
-    hashes = {name: problem_hashes(solutions) for name, solutions in problems.items()}
-    run_folder.write_json(path, {"files": data.fingerprints, **hashes})
+        expect(not changed, "resume", changed, "the files that the run began with")
+    hashes = {
+        "files": data.fingerprints,
+        "problems": problem_hashes(data.splits["train"]),
+        "validation": problem_hashes(data.splits["validation"]),
+    }
+    run_folder.write_json(path, hashes)
 
 
-def fit(
-    cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, validation, label_kind, errors
-) -> dict:
+def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examples, label_kind) -> dict:
     """Trains from step 1, or from the newest checkpoint, to cfg.steps; returns the numbers of the best evaluation."""
     b, checkpoints, first, best = cfg.batch, Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
     before = {name: best.pop(name, 0.0) for name in clocks()}
     check_divides(model.cfg, b.rows, "batch.rows")
-    validation_batches = list(
-        packing.eval_batches(validation, b.tokens, b.rows, STEP_LOSSES[cfg.loss.step].together)
-    )
+    together = STEP_LOSSES[cfg.loss.step].together
+    validation = list(packing.eval_batches(examples.validation, b.tokens, b.rows, together))
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = training.make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
 
@@ -320,13 +326,15 @@ def fit(
                 continue
             record, is_best = reader.read(), False
             # Checked before every save too: the step's loss was finite before its update, not necessarily after.
-            held_out = validation_batches if evaluates else validation_batches[:1]
-            scores, kinds = evaluate(model, held_out, cfg.loss, label_kind, errors)
+            held_out = validation if evaluates else validation[:1]
+            scores, kinds = evaluate(model, held_out, cfg.loss, label_kind, examples.errors)
             require_finite(step, scores)
             if evaluates:
                 is_best = is_better(scores, best, cfg.eval.best_by)
                 best = {**scores, "best_step": step} if is_best else best
-                record |= scores | {"eval_errors": kinds} if kinds else scores
+                record |= scores
+                if kinds:
+                    record["eval_errors"] = kinds
                 if jax.process_index() == 0:
                     shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
                     bar.write(f"step {step:>6}  {shown}", file=sys.stderr)
@@ -337,9 +345,8 @@ def fit(
                 checkpoints.save(step, model, opt, best | reader.spent, model if is_best else None)
             if stopping:
                 name = signal.Signals(reader.stop).name
-                print(
-                    f"stopped     by {name} after step {step}; continue with: {script('train')} resume={run}"
-                )
+                command = f"{script('train')} resume={run}"
+                print(f"stopped     by {name} after step {step}; continue with: {command}")
                 sys.exit(128 + reader.stop)
     return best | {"steps": cfg.steps, **reader.spent}
 
@@ -364,13 +371,12 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
 
 
 def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, errors) -> tuple[dict, dict]:
-    """(mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined;
-    {kind of error: how many first errors, share missed at .5}). errors: `first_wrong` of each solution, if known."""
+    """(mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined; of
+    `missed_errors`). errors: `first_wrong` of each solution, if known."""
     totals, scored, order = collections.Counter(), [], []
     for indices, batch in batches:
-        sums = training.eval_step(
-            model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm"
-        )
+        on_mesh = shard_batch(batch, len(batch["ids"]))
+        sums = training.eval_step(model, on_mesh, cfg, logits=cfg.objective != "lm")
         if "logit" in sums:
             scored += packing.unpack_steps(batch, np.asarray(sums.pop("logit")))
             order += indices
@@ -381,18 +387,23 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, err
     loss = totals["step"] / n_steps + cfg.lm_weight * totals["lm"] / n_next
     if not math.isfinite(loss):
         return {"eval_loss": loss}, {}  # NaN scores have no metrics
-    labels = [[None if np.isnan(y) else float(y) for y in label_T] for _, label_T in scored]
     p = [probability(logit_T) for logit_T, _ in scored]
+    labels = [[None if np.isnan(y) else float(y) for y in label_T] for _, label_T in scored]
     metrics = step_metrics(p, labels, range(len(scored)), label_kind=label_kind)
     names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
     defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
-    missed = {}
-    for i, p_T in zip(order, p, strict=True) if errors else ():
-        if errors[i]:
-            t, kind = errors[i]
-            missed.setdefault(kind, []).append(p_T[t] >= 0.5)
-    kinds = {kind: {"n": len(x), "missed": float(np.mean(x))} for kind, x in sorted(missed.items())}
-    return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}, kinds
+    numbers = {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}
+    return numbers, missed_errors(p, [errors[i] for i in order] if errors else [])
+
+
+def missed_errors(p: list[np.ndarray], errors: list) -> dict[str, dict]:
+    """{kind of error: how many first errors, share missed at .5} of solutions with step scores p_T."""
+    missed = collections.defaultdict(list)
+    for p_T, error in zip(p, errors):
+        if error is not None:
+            t, kind = error
+            missed[kind].append(p_T[t] >= 0.5)
+    return {kind: {"n": len(x), "missed": float(np.mean(x))} for kind, x in sorted(missed.items())}
 
 
 def make_tokenizer(cfg: TrainConfig, solutions):
@@ -408,27 +419,24 @@ def make_tokenizer(cfg: TrainConfig, solutions):
 
 def make_model(cfg: TrainConfig, tokenizer) -> PRM:
     """The model of the checkpoint that `init` names, or one with random weights."""
-    folder = hf.locate("embedded" if cfg.init == "random" else cfg.init)
-    config, where = hf_config.read_config(folder), str(folder / "config.json")
+    is_random, is_frozen = cfg.init == "random", cfg.optimizer.trainable != "all"
     is_lm = cfg.objective in ("lm", "implicit")
-    head = "none" if is_lm else cfg.model.head
-    uses, is_random = {"head": head, "lm_head": is_lm or cfg.loss.lm_weight > 0}, cfg.init == "random"
+    folder = hf.locate("embedded" if is_random else cfg.init)
+    config, where = hf_config.read_config(folder), "model" if is_random else str(folder / "config.json")
     if is_random and cfg.model.vocab is None:
         config["vocab_size"] = -(-len(tokenizer) // 64) * 64
-    model_cfg, changed = hf_config.resolve_model(cfg.model, config, "model" if is_random else where, **uses)
-    for key, (wanted, has) in () if is_random else changed.items():
-        raise InputError(
-            f"model.{key}: got {wanted}, but {cfg.init} has {has}; init=random starts fresh weights"
-        )
+    head, lm_head = "none" if is_lm else cfg.model.head, is_lm or cfg.loss.lm_weight > 0
+    model_cfg, changed = hf_config.resolve_model(cfg.model, config, where, head=head, lm_head=lm_head)
+    for key, (wanted, has) in changed.items():
+        expect(is_random, f"model.{key}", wanted, f"{has}, as {cfg.init} has, or init=random")
     vocab, n = model_cfg.vocab, len(tokenizer)
     expect(n <= vocab, "model.vocab", vocab, f"an embedding for each of the tokenizer's {n} tokens")
-    frozen = cfg.optimizer.trainable != "all"
     if is_random:
         model = make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
-        model = make_sharded(cast_backbone, model, donate=0) if frozen else model
+        model = make_sharded(cast_backbone, model, donate=0) if is_frozen else model
     else:
-        stored = "compute" if frozen else "float32"
-        model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, stored)
+        dtype = "compute" if is_frozen else "float32"
+        model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, dtype)
     if cfg.optimizer.trainable == "lora":
         model = make_sharded(lambda model: attach(model, cfg.lora, cfg.seed), model, donate=0)
     return model

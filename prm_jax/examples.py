@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import pickle
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -49,17 +50,18 @@ def make_example(
     for the solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has. The outcome
     stands at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021)."""
     if objective == "orm" and outcome_at == "tokens":
-        encoded = dataclasses.replace(
-            encoded, step_end_T=np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32)
-        )
+        ends_T = np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32)
+        encoded = dataclasses.replace(encoded, step_end_T=ends_T)
     n = len(encoded.step_end_T)
     unlabelled = (None,) * max(n, len(solution.steps))
-    outcomes = (solution.outcome,) * n if outcome_at == "tokens" else (*unlabelled[1:], solution.outcome)
-    labels = {"prm": solution.labels, "orm": outcomes, "implicit": outcomes, "lm": None}[objective]
-    ratings = solution.ratings if objective == "prm" else None
-    label_T, rating_T = (
-        np.array(values or unlabelled, np.float32)[:n] for values in (labels, ratings)
-    )  # None: NaN
+    labels, ratings = unlabelled, unlabelled
+    if objective == "prm":
+        labels, ratings = solution.labels or unlabelled, solution.ratings or unlabelled
+    elif objective != "lm" and outcome_at == "tokens":
+        labels = (solution.outcome,) * n
+    elif objective != "lm":
+        labels = (*unlabelled[1:], solution.outcome)
+    label_T, rating_T = (np.array(values, np.float32)[:n] for values in (labels, ratings))  # None: NaN
     return _with_targets(encoded, label_T, rating_T, objective, weights)
 
 
@@ -89,56 +91,54 @@ def _unpack(row: bytes, **options) -> Example:
     return _with_targets(encoded, label_T, rating_T, **options)
 
 
+def encode_all(solutions, fmt: Format, tokenizer, end: bool) -> Iterator[tuple[Solution, Encoded]]:
+    """Yields solutions with their tokens, CHUNK at a time."""
+    solutions = iter(solutions)
+    while chunk := list(itertools.islice(solutions, CHUNK)):
+        yield from zip(chunk, encode(fmt, tokenizer, [(s.problem, s.steps) for s in chunk], end), strict=True)
+
+
 def make_examples(
     solutions,
     fmt: Format,
     tokenizer,
-    objective,
-    limit=None,
-    too_long="error",
-    weights="uniform",
-    outcome_at="last",
-):
+    objective: str,
+    limit: int | None = None,
+    too_long: str = "error",
+    weights: str = "uniform",
+    outcome_at: str = "last",
+) -> tuple[Packed, dict[str, int]]:
     """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut). A solution of more
-    than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last steps
-    (`cut`); one without a target is dropped."""
+    than `limit` tokens raises (`too_long=error`), is dropped (`drop`), or loses its last steps (`cut`); one without a
+    target is dropped. InputError where none is left."""
     if fmt.outcome and objective != "lm":
-        why = f"reads whole texts as released outcome models do, but objective={objective} trains at steps"
-        raise InputError(f"format: {fmt.name!r} {why}; expected a format with step marks, such as plain")
-    expect(too_long in ("error", "drop", "cut"), "batch.too_long", too_long, "error, drop or cut")
+        expect(False, "format", fmt.name, "one with step marks to train at, such as plain")
     examples = Packed(_pack, functools.partial(_unpack, objective=objective, weights=weights))
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
-    solutions = iter(solutions)
-    chunks = iter(lambda: list(itertools.islice(solutions, CHUNK)), [])
-    rows = (
-        zip(c, encode(fmt, tokenizer, [(s.problem, s.steps) for s in c], end=objective == "lm"))
-        for c in chunks
-    )
-    for solution, encoded in itertools.chain.from_iterable(rows):
-        if limit is not None and len(encoded.ids_L) > limit:
-            if too_long == "error":
-                hint = "raise it, set batch.tokens=null, or set batch.too_long=drop or cut"
-                n = len(encoded.ids_L)
-                raise InputError(f"{solution.id}: has {n} tokens, more than batch.tokens={limit}; {hint}")
+    for solution, encoded in encode_all(solutions, fmt, tokenizer, end=objective == "lm"):
+        n_tokens, n_steps = len(encoded.ids_L), len(encoded.step_end_T)
+        if limit is not None and n_tokens > limit:
+            expected = f"at most batch.tokens={limit}; raise it, or set batch.too_long=drop or cut"
+            expect(too_long != "error", f"{solution.id}: tokens", n_tokens, expected)
             encoded = truncate(encoded, limit) if too_long == "cut" else None
             if encoded is None:
                 counts["too_long_dropped"] += 1
                 continue
             counts["too_long_cut"] += 1
-            counts["steps_cut"] += len(solution.steps) - len(encoded.step_end_T)
+            counts["steps_cut"] += n_steps - len(encoded.step_end_T)
         example = make_example(encoded, solution, objective, weights, outcome_at)
         if objective != "lm" and not example.targets["weight"].any():
             counts["without_target_dropped"] += 1
             continue
         examples.append(example)
+    if not examples:
+        raise InputError(f"data: a split has no solution with a target for objective={objective}")
     return examples, counts
 
 
 def truncate(encoded: Encoded, limit: int) -> Encoded | None:
     """The sequence up to the last step that ends within `limit` tokens; None if no step does."""
     n = int((encoded.step_end_T < limit).sum())
-    return (
-        Encoded(encoded.ids_L[: encoded.step_end_T[n - 1] + 1], encoded.step_end_T[:n], encoded.start)
-        if n
-        else None
-    )
+    if n == 0:
+        return None
+    return Encoded(encoded.ids_L[: encoded.step_end_T[n - 1] + 1], encoded.step_end_T[:n], encoded.start)

@@ -30,21 +30,9 @@ def _checked(score, other) -> tuple[np.ndarray, np.ndarray]:
     return score, other
 
 
-def _checked_probability(p, y) -> tuple[np.ndarray, np.ndarray]:
-    p, y = _checked(p, np.asarray(y, np.float64))
-    for name, x in (("score", p), ("label", y)):
-        is_outside = ~((x >= 0) & (x <= 1))
-        if is_outside.any():
-            raise ValueError(f"{name} {x[is_outside.argmax()]} is not in [0, 1]: pass probabilities")
-    return p, y
-
-
 def _pair_wins(score: np.ndarray, is_positive: np.ndarray) -> tuple[float, int]:
     """Number of (positive, negative) pairs ranked right, a tie counting 1/2, and the number of pairs."""
-    positive, negative = (
-        np.sort(score[is_positive]),
-        np.sort(score[~is_positive]),
-    )  # looked up in order, in cache
+    positive, negative = np.sort(score[is_positive]), np.sort(score[~is_positive])
     n_below, n_not_above = (np.searchsorted(negative, positive, side).sum() for side in ("left", "right"))
     return float(n_below + n_not_above) / 2, len(positive) * len(negative)
 
@@ -86,8 +74,6 @@ def average_precision(score, is_positive) -> float:
 def f1(is_positive, predicted_positive) -> float:
     """Harmonic mean of precision and recall, in [0, 1]: 2 TP / (2 TP + FP + FN), with 0/0 = 0."""
     is_positive, predicted = np.asarray(is_positive, bool), np.asarray(predicted_positive, bool)
-    if is_positive.shape != predicted.shape:
-        raise ValueError(f"expected one shape, got {is_positive.shape} and {predicted.shape}")
     total = int(is_positive.sum() + predicted.sum())
     return 2 * int((is_positive & predicted).sum()) / total if total else 0.0
 
@@ -113,7 +99,7 @@ def mcc(is_positive, predicted_positive) -> float:
 
 def brier(p, y) -> float:
     """Mean squared error of probabilities p against labels y (hard or soft), in [0, 1]; nan if empty."""
-    p, y = _checked_probability(p, y)
+    p, y = _checked(p, np.asarray(y, np.float64))
     return mean((p - y) ** 2)
 
 
@@ -122,7 +108,7 @@ def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
     Bins are [k/bins, (k+1)/bins), the last one closed: p = 1, which a float32 sigmoid reaches at logit 17, counts.
     """
-    p, y = _checked_probability(p, y)
+    p, y = _checked(p, np.asarray(y, np.float64))
     total = functools.partial(np.bincount, np.minimum((p * bins).astype(int), bins - 1), minlength=bins)
     count = total()
     with np.errstate(invalid="ignore"):
@@ -183,14 +169,11 @@ def labelled_steps(
     have no first error, so all of them count.
     """
     indices = []
-    for index, label in enumerate(() if labels is None else labels):
-        if label is None:
-            continue
-        if not 0 <= label <= 1:
-            raise ValueError(f"label {label} of step {index} is not in [0, 1]; an unlabelled step is None")
-        indices.append(index)
-        if label < 0.5 and label_kind == "correctness":
-            return indices, index
+    for index, label in enumerate(labels or ()):
+        if label is not None:
+            indices.append(index)
+            if label < 0.5 and label_kind == "correctness":
+                return indices, index
     return indices, -1
 
 
@@ -211,7 +194,7 @@ def step_metrics(
     without a labelled step count in n_unlabelled_solutions only. With value and advantage labels all steps count, and
     numbers about first errors and sound solutions are nan.
     """
-    p, y, position, of_solution, n_solutions = [], [], [], [], 0
+    parts, whole, n_solutions = [], [], 0
     for row, (score, label, problem) in enumerate(zip(scores, labels, problem_ids, strict=True)):
         if label is not None and len(score) != len(label):
             raise ValueError(f"solution {row} has {len(score)} step scores and {len(label)} labels")
@@ -221,14 +204,12 @@ def step_metrics(
         score = np.asarray(score, np.float64)
         if not np.all((score >= 0) & (score <= 1)):
             raise ValueError(f"solution {row}: expected step scores in [0, 1], found {score}")
-        p.extend(score[indices])
-        y.extend(label[index] for index in indices)
-        position.extend(indices)
         n_solutions += 1
+        parts += [(score[index], label[index], index) for index in indices]
         if label_kind == "correctness":
-            of_solution.append((predict_first_error(score, threshold), error_index, score.min(), problem))
-    p, y, position = np.array(p, np.float64), np.array(y, np.float64), np.array(position, int)
-    predicted, first_error, lowest, ids = zip(*of_solution) if of_solution else ((), (), (), ())
+            whole.append((predict_first_error(score, threshold), error_index, score.min(), problem))
+    p, y, position = np.array(parts, np.float64).reshape(-1, 3).T
+    predicted, first_error, lowest, ids = zip(*whole) if whole else ((), (), (), ())
     first_error = np.array(first_error, int)
     is_good, predicted_good = y >= 0.5, p >= threshold
     is_hit = predicted_good == is_good
@@ -238,14 +219,23 @@ def step_metrics(
     for t in np.unique(position):
         good, score, hit = (x[position == t] for x in (is_good, p, is_hit))
         rates = {"base_rate_bad": mean(~good), "auroc": auroc(score, good), "accuracy": mean(hit)}
-        by_position[str(t + 1)] = {"n": len(good), **rates}
+        by_position[str(int(t) + 1)] = {"n": len(good), **rates}
     return {
-        "step_auroc": auroc(p, is_good), "step_accuracy": mean(is_hit), "bad_step_f1": f1(~is_good, ~predicted_good),
-        "average_precision_bad": average_precision(-p, ~is_good), "base_rate_bad": mean(~is_good),
-        "tail_miss_rate": mean(p[~is_good] > TAIL_SCORE), "brier": brier(p, y), "ece": ece(p, y),
+        "step_auroc": auroc(p, is_good),
+        "step_accuracy": mean(is_hit),
+        "bad_step_f1": f1(~is_good, ~predicted_good),
+        "average_precision_bad": average_precision(-p, ~is_good),
+        "base_rate_bad": mean(~is_good),
+        "tail_miss_rate": mean(p[~is_good] > TAIL_SCORE),
+        "brier": brier(p, y),
+        "ece": ece(p, y),
         "first_error_accuracy": first_error_accuracy(predicted, first_error),
         **{f"first_error_{name}": x for name, x in processbench.items()},
-        "within_problem_auroc": within, "within_problem_auroc_pair_weighted": pair_weighted,
-        "n_mixed_problems": n_mixed, "n_steps": len(p), "n_solutions": n_solutions,
-        "n_unlabelled_solutions": len(scores) - n_solutions, "by_position": by_position,
-    }  # fmt: skip
+        "within_problem_auroc": within,
+        "within_problem_auroc_pair_weighted": pair_weighted,
+        "n_mixed_problems": n_mixed,
+        "n_steps": len(p),
+        "n_solutions": n_solutions,
+        "n_unlabelled_solutions": len(scores) - n_solutions,
+        "by_position": by_position,
+    }

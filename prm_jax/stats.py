@@ -1,21 +1,22 @@
 """How sure is a number? The one bootstrap of the repository, and the exact paired sign-flip test.
 
-The problem is the unit of both (Miller 2411.00640): what one problem gave stays together. NumPy, float64.
+The problem is the unit of both (Miller 2411.00640): what one problem gave stays together. scipy's bootstrap and drawn
+permutations have other random numbers, so that reported ones would move, and take several times as long.
 
 Dimension key: P problems, S resamples, X any trailing axes, m differences that are not 0
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator
 
 import numpy as np
 
 RESAMPLES = 2000
+LEVEL = 0.95  # of all intervals
 ENUMERATED = 20  # up to this many differences, all 2^m sign patterns are tried
 SIGN_FLIPS = 20_000  # sign patterns that are drawn where there are more
-PLACES = 1 << 22  # problems of resamples counted at a time: 32 MB
+PLACES = 1 << 22  # numbers of resamples that are summed at a time: 32 MB
 FLIPS = 1 << 18  # signs drawn at a time: they stay in cache
 ROUNDING = 1e-5  # differences of float32 expectations that are this close are equal
 
@@ -32,55 +33,47 @@ def _drawn_problems(P: int, draws: int, seed: int) -> Iterator[np.ndarray]:
     return (rng.integers(P, size=P) for _ in range(draws))
 
 
-def _problem_counts(P: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields count_SP, how often each problem is in each resample, of as many resamples at a time as PLACES hold."""
-    drawn, most = _drawn_problems(P, RESAMPLES, seed), max(1, PLACES // max(P, 1))
-    for start in range(0, RESAMPLES, most):
-        count_SP = np.empty((min(most, RESAMPLES - start), P))
-        for count_P in count_SP:
-            count_P[:] = np.bincount(next(drawn), minlength=P)
-        yield count_SP
+@functools.lru_cache(maxsize=2)  # the hundreds of intervals of an evaluation are over the same problems
+def _problem_counts(P: int, seed: int) -> np.ndarray:
+    """count_SP: how often each problem is in each resample."""
+    count_SP = np.empty((RESAMPLES, P), np.uint16)
+    for count_P, drawn_P in zip(count_SP, _drawn_problems(P, RESAMPLES, seed), strict=True):
+        count_P[:] = np.bincount(drawn_P, minlength=P)
+    return count_SP
 
 
-@functools.lru_cache(maxsize=4)
-def _kept_counts(P: int, seed: int) -> list[np.ndarray]:
-    """The same, for the hundreds of intervals of an evaluation, all over the same problems or a third of them."""
-    return [*_problem_counts(P, seed)]
+def _resampled_sums(value_PX: np.ndarray, seed: int) -> np.ndarray:
+    """sum_SX: the sums over the problems of every resample."""
+    count_SP = _problem_counts(len(value_PX), seed)
+    parts = np.array_split(count_SP, -(-count_SP.size // PLACES))
+    return np.concatenate([np.tensordot(part_sP.astype(float), value_PX, 1) for part_sP in parts])
 
 
-def _resampled_sums(seed: int, *values_PX: np.ndarray) -> list[np.ndarray]:
-    """sum_SX of each of values_PX, the sums over the problems of every resample."""
-    P = len(values_PX[0])
-    counts = (_kept_counts if RESAMPLES * P <= PLACES else _problem_counts)(P, seed)
-    sums = [[np.tensordot(count_SP, value_PX, 1) for value_PX in values_PX] for count_SP in counts]
-    return [np.concatenate(x) for x in zip(*sums, strict=True)]
+def _percentiles(value_SX) -> np.ndarray:
+    return np.quantile(value_SX, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
 
 
-def _percentiles(value_SX, level) -> np.ndarray:
-    return np.quantile(value_SX, [(1 - level) / 2, (1 + level) / 2], axis=0)
-
-
-def mean_interval(value_PX, seed: int = 0, level: float = 0.95):
+def mean_interval(value_PX, seed: int = 0):
     """(low_X, high_X): percentile interval of the mean of value_PX over problems; nan with fewer than two problems. All
     X share the resamples, so their differences are paired."""
     value_PX = np.asarray(value_PX, np.float64)
     if (P := len(value_PX)) < 2:
         return np.full((2, *value_PX.shape[1:]), np.nan)
-    return _percentiles(_resampled_sums(seed, value_PX)[0] / P, level)
+    return _percentiles(_resampled_sums(value_PX, seed) / P)
 
 
 def ratio_interval(sum_PX, n_PX, seed: int = 0):
     """(low_X, high_X): 95 % bootstrap interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems have
     different numbers of them. Resamples without a row are left out; nan where fewer than two problems have a row."""
     sum_PX, n_PX = np.asarray(sum_PX, np.float64), np.asarray(n_PX, np.float64)
-    total_SX, n_SX = _resampled_sums(seed, sum_PX, n_PX)
+    total_SX, n_SX = _resampled_sums(sum_PX, seed), _resampled_sums(n_PX, seed)
     ratio_SX = np.divide(total_SX, n_SX, out=np.full(n_SX.shape, np.nan), where=n_SX > 0)
     few_X = (n_PX > 0).sum(0) < 2
     ratio_SX[:, few_X] = 0
     return np.where(few_X, np.nan, np.nanquantile(ratio_SX, [0.025, 0.975], axis=0))
 
 
-def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES, level: float = 0.95):
+def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES):
     """(low, high): percentile interval of statistic(row indices), where problems[row] is the row's problem.
 
     The rows of a problem are drawn together. For a paired difference let the statistic return it. A statistic that
@@ -97,7 +90,7 @@ def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLE
         values.append(statistic(order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]))
     values = np.array(values, np.float64)
     values = values[~np.isnan(values)]
-    return tuple(_percentiles(values, level).tolist()) if len(values) else (math.nan, math.nan)
+    return tuple(_percentiles(values).tolist()) if len(values) else (math.nan, math.nan)
 
 
 def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
@@ -107,17 +100,15 @@ def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
     observed one: of all patterns ("exact"; with equal magnitudes the binomial sign test, for any m), or of SIGN_FLIPS
     random ones, beside which the observed one counts as one more.
     """
+    from scipy.stats import binomtest  # not above: it takes a second
+
     difference_m = np.asarray(difference_P, np.float64)
     difference_m = difference_m[np.abs(difference_m) > ROUNDING]
     if not (m := len(difference_m)):
         return 1.0, "exact: no problem differs"
     size_m, far = np.abs(difference_m), abs(difference_m.sum()) - ROUNDING
     if np.ptp(size_m) <= ROUNDING:
-        fewer = min((difference_m > 0).sum(), (difference_m < 0).sum())
-        patterns = itertools.accumulate(
-            range(fewer), lambda c, k: c * (m - k) // (k + 1), initial=1
-        )  # C(m, k)
-        return min(2 * sum(patterns) / 2**m, 1.0), "exact: binomial"
+        return float(binomtest(int((difference_m > 0).sum()), m).pvalue), "exact: binomial"
     if m <= ENUMERATED:
         sums = size_m[:1]  # the first sign may stay: the other half are these, negated
         for size in size_m[1:]:
@@ -138,13 +129,8 @@ def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
     rows = []
     for column_P, low, high in zip(difference_PX.T, *mean_interval(difference_PX, seed), strict=True):
         p, method = sign_flip_test(column_P, seed)
-        row = {
-            "difference": float(column_P.mean()),
-            "interval": [float(low), float(high)],
-            "p": p,
-            "p_method": method,
-        }
-        rows.append(row | {"n_differ": int(np.count_nonzero(column_P))})
+        row = {"difference": float(column_P.mean()), "interval": [float(low), float(high)]}
+        rows.append(row | {"p": p, "p_method": method, "n_differ": int(np.count_nonzero(column_P))})
     return rows
 
 

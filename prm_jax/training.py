@@ -35,15 +35,6 @@ class LossConfig:
     zeta: NotNegative = 4.0  # of pqm: by how much a bad step's Q must be below the others
     beta: Positive = 0.05  # of objective=implicit: log-odds a nat of log policy / reference
 
-    def __post_init__(self):
-        ranks = STEP_LOSSES[self.step].ranks
-        expect(
-            not ranks or self.pos_weight == 1,
-            "loss.pos_weight",
-            self.pos_weight,
-            f"1 with loss.step={self.step}",
-        )
-
 
 def in_head(_, x):
     return x.get_metadata("in_head", False)
