@@ -1,4 +1,4 @@
-"""The figures of papers: stored tables are redrawn, their differences are what they were, commands compose and run."""
+"""The figures of papers: stored tables are redrawn, differences are what they were, commands compose and run."""
 
 import csv
 import importlib
@@ -32,7 +32,7 @@ FIGURES = {
     for file in run.NAMES
     for name, figure in importlib.import_module(f"examples.papers.{file}").FIGURES.items()
 }
-# The primary difference of each figure, its interval and its exact p, as they were printed when the figure was made.
+# The primary difference of each figure, its interval and exact p, as printed when the figure was made.
 PRIMARY = {
     "attack": "+0.071 [+0.047, +0.094], p 0.008",
     "best_of_n": "+0.358 [+0.333, +0.383], p 0.008",
