@@ -1,4 +1,4 @@
-"""The figures of papers: stored tables are redrawn, differences are what they were, commands compose and run."""
+"""Figures of papers: stored tables are redrawn, differences are what they were, commands compose and run."""
 
 import csv
 import importlib

@@ -47,13 +47,17 @@ def gather(stages: dict) -> Table:
 columns = [[panel] for panel in QUANTITIES.values()]
 draw = dots(columns, ends=(": no edit", ": drop", ": blank", ": worst edit"))
 ALL, LONG = "all edited", "all edited (1400 updates)"
+ROWS = "data=jsonl data.path={rows}/train.jsonl data.validation_path={rows}/validation.jsonl"
+ROWS += " data.test_path={rows}/test.jsonl"
 ARMS = {
     "default": "data=chain",
-    "hardened": "experiment=hardened",
-    ALL: "experiment=hardened data.augment=1",
-    LONG: "experiment=hardened data.augment=1 steps=1400",
+    "hardened": ROWS.replace("rows", "half"),
+    ALL: ROWS.replace("rows", "every"),
+    LONG: ROWS.replace("rows", "every") + " steps=1400",
 }
 STAGES = {
+    "half": "-m examples.attack --harden {out} --share 0.5 --seed {seed}",
+    "every": "-m examples.attack --harden {out} --share 1 --seed {seed}",
     "prm": "train.py {training} seed={seed}",
     "attack": "-m examples.attack --checkpoint {prm} --output {out}/results.json",
     "checker": "-m examples.attack --checkpoint checker --output {out}/results.json",

@@ -17,6 +17,7 @@ Primary: lines a solution at the last evaluation, sum form - min form, paired ov
 test.
 """
 
+from examples.papers.attack import ROWS
 from examples.papers.rl import draw, gather
 from examples.papers.table import Difference, Figure
 
@@ -33,7 +34,8 @@ STAGES = {
     "restating": "train.py objective=lm data.samples=solver data.train_split=base data.task.restate=0.3 "
     "data.solutions=8000 data.solutions_per_problem=2 data.test_solutions=500 steps=200",
     "prm": "train.py seed={seed}",
-    "hardened": "train.py experiment=hardened seed={seed}",
+    "half": "-m examples.attack --harden {out} --share 0.5 --seed {seed}",
+    "hardened": f"train.py {ROWS.replace('rows', 'half')}" + " seed={seed}",
     "policy": "-m prm_jax.rl policy={restating} data.task.restate=0.3 advantage=pure reward.answer=0 "
     "reward.prm=1 reward.prm_form=probability n=8 sampling.max_tokens=128 batch.tokens=256 batch.rows=4 "
     "batch_rows=256 steps=20 eval.every=2 eval.problems=100 eval.n=2 {reward} seed={seed}",
