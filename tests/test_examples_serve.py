@@ -126,8 +126,8 @@ def test_who_may_ask(port, verifier):
 @pytest.mark.parametrize("every_token", [False, True])
 def test_comparison_reads_a_servers_rows_at_the_step_ends(verifier, monkeypatch, every_token):
     """A stand-in for vLLM gives [P(bad), P(good)], a row a step tag or a row a token."""
-    steps_of = {PROBLEM: [tuple(RIGHT), tuple(WRONG)]}
-    rows = [(problem, steps) for problem, solutions in steps_of.items() for steps in solutions]
+    format_steps = {PROBLEM: [tuple(RIGHT), tuple(WRONG)]}
+    rows = [(problem, steps) for problem, solutions in format_steps.items() for steps in solutions]
     encoded = encode(verifier.scorer.format, verifier.scorer.tokenizer, rows)
 
     def ask_stub(url, body):

@@ -15,7 +15,7 @@ from prm_jax import InputError, rerank
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
 from prm_jax.data.questions import Question
-from prm_jax.data.steps import step_of_tokens, step_sums
+from prm_jax.data.steps import step_sums, token_steps
 from prm_jax.evals import pool_metrics, steps
 from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.formats import Format, encode
@@ -107,8 +107,8 @@ def test_another_models_likelihood_is_not_stored_as_that_of_the_policy_that_drew
 
 def test_tokens_belong_to_the_step_that_they_end():
     texts = ["a", "b", "\n", "\n", " ", "c", "\nd", ".\n", ""]
-    assert step_of_tokens(PLAIN, texts) == [0, 0, 0, 1, 1, 1, 1, 2, 3]
-    assert step_of_tokens(PLAIN, ["\n", "a", "\n"]) == [0, 0, 0] and step_of_tokens(PLAIN, []) == []
+    assert token_steps(PLAIN, texts) == [0, 0, 0, 1, 1, 1, 1, 2, 3]
+    assert token_steps(PLAIN, ["\n", "a", "\n"]) == [0, 0, 0] and token_steps(PLAIN, []) == []
     assert step_sums(PLAIN, ["a", "\n", "b", "\n", ""], [1, 2, 4, 8, 16], "a\nb\n") == (3.0, 28.0)
     assert step_sums(PLAIN, ["a\nb", "\n"], [1, 2], "a\nb\n") is None  # a token of two steps
     assert step_sums(PLAIN, ["a", "\n"], [1], "a\n") is None and step_sums(PLAIN, [""], [1], "") == (1.0,)

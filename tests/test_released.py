@@ -64,7 +64,7 @@ WITH_EMPTY = ("Go on.", ("", "then", "", ""))
 
 def as_published(fmt, score_T):
     """Log-odds in the unit in which the format's authors state scores."""
-    return UNITS[fmt.score].of_log_odds(score_T.astype(np.float64))
+    return UNITS[fmt.score].from_log_odds(score_T.astype(np.float64))
 
 
 # ---------------------------------------------------------------- tokenizers

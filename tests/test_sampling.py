@@ -17,7 +17,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.data.grading import as_number
 from prm_jax.data.pools import Candidate, iter_pool
-from prm_jax.data.questions import as_candidate, read_questions
+from prm_jax.data.questions import make_candidate, read_questions
 from prm_jax.formats import Format, encode, read_format, train_tokenizer
 from prm_jax.generate import sampling
 from prm_jax.generate.sampling import Policy, Sampling
@@ -361,7 +361,7 @@ def test_a_pool_that_was_cut_anywhere_becomes_the_undisturbed_one(policy, questi
 
 
 def test_a_solution_without_a_step_is_one_empty_step_unfinished():
-    written = lambda text: as_candidate(PLAIN, Continuation(np.zeros(1), np.zeros(1), text, "eos"))
+    written = lambda text: make_candidate(PLAIN, Continuation(np.zeros(1), np.zeros(1), text, "eos"))
     candidate = written(" \n\n")
     assert candidate.steps == ("",) and not candidate.finished and candidate.answer is None
     assert written("1+2=3\n\nAnswer: 3\n") == Candidate(("1+2=3", "Answer: 3"), "3")

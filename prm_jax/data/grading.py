@@ -8,10 +8,6 @@ A comparison follows one of three rules, which the results name:
   math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}` with its default
           settings. It is not symmetric, gold first: gold 1 accepts 2x + z = 1, gold 2x + z = 1 does not accept 1.
 Every rule compares an answer of more than LONGEST characters as a string.
-
-Math-Verify's own time limit is a Python signal handler, which works in the main thread only, and SymPy's results may
-depend on the hash and random seeds. So it runs in worker processes with fixed seeds, and the kernel ends one that
-spends more than SECONDS of processor time on a pair: this holds in compiled code and does not depend on the load.
 """
 
 import collections
@@ -32,9 +28,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from prm_jax import InputError
 from prm_jax.data.rows import require
-from prm_jax.launch.files import cache_folder, sha256
+from prm_jax.launch.files import cache_folder
 from prm_jax.launch.progress import progress
 
 RULES = ("string", "number", "math")
@@ -189,21 +184,21 @@ def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
     return [group_of[key] for key in keys]
 
 
-def _checker_of_pools(rule: str, cache: Path | str | None):
+def open_pool_checker(rule: str, cache: Path | None):
     return contextlib.closing(Checker(rule, os.cpu_count(), cache or cache_folder() / "answers.jsonl"))
 
 
-def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None):
+def grade_pool(problems: Sequence, rule: str, cache: Path | None = None):
     """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts: the checker;
     candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold, answer); checked:
     those that Math-Verify saw now, not in an earlier call (`cache`)."""
-    expected = "the right answer; task=score ranks without"
     for problem in problems:
+        expected = "the right answer; task=score ranks without"
         require(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
-    with _checker_of_pools(rule, cache) as checker:
+    with open_pool_checker(rule, cache) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
-        graded = list(map(checker.grade, problems))
+        graded = [checker.grade(problem) for problem in problems]
     counts = {"candidates": n_of.total()} | dict.fromkeys(VERDICTS, 0)
     for n, verdict in zip(n_of.values(), verdicts, strict=True):
         counts[verdict] += n
@@ -212,11 +207,11 @@ def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None):
     return graded, {"checker": checker.name} | counts
 
 
-def group_pool(problems: Sequence, rule: str, cache: Path | str | None = None):
+def group_pool(problems: Sequence, rule: str, cache: Path | None = None) -> list[list[int]]:
     """`group` of every problem's candidates, as the votes take it: a list of ids per problem."""
-    with _checker_of_pools(rule, cache) as checker:
-        answers = [[c.answer for c in problem.candidates] for problem in problems]
-        return checker.map(lambda of_problem: group(of_problem, checker), answers, "grouping", "problem")
+    answers = [[c.answer for c in problem.candidates] for problem in problems]
+    with open_pool_checker(rule, cache) as checker:
+        return checker.map(lambda row: group(row, checker), answers, "grouping", "problem")
 
 
 def with_answers(problems: Sequence) -> list:
@@ -230,44 +225,25 @@ def with_answers(problems: Sequence) -> list:
 
 class Checker:
     """Compares answers by one rule; safe to use from several threads, of which it serves `workers` at a time. `cache`:
-    a JSON Lines file of Math-Verify's verdicts with checksums; rows of other versions or limits are ignored."""
+    a JSON Lines file of Math-Verify's verdicts; rows of other versions or limits are ignored."""
 
-    def __init__(self, rule: str, workers: int = 1, cache: Path | str | None = None):
+    def __init__(self, rule: str, workers: int = 1, cache: Path | None = None):
         require(rule in RULES, "how", rule, "string, number or math")
         self.rule, self.name, self.checked = rule, rule, 0
-        self._known, self._lock, self._workers = {}, threading.Lock(), workers
-        self._idle = queue.LifoQueue()  # last used first: no worker starts while another is idle
+        self.known, self.lock, self.workers = {}, threading.Lock(), workers
+        self.idle = queue.LifoQueue()  # last used first: no process starts while another is idle
         for _ in range(workers):
-            self._idle.put(None)  # started when needed
-        self.cache = Path(cache).expanduser() if cache is not None and rule == "math" else None
+            self.idle.put(MathVerify())
+        self.cache = cache if rule == "math" else None
         if rule == "math":
-            version = importlib.metadata.version
-            self.name = f"math-verify {version('math-verify')} (sympy {version('sympy')}, {SECONDS} s)"
-        if self.cache:
-            self._read_cache()
-
-    def _read_cache(self):
-        try:
-            self.cache.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.cache, "a+", encoding="utf-8", errors="replace") as file:
-                file.seek(0)
-                text = file.read()
-                file.write("" if text.endswith("\n") or not text else "\n")  # a kill cut the last line off
-        except OSError as error:
-            raise InputError(f"cache: {self.cache} cannot be read and written ({error})") from None
-        broken = 0
-        for line in filter(None, text.split("\n")):
-            try:
-                row = json.loads(line)
-                if row["checker"] == self.name and "sum" in row:  # an earlier version wrote none
-                    require(row.pop("sum") == _sum(row), "sum", line, "that of its line")
-                    self._known[row["gold"], row["answer"]] = row["verdict"]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                broken += 1
-        if broken:
-            print(
-                f"answers     {broken} broken lines of {self.cache} are left out, and their answers compared again"
-            )
+            versions = (importlib.metadata.version(name) for name in ("math-verify", "sympy"))
+            self.name = "math-verify {} (sympy {}, {} s)".format(*versions, SECONDS)
+        if self.cache and self.cache.exists():
+            for line in self.cache.read_text("utf-8", "replace").splitlines():
+                with contextlib.suppress(ValueError, KeyError):  # a line that a stop has cut is asked again
+                    row = json.loads(line)
+                    if row["checker"] == self.name:
+                        self.known[row["gold"], row["answer"]] = row["verdict"]
 
     def verdict(self, gold: str | None, answer: str | None) -> str:
         """One of VERDICTS; `gold` first."""
@@ -280,54 +256,47 @@ class Checker:
         if max(len(gold), len(answer)) > LONGEST:
             return "unparsable"
         if self.rule == "number":
-            return _compare_numbers(as_number(gold), as_number(answer))
-        if (gold, answer) not in self._known:
-            worker = self._idle.get()
+            return compare_numbers(as_number(gold), as_number(answer))
+        if (gold, answer) not in self.known:
+            worker = self.idle.get()
             try:
-                worker, verdict = _ask(worker, gold, answer)
-            except BaseException:  # Ctrl-C: the pending reply would be taken for the next pair's
-                worker = worker and worker.kill()
-                raise
+                verdict = worker.verdict(gold, answer)
             finally:
-                self._idle.put(worker)
-            with self._lock:
+                self.idle.put(worker)
+            with self.lock:
                 self.checked += 1
-                self._known[gold, answer] = verdict
+                self.known[gold, answer] = verdict
                 if self.cache and verdict != "crash":  # a crash need not happen again
                     row = {"checker": self.name, "gold": gold, "answer": answer, "verdict": verdict}
+                    self.cache.parent.mkdir(parents=True, exist_ok=True)
                     with open(self.cache, "a", encoding="utf-8") as file:
-                        print(json.dumps(row | {"sum": _sum(row)}), file=file)
-        return self._known[gold, answer]
+                        print(json.dumps(row), file=file)
+        return self.known[gold, answer]
 
     def grade(self, problem):
         """The pools.Problem with its candidates graded against its answer; one without an answer stays as it is."""
-        gold = problem.answer
-        graded = (
-            dataclasses.replace(c, correct=self.verdict(gold, c.answer) == "same") for c in problem.candidates
-        )
-        return problem if gold is None else dataclasses.replace(problem, candidates=tuple(graded))
+        if problem.answer is None:
+            return problem
+        candidates = []
+        for c in problem.candidates:
+            correct = self.verdict(problem.answer, c.answer) == "same"
+            candidates.append(dataclasses.replace(c, correct=correct))
+        return dataclasses.replace(problem, candidates=tuple(candidates))
 
     def map(self, function, items: Sequence, what: str, unit: str) -> list:
         """function(item) of every item in order, on one thread per worker, with a progress bar."""
-        pool = concurrent.futures.ThreadPoolExecutor(self._workers)
+        pool = concurrent.futures.ThreadPoolExecutor(self.workers)
         try:
             return list(progress(what, len(items), unit, iterable=pool.map(function, items)))
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the rest
 
     def close(self):
-        """Ends the workers."""
-        for _ in range(self._workers):
-            if worker := self._idle.get():
-                worker.kill()
-                worker.communicate()
+        for _ in range(self.workers):
+            self.idle.get().close()
 
 
-def _sum(row):
-    return sha256(json.dumps(row))[:16]
-
-
-def _compare_numbers(gold, answer):
+def compare_numbers(gold: Fraction | None, answer: Fraction | None) -> str:
     if gold is None or answer is None:
         return "unparsable"
     are_whole = gold.denominator == answer.denominator == 1
@@ -335,51 +304,39 @@ def _compare_numbers(gold, answer):
     return "same" if abs(gold - answer) <= margin else "different"
 
 
-def _start():
-    # A fresh interpreter: a fork of a process with JAX's threads may hang, a spawn would run the caller's script. Its
-    # own session: Ctrl-C then reaches the caller alone, and no half-done pair counts as a crash.
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-c", f"from prm_jax.data.grading import _serve; _serve({SECONDS}, {MEMORY})"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-    worker = subprocess.Popen(command, **pipes, env=env, start_new_session=True)
-    if not worker.stdout.readline():
-        raise RuntimeError("the worker that runs Math-Verify does not start; its message is above")
-    return worker
+class MathVerify:
+    """math_worker.py, started when it is first asked and again after a pair that ended it. A fresh interpreter: a fork
+    of a process with JAX's threads may hang, a spawn would run the caller's script."""
 
+    process: subprocess.Popen | None = None
 
-def _ask(worker, gold, answer):
-    worker = worker or _start()
-    with contextlib.suppress(BrokenPipeError):
-        print(json.dumps([gold, answer]), file=worker.stdin, flush=True)
-        if reply := worker.stdout.readline():
-            return worker, reply.strip()
-    verdict = "timeout" if worker.wait() == -signal.SIGPROF else "crash"
-    with contextlib.suppress(BrokenPipeError):
-        worker.communicate()  # closes the pipes
-    return None, verdict
+    def start(self):
+        command = [sys.executable, str(Path(__file__).with_name("math_worker.py")), str(SECONDS), str(MEMORY)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+        # In its own session Ctrl-C reaches the caller alone, and no half-done pair counts as a crash.
+        environment = os.environ | {"PYTHONHASHSEED": "0"}
+        self.process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
+        if not self.process.stdout.readline():
+            raise RuntimeError("the process that runs Math-Verify does not start; its message is above")
 
+    def verdict(self, gold: str, answer: str) -> str:
+        if self.process is None:
+            self.start()
+        is_answered = False
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                print(json.dumps([gold, answer]), file=self.process.stdin, flush=True)
+                if reply := self.process.stdout.readline():
+                    is_answered = True
+                    return reply.strip()
+            return "timeout" if self.process.wait() == -signal.SIGPROF else "crash"
+        finally:
+            if not is_answered:  # also after Ctrl-C, or the reply would be taken for the next pair's
+                self.close()
 
-def _serve(seconds, memory):
-    """A worker's loop: reads [gold, answer], writes a verdict, one a line, until the input ends."""
-    import resource
-
-    from math_verify import parse, verify
-    from sympy.core.random import seed
-
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    print("ready", file=replies, flush=True)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1), os.dup2(null, 2)  # the parsers print what they cannot read
-    resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    for line in sys.stdin:
-        # Without a handler the signal ends the process, whatever it is doing.
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        seed(0)
-        gold, answer = (parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in json.loads(line))
-        are_read = all(any(not isinstance(value, str) for value in values) for values in (gold, answer))
-        verdict = "different" if are_read else "unparsable"
-        if verify(gold, answer, timeout_seconds=None):
-            verdict = "same"
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(verdict, file=replies, flush=True)
+    def close(self):
+        if self.process:
+            self.process.kill()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.communicate()  # closes the pipes
+            self.process = None

@@ -31,15 +31,17 @@ class Candidate:
     correct: bool | None = None
     finished: bool = True
     step_scores: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    # Of each step's tokens under the policy that drew it, in nats, at temperature 1; the last one's with the text's end.
+    # Of each step's tokens under the policy that drew it, in nats, at temperature 1; the last with the text's end.
     logp: tuple[float, ...] | None = None
 
     def __post_init__(self):
         if not self.steps:
             raise InputError("steps: found none, expected at least one")
         n = len(self.steps)
-        of_steps = {f"step_scores.{name}": scores for name, scores in self.step_scores.items()}
-        for name, numbers in (of_steps | {"logp": self.logp} if self.logp is not None else of_steps).items():
+        rows = {f"step_scores.{name}": scores for name, scores in self.step_scores.items()}
+        if self.logp is not None:
+            rows["logp"] = self.logp
+        for name, numbers in rows.items():
             require(len(numbers) == n, name, len(numbers), f"one number for each of {n} steps")
             for index, x in enumerate(numbers):
                 if type(x) not in (int, float) or not math.isfinite(x):
@@ -71,9 +73,7 @@ class Problem:
             require(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
 
-def read_pool(
-    path, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None
-) -> list[Problem]:
+def read_pool(path, names: Sequence[str] | None = None, as_written=False, split_by=None) -> list[Problem]:
     """`iter_pool` as a list."""
     return list(iter_pool(path, names, as_written, split_by))
 
@@ -82,15 +82,16 @@ def iter_pool(
     path, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None
 ) -> Iterator[Problem]:
     """Yields the problems of a pool file, with all step scores or only the required `names`. A row is id, problem,
-    answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit ({name: unit}), task; only problem,
-    candidates and steps are needed: a list of steps is a candidate, too. StrictPRMBench's rows are read, but not
-    source_is_correct, graded against wrong answers. A gold answer that is a whole solution is the one that it states,
-    unless as_written. split_by: how whole texts are cut into steps, null: at blank lines. InputError names line and field."""
+    answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit ({name: unit}), task; only
+    problem, candidates and steps are needed: a list of steps is a candidate, too. StrictPRMBench's rows are read, but
+    not source_is_correct, graded against wrong answers. A gold answer that is a whole solution is the one that it
+    states, unless as_written. split_by: how whole texts are cut into steps, null: at blank lines. InputError names line
+    and field."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
         try:
-            problem = problem_of(row, names, as_written, split_by)
+            problem = parse_problem(row, names, as_written, split_by)
             other = place_of.setdefault(problem.id, place)
             require(other is place, "id", problem.id, f"an id not seen before, {other} has it")
         except InputError as error:
@@ -100,14 +101,13 @@ def iter_pool(
 
 def is_pool(row: dict) -> bool:
     """Whether a file's row is one of a pool: it has candidates, or is as search-and-learn writes it."""
-    return "candidates" in row or (
-        {"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys()
-    )
+    is_texts = {"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys()
+    return "candidates" in row or is_texts
 
 
 def as_native(row: dict, split_by: str | None = None) -> dict:
-    """A row of search-and-learn's output (problem, completions: texts whose steps stand between blank lines unless
-    split_by says otherwise, scores: of each a number a step) as a pool's; scores that are not one a step are left out."""
+    """A row of search-and-learn's output as a pool's: problem, completions (texts whose steps stand between blank lines
+    unless split_by says otherwise), scores (of each a number a step; those that are not one a step are left out)."""
     candidates, scores, solutions = [], optional(row, "scores", list) or [], texts(row, "completions")
     are_lists = len(scores) <= len(solutions) and all(isinstance(score_T, list) for score_T in scores)
     require(are_lists, "scores", scores, "a list of numbers for each completion")
@@ -118,54 +118,64 @@ def as_native(row: dict, split_by: str | None = None) -> dict:
             score_T = [score for score, piece in zip(score_T, pieces, strict=True) if piece.strip()]
         stored = {"step_scores": {"prm": score_T}} if len(score_T) == len(steps) else {}
         candidates.append({"steps": steps or [""], "answer": extract(text), **stored})
-    return row | {
-        "id": str(row.get("unique_id") or row.get("id") or row["problem"]),
-        "candidates": candidates,
-    }
+    name = row.get("unique_id") or row.get("id") or row["problem"]
+    return row | {"id": str(name), "candidates": candidates}
 
 
-def problem_of(
-    row: dict, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None
-) -> Problem:
+def parse_problem(row: dict, names=None, as_written=False, split_by: str | None = None) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
     require(not (split_by and "candidates" in row), "split_by", split_by, "null: the candidates have steps")
     if not is_pool(row):
         expected = "a list, or problem and completions (whole texts) in its place"
         raise InputError(f"candidates: missing, expected {expected}; found {', '.join(map(str, row))}")
     row = row if "candidates" in row else as_native(row, split_by)
-    id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
+    id_name, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
+        place = f"candidates[{index}]"
         candidate = {"steps": candidate} if isinstance(candidate, list) else candidate
-        require(
-            isinstance(candidate, dict), f"candidates[{index}]", candidate, "an object or a list of steps"
-        )
+        require(isinstance(candidate, dict), place, candidate, "an object or a list of steps")
         try:
-            stored = optional(candidate, scores, dict) or {}
-            keep = stored if names is None else names
-            step_scores = {name: tuple(field(stored, name, list, f"{scores}.")) for name in keep}
-            finished = optional(candidate, "finished", bool) is not False
-            correct, stated = optional(candidate, "correct", bool), optional(candidate, answer, str)
-            logp = None if (logp := optional(candidate, "logp", list)) is None else tuple(logp)
-            candidates.append(
-                Candidate(texts(candidate, "steps"), stated, correct, finished, step_scores, logp)
-            )
+            candidates.append(parse_candidate(candidate, names, answer, scores))
         except InputError as error:
-            raise InputError(f"candidates[{index}].{error}") from None
+            raise InputError(f"{place}.{error}") from None
     units = optional(row, "scores_unit", dict) or {}
-    units = {name: unit for name, unit in units.items() if names is None or name in names}
-    gold, task = optional(row, gold, str), optional(row, "task", str)
-    gold = gold if as_written else read_gold(gold)
-    tokens, text = optional(row, "policy_tokens", int), field(row, problem, str)
-    return Problem(optional(row, id_, str) or text, text, gold, tuple(candidates), units, task, tokens)
+    gold, text = optional(row, gold, str), field(row, problem, str)
+    return Problem(
+        id=optional(row, id_name, str) or text,
+        problem=text,
+        answer=gold if as_written else read_gold(gold),
+        candidates=tuple(candidates),
+        scores_unit={name: unit for name, unit in units.items() if names is None or name in names},
+        task=optional(row, "task", str),
+        policy_tokens=optional(row, "policy_tokens", int),
+    )
 
 
-def solutions_of(p: Problem) -> list[Solution]:
+def parse_candidate(row: dict, names, answer: str, scores: str) -> Candidate:
+    """The candidate of an object of a pool; `answer` and `scores`: the names of these fields."""
+    stored = optional(row, scores, dict) or {}
+    kept = stored if names is None else names
+    logp = optional(row, "logp", list)
+    return Candidate(
+        steps=texts(row, "steps"),
+        answer=optional(row, answer, str),
+        correct=optional(row, "correct", bool),
+        finished=optional(row, "finished", bool) is not False,
+        step_scores={name: tuple(field(stored, name, list, f"{scores}.")) for name in kept},
+        logp=None if logp is None else tuple(logp),
+    )
+
+
+def pool_solutions(p: Problem) -> list[Solution]:
     """A problem's candidates as solutions without labels."""
-    rows = enumerate(p.candidates)
-    return [
-        Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}", p.task) for n, c in rows
-    ]
+    solutions = []
+    for n, c in enumerate(p.candidates):
+        name = f"{p.id}/{n}"
+        solutions.append(
+            Solution(p.problem, c.steps, outcome=c.outcome, answer=c.answer, id=name, task=p.task)
+        )
+    return solutions
 
 
 def write_pool(path, problems: Iterable[Problem]):
@@ -188,37 +198,33 @@ def is_unsplit(steps: Sequence[str]) -> bool:
 def note_unsplit(n: int, total: int):
     """Prints that n of the solutions are one step of several lines, unless none is."""
     if n:
-        print(
-            f"note        {n:,} of {total:,} solutions are one step of several lines; split_by=line cuts whole texts"
-        )
+        advice = "one step of several lines; split_by=line cuts whole texts"
+        print(f"note        {n:,} of {total:,} solutions are {advice}")
 
 
 def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:
     """(score_T of every candidate in order, their unit by the file, or `default`); InputError if the file names two
     units, or a score is outside the range."""
-    units, scores = sorted({problem.scores_unit.get(name, default) for problem in problems}), []
+    units = sorted({problem.scores_unit.get(name, default) for problem in problems})
     require(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
+    unit, scores = UNITS[units[0]], []
     for p in problems:
         for n, c in enumerate(p.candidates):
-            scores.append(score_T := np.array(c.step_scores[name], np.float64))
-            for t in np.flatnonzero((score_T < UNITS[units[0]].low) | (score_T > UNITS[units[0]].high))[:1]:
-                raise outside(p.id, n, name, t, score_T[t], units[0])
+            score_T = np.array(c.step_scores[name], np.float64)
+            for t in np.flatnonzero((score_T < unit.low) | (score_T > unit.high)):
+                raise range_error(p.id, n, name, t, score_T[t], units[0])
+            scores.append(score_T)
     return scores, units[0]
 
 
-def outside(i: str, n: int, name: str, t: int, score: float, unit: str) -> InputError:
+def range_error(problem_id: str, n: int, name: str, t: int, score: float, unit: str) -> InputError:
     """The error of a step score outside its unit's range."""
-    expected = (
-        f"a {unit} in [{UNITS[unit].low:g}, {UNITS[unit].high:g}]; scores_unit=logit takes unbounded scores"
-    )
-    return InputError(
-        f"pool: problem {i}: candidates[{n}].step_scores.{name}[{t}]: got {score:g}, expected {expected}"
-    )
+    allowed = f"a {unit} in [{UNITS[unit].low:g}, {UNITS[unit].high:g}]"
+    place = f"pool: problem {problem_id}: candidates[{n}].step_scores.{name}[{t}]"
+    return InputError(f"{place}: got {score:g}, expected {allowed}; scores_unit=logit takes unbounded scores")
 
 
-def with_scores(
-    problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit"
-) -> Iterator[Problem]:
+def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit="logit") -> Iterator[Problem]:
     """Yields the problems with new step scores `name`, given for all candidates in order. InputError if the name is
     taken or a candidate's count is wrong, ValueError if there are too many or too few."""
     scores = iter(scores)

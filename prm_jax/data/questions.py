@@ -9,7 +9,7 @@ from pathlib import Path
 from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.pools import Candidate
 from prm_jax.data.rows import field, read_rows, require, row_place
-from prm_jax.data.steps import steps_of
+from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
 from prm_jax.protocols import Continuation
 
@@ -30,10 +30,10 @@ def read_questions(path: str | Path, as_written=False) -> Iterator[Question]:
     for number, row in read_rows(path):
         place = row_place(path, number)
         texts = [row[name] for name in ("problem", "prompt", "question") if name in row]
-        problem, answer = texts[0] if texts else ", ".join(map(str, row)), row.get("gold", row.get("answer"))
+        problem = texts[0] if texts else ", ".join(map(str, row))
         is_text = bool(texts) and isinstance(problem, str) and problem != ""
         require(is_text, f"{place}: problem", problem, "a text under problem, prompt or question")
-        name = row.get("id", row.get("problem_id"))
+        answer, name = row.get("gold", row.get("answer")), row.get("id", row.get("problem_id"))
         for key, value in (("answer", answer), ("id", name)):
             is_number = type(value) in (int, float) and math.isfinite(value)
             is_right = value is None or isinstance(value, str) or is_number
@@ -45,9 +45,9 @@ def read_questions(path: str | Path, as_written=False) -> Iterator[Question]:
         yield Question(name, problem, answer if as_written else read_gold(answer))
 
 
-def as_candidate(fmt: Format, sample: Continuation) -> Candidate:
+def make_candidate(fmt: Format, sample: Continuation) -> Candidate:
     """A sampled solution with the answer it states; one without steps is kept as one empty step, unfinished."""
-    steps = steps_of(fmt, sample.text)
+    steps = format_steps(fmt, sample.text)
     is_whole = sample.finish_reason == "eos" and bool(steps)
     return Candidate(steps or ("",), extract("\n".join(steps)), finished=is_whole, logp=sample.logp_T)
 
@@ -56,13 +56,15 @@ COUNTS = ["problems", "resumed", "candidates", "policy_tokens", "finished", "cut
 COUNTS += ["right", "wrong", "ungraded"]
 
 
-def counts_of(line: dict) -> collections.Counter:
+def count_line(line: dict) -> collections.Counter:
     """The counts of one line of a pool. A candidate that was cut off is neither right nor wrong."""
-    candidates = line["candidates"]
-    tokens = field(line, "policy_tokens", int)
+    candidates, tokens = line["candidates"], field(line, "policy_tokens", int)
     counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=tokens)
     for c in candidates:
-        counts["empty" if list(c["steps"]) == [""] else "finished" if c["finished"] else "cut"] += 1
+        if list(c["steps"]) == [""]:
+            counts["empty"] += 1
+        else:
+            counts["finished" if c["finished"] else "cut"] += 1
         counts["unanswered"] += c["answer"] is None
         if c["finished"] or c["correct"] is None:
             counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1

@@ -1,4 +1,7 @@
-"""Reads and writes rows of data files (JSON Lines, JSON, Parquet, the hub); every error names file, line and field."""
+"""Reads and writes rows of data files (JSON Lines, JSON, Parquet, the hub); every error names file, line and field.
+
+datasets would force one type on all values of a column: PRM800K's and TRL's labels are texts, booleans and nulls.
+"""
 
 import contextlib
 import gzip
@@ -15,7 +18,6 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.files import KeptLines, decode_json, replaced
 
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
-LONGEST = 1 << 29  # bytes of a line, of which a packed file may hold any number, or of a .json file
 
 
 def field_error(name: str, value, expected: str) -> InputError:
@@ -33,15 +35,17 @@ def require(is_right: bool, name: str, value, expected: str):
 def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):
     """The value of a required field of this type; a bool is not an int."""
     if name not in row:
-        raise InputError(
-            f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}"
-        )
+        found = ", ".join(map(str, row))
+        raise InputError(f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {found}")
     value = row[name]
-    is_right = (
-        isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) or null and value is None
-    )
+    if value is None:
+        is_right = null
+    elif isinstance(value, bool):
+        is_right = kind is bool
+    else:
+        is_right = isinstance(value, kind)
     if not is_right:  # the texts of an error take longer than the check
-        raise field_error(inside + name, value, KIND_WORDS[kind] + " or null" * null)
+        raise field_error(inside + name, value, KIND_WORDS[kind] + (" or null" if null else ""))
     return value
 
 
@@ -77,16 +81,12 @@ def read_rows(path) -> Iterator[tuple[int, dict]]:
     empty or broken, or a row is not an object."""
     path, number = Path(path), 0
     if not path.is_file():
-        is_folder = (
-            "is a folder, expected a file; of a data set that save_to_disk wrote, its to_parquet writes one"
-        )
-        raise InputError(f"{path}: {is_folder if path.is_dir() else 'no such file'}")
+        why = "a folder, expected a file (Dataset.to_parquet writes one)" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: {why}")
+    readers = {".jsonl": json_lines, ".json": json_values, ".parquet": parquet_rows}
     suffix = Path(path.name.removesuffix(".gz")).suffix
-    readers = {".jsonl": json_lines, ".json": _json_values, ".parquet": _parquet}
     if suffix not in readers:
-        raise InputError(
-            f"{path}: unknown type of file, expected .jsonl, .json (or .gz of these) or .parquet"
-        )
+        raise InputError(f"{path}: unknown type, expected .jsonl, .json (or .gz of these) or .parquet")
     try:
         for number, row in readers[suffix](path):
             require(isinstance(row, dict), row_place(path, number), row, "an object with named fields")
@@ -97,28 +97,24 @@ def read_rows(path) -> Iterator[tuple[int, dict]]:
         raise InputError(f"{path}: is empty, expected at least one row")
 
 
-def _open(path, mode):
+def open_file(path: Path, mode: str):
     return gzip.open(path, mode) if path.name.endswith(".gz") else open(path, mode)
 
 
-def json_lines(path) -> Iterator[tuple[int, dict]]:
+def json_lines(path: Path) -> Iterator[tuple[int, dict]]:
     """Yields (number from 1, value) of the lines that are not blank."""
-    with _open(path, "rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
-            expect(len(line) < LONGEST, f"{path} line {number}", f"{LONGEST:,} bytes", "fewer in a line")
+    with open_file(path, "rb") as file:
+        for number, line in enumerate(file, 1):
             if line.removeprefix(b"\xef\xbb\xbf").strip():
                 yield number, decode_json(line, f"{path} line {number}")
 
 
-def _json_values(path):
-    with _open(path, "rb") as file:
-        data = file.read(LONGEST)
-    expected = "fewer in a .json file, which is read as a whole; a .jsonl file may have any number"
-    expect(len(data) < LONGEST, str(path), f"{LONGEST:,} bytes", expected)
-    return enumerate(decode_json(data, str(path), _values), 1)
+def json_values(path: Path) -> Iterator[tuple[int, dict]]:
+    with open_file(path, "rb") as file:
+        return enumerate(decode_json(file.read(), str(path), decode_values), 1)
 
 
-def _values(text):
+def decode_values(text: str) -> list:
     """The objects of a list, or of values one after another."""
     blank, end, rows = re.compile(r"\s*"), 0, []
     while end < len(text):
@@ -127,7 +123,7 @@ def _values(text):
     return rows
 
 
-def _parquet(path):
+def parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -155,7 +151,7 @@ def write_rows(path, rows: Iterable[dict]):
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise InputError(f"{path}: unknown type of file to write, expected .jsonl or .jsonl.gz")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as temporary, _open(temporary, "wb") as file:
+    with replaced(path) as temporary, open_file(temporary, "wb") as file:
         file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
 
 
@@ -169,13 +165,13 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
     """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them it had).
     make(items, number of the first, how many have a row) gives the other rows; where it makes them in fixed chunks, the
     file becomes byte for byte that of an undisturbed call. size=None: `items` are the chunks, lists. InputError if a
-    line is damaged (KeptLines) or check(row, item) raises it."""
+    line is broken (KeptLines) or check(row, item) raises it."""
     items, number = iter(items), 0
     chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
     with contextlib.closing(KeptLines(Path(path))) as kept:
         for chunk in chunks:
             rows = list(itertools.islice(iter(kept.read, None), len(chunk)))
-            for row, (i, item) in zip(rows, enumerate(chunk, number + 1), strict=False):
+            for i, (row, item) in enumerate(zip(rows, chunk, strict=False), number + 1):
                 try:
                     check(row, item)
                 except (InputError, LookupError, TypeError, AttributeError) as error:
@@ -183,13 +179,16 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
                     raise InputError(f"{path} line {i}: {why}; delete the file to make it again") from None
             old = len(rows)
             if old < len(chunk):
-                rows += (new := make(chunk, number, old))
+                new = make(chunk, number, old)
                 kept.append(new)
+                rows += new
             number += len(chunk)
             yield rows, old
         if (more := kept.read()) is not None:
-            expected = "expected its end: it was made from other input; delete the file to make it again"
-            raise InputError(f"{path} line {number + 1}: got {str(more)[:60]}, {expected}")
+            where = f"{path} line {number + 1}"
+            expect(
+                False, where, more, "the file's end: it was made from other input; delete it to make it again"
+            )
 
 
 def file_fingerprint(path) -> str:

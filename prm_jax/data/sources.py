@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.data.grading import extract
-from prm_jax.data.pools import is_pool, problem_of, solutions_of
+from prm_jax.data.pools import is_pool, parse_problem, pool_solutions
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
 from prm_jax.data.steps import SPLITS, split_steps
 from prm_jax.data.test_sets import TEST_SETS, up_to_error
@@ -30,41 +30,42 @@ OPTIONS = {
 
 
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
-    """TRL's prompt, completions, labels (null masks; `labels_required` or optional), or problem and steps in place of the
-    first two; optional ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates. TRL's PRM800K
-    script writes rows without a step; its training script drops them, as we do from the hub."""
+    """TRL's prompt, completions, labels (null masks; `labels_required` or optional), or problem and steps in place of
+    the first two; optional ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates. TRL's
+    PRM800K script writes rows without a step; its training script drops them, as we do from the hub."""
     if is_pool(row):
-        require(
-            not labels_required,
-            "labels",
-            None,
-            "those of steps, but a pool has none: prm_jax.labeling makes them",
-        )
-        return solutions_of(problem_of(row))
+        require(not labels_required, "labels", None, "those of steps, but a pool has none: prm_jax.labeling")
+        return pool_solutions(parse_problem(row))
     is_ours = {"problem", "steps"} <= row.keys()
     prompt = "problem" if is_ours and "prompt" not in row else "prompt"
     completions = "steps" if is_ours and "completions" not in row else "completions"
     if from_hub and row.get(completions) == []:
         counts["rows_without_steps_dropped"] += 1
         return []
-    problem, steps, ratings = field(row, prompt, str), texts(row, completions), optional(row, "ratings", list)
+    problem, steps = field(row, prompt, str), texts(row, completions)
     labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
-    labels, ratings = labels and tuple(map(_probability, labels)), ratings and tuple(ratings)
-    outcome, answer, task = (
-        _probability(row.get("outcome")),
-        optional(row, "answer", str),
-        optional(row, "task", str),
-    )
-    return [Solution(problem, steps, labels, ratings, outcome, answer, _own_id(row, row_id), task)]
+    ratings = optional(row, "ratings", list)
+    return [
+        Solution(
+            problem,
+            steps,
+            labels=labels and tuple(map(as_probability, labels)),
+            ratings=ratings and tuple(ratings),
+            outcome=as_probability(row.get("outcome")),
+            answer=optional(row, "answer", str),
+            id=own_id(row, row_id),
+            task=optional(row, "task", str),
+        )
+    ]
 
 
-def _probability(value):
-    # Solution refuses anything else under the field's name.
-    return float(value) if is_probability(value) else value
-
-
-def _own_id(row, row_id):
+def own_id(row: dict, row_id: str) -> str:
     return row_id if row.get("id") is None else str(row["id"])
+
+
+def as_probability(value):
+    """A float; Solution refuses what is not a probability under the field's name."""
+    return float(value) if is_probability(value) else value
 
 
 def prm800k(
@@ -75,23 +76,25 @@ def prm800k(
     the row's main solution and none in its own."""
     if "ratings" in row:
         problem, ratings = field(row, "problem", str), tuple(field(row, "ratings", list))
-        branches = [(_own_id(row, row_id), texts(row, "steps"), ratings)]
+        branches = [(own_id(row, row_id), texts(row, "steps"), ratings)]
     else:
         problem = field(field(row, "question", dict), "problem", str, "question.")
-        if quality_control == "drop" and (unusable := _unusable(row)):
+        if quality_control == "drop" and (unusable := unusable_kind(row)):
             counts[f"{unusable}_rows_dropped"] += 1
             return []
-        branches = _branches(row, row_id, counts, alternatives)
-    good, solutions = (1,) if neutral == "bad" else (0, 1), []
+        branches = read_branches(row, row_id, counts, alternatives)
+    good = (1,) if neutral == "bad" else (0, 1)
+    solutions = []
     for rank, (branch_id, steps, ratings) in enumerate(branches):
         start = len(steps) - 1 if rank else 0  # the first step that this solution supervises
         counts["neutral_masked"] += ratings[start:].count(0) if neutral == "mask" else 0
         ratings = tuple(None if neutral == "mask" and rating == 0 else rating for rating in ratings)
         labels = tuple(None if rating is None else float(rating in good) for rating in ratings)
-        answer = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
-        solution = Solution(problem, steps, labels, ratings, None, answer and answer[1].strip(), branch_id)
+        tail = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
+        answer = tail and tail[1].strip()
+        solution = Solution(problem, steps, labels, ratings, answer=answer, id=branch_id)
         counts["alternatives_after_first_error"] += first_error(labels[:start]) >= 0
-        solution = _relabelled(solution, after_first_error, counts, start)
+        solution = relabel(solution, after_first_error, counts, start)
         labels, ratings = ((None,) * start + values[start:] for values in (solution.labels, solution.ratings))
         if any(label is not None for label in labels):
             solutions.append(dataclasses.replace(solution, labels=labels, ratings=ratings))
@@ -100,7 +103,7 @@ def prm800k(
     return solutions
 
 
-def _relabelled(solution, after_first_error, counts, start=0):
+def relabel(solution: Solution, after_first_error: str, counts, start: int = 0) -> Solution:
     """`relabel_after_error`; counts the labels from `start` on that it changes."""
     new = relabel_after_error(solution, after_first_error)
     if new is not solution:
@@ -109,7 +112,7 @@ def _relabelled(solution, after_first_error, counts, start=0):
     return new
 
 
-def _unusable(row):
+def unusable_kind(row: dict) -> str | None:
     if field(row, "is_quality_control_question", bool):
         return "quality_control"
     if field(row, "is_initial_screening_question", bool):
@@ -118,7 +121,7 @@ def _unusable(row):
     return reason if reason in ("give_up", "bad_problem") else None
 
 
-def _branches(row, row_id, counts, alternatives):
+def read_branches(row: dict, row_id: str, counts, alternatives: str) -> list[tuple]:
     """(id, steps, ratings) of a raw row's trajectory, then of each alternative to one of its steps."""
     path, others, is_over = (), [], False  # path and each of others: (text, rating) of every step
     for t, shown in enumerate(field(field(row, "label", dict), "steps", list, "label.")):
@@ -136,9 +139,10 @@ def _branches(row, row_id, counts, alternatives):
         # Without a choice phase 1 continues with the labeller's own step. Without that too the row ends here, and the
         # step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
         is_over = chosen is None and human is None
-        read = [_completion(value, f"{inside}completions[{c}]") for c, value in enumerate(completions)]
+        read = [read_completion(value, f"{inside}completions[{c}]") for c, value in enumerate(completions)]
         if human is not None and chosen is None:
-            read, chosen = [*read, _completion(human, f"{inside}human_completion")], len(read)
+            chosen = len(read)
+            read.append(read_completion(human, f"{inside}human_completion"))
             counts["human_steps_without_rating"] += read[-1][1] is None
         elif human is not None:
             counts["human_steps_not_chosen_dropped"] += 1
@@ -152,7 +156,8 @@ def _branches(row, row_id, counts, alternatives):
     return [(branch_id, *zip(*branch)) for branch_id, branch in [(row_id, path), *kept]]
 
 
-def _completion(completion, name):
+def read_completion(completion, name: str) -> tuple[str, int | None]:
+    """(text, rating) of a completion."""
     require(isinstance(completion, dict), name, completion, "an object")
     rating = optional(completion, "rating", int, f"{name}.")
     require(rating in (-1, 0, 1, None), f"{name}.rating", rating, "-1, 0, 1 or null")
@@ -175,15 +180,16 @@ def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
     starts = [re.search("[Ss]tep 1:", step) for step in steps]
     first = next((index for index, start in enumerate(starts) if start), 0)
     cut = starts[first].start() if starts[first] else steps[0].rfind("?") + 1 or len(steps[0])
-    problem, steps[first] = "".join(steps[:first]) + steps[first][:cut], steps[first][cut:]
+    problem = "".join(steps[:first]) + steps[first][:cut]
+    steps[first] = steps[first][cut:]
     first += not steps[first].strip()
     counts["rows_without_step_1"] += not any(starts)
     counts["marks_inside_problem_dropped"] += first
     counts["texts_after_last_mark_dropped"] += bool(tail.strip())
     steps = tuple(step.strip() for step in steps[first:])
-    answer = steps and re.search(r"The answer is:(.*)\Z", steps[-1], re.DOTALL)
-    answer = answer[1].strip() if answer else None
-    return [Solution(problem.strip(), steps, tuple(labels[first:]), answer=answer, id=_own_id(row, row_id))]
+    stated = steps and re.search(r"The answer is:(.*)\Z", steps[-1], re.DOTALL)
+    answer = stated[1].strip() if stated else None
+    return [Solution(problem.strip(), steps, tuple(labels[first:]), answer=answer, id=own_id(row, row_id))]
 
 
 def processbench(row: dict, row_id: str, counts) -> list[Solution]:
@@ -193,7 +199,7 @@ def processbench(row: dict, row_id: str, counts) -> list[Solution]:
     require(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
     labels = up_to_error(n, None if error == -1 else error)
     outcome = float(field(row, "final_answer_correct", bool))
-    return [Solution(field(row, "problem", str), steps, labels, None, outcome, id=_own_id(row, row_id))]
+    return [Solution(field(row, "problem", str), steps, labels, outcome=outcome, id=own_id(row, row_id))]
 
 
 def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
@@ -211,11 +217,13 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def problem_and_text(row: dict) -> dict[str, str]:
-    """The fields of a row with a problem (problem, question or prompt) and with the text of a solution (solution, response,
-    answer or text): of each the first that is there."""
-    names = ("problem", "question", "prompt"), ("solution", "response", "answer", "text")
-    present = [next((name for name in options if row.get(name) is not None), options[0]) for options in names]
-    return {name: field(row, name, str) for name in present}
+    """The fields of a row with a problem (problem, question or prompt) and with the text of a solution (solution,
+    response, answer or text): of each the first that is there."""
+    found = {}
+    for names in (("problem", "question", "prompt"), ("solution", "response", "answer", "text")):
+        name = next((name for name in names if row.get(name) is not None), names[0])
+        found[name] = field(row, name, str)
+    return found
 
 
 def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[Solution]:
@@ -226,8 +234,8 @@ def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[S
     if not steps:
         counts["rows_without_steps_dropped"] += 1
         return []
-    outcome = _probability(row.get("outcome"))
-    return [Solution(problem, steps, None, None, outcome, extract(solution), _own_id(row, row_id))]
+    outcome, answer = as_probability(row.get("outcome")), extract(solution)
+    return [Solution(problem, steps, outcome=outcome, answer=answer, id=own_id(row, row_id))]
 
 
 READERS = {f.__name__: f for f in (native, prm800k, math_shepherd, processbench, prmbench, text, *TEST_SETS)}
@@ -244,13 +252,13 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
 
 def load_placed(path, kind: str, counts, *, split=None, labels_required=False, **options):
     """Yields (the row's place in an error, row, solution) of what `load` reads; `counts` has all events at the end."""
+    require(kind in READERS, "kind", kind, f"one of {', '.join(READERS)}")
     options = {name: values[0] for name, values in OPTIONS.items()} | options
-    for name, value in {"kind": kind, **options}.items():
-        allowed = READERS if name == "kind" else OPTIONS[name]
-        require(value in allowed, name, value, f"one of {', '.join(allowed)}")
-    keywords = options | {"labels_required": labels_required, "from_hub": split is not None}
+    for name, value in options.items():
+        require(value in OPTIONS[name], name, value, f"one of {', '.join(OPTIONS[name])}")
     read, takes = READERS[kind], inspect.getfullargspec(READERS[kind]).kwonlyargs
-    keywords, seen = {name: keywords[name] for name in takes}, set()
+    available = options | {"labels_required": labels_required, "from_hub": split is not None}
+    keywords, seen = {name: available[name] for name in takes}, set()
     counts.update(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
     for source in [path] if isinstance(path, str | Path) else path:
         for number, row in load_hub(source, split) if split else read_rows(source):
@@ -262,17 +270,21 @@ def load_placed(path, kind: str, counts, *, split=None, labels_required=False, *
                 raise InputError(f"{place}: {error}") from None
             for solution in row_solutions:
                 if "after_first_error" not in takes:  # else the reader did it
-                    solution = _relabelled(solution, options["after_first_error"], counts)
-                # 64 bits in place of the texts: two of ten million different rows have the same with chance 3e-6.
-                key = hash(
-                    (solution.problem, solution.steps, solution.labels, solution.ratings, solution.outcome)
-                )
-                if options["duplicates"] == "drop" and key in seen:
+                    solution = relabel(solution, options["after_first_error"], counts)
+                if is_duplicate(solution, seen) and options["duplicates"] == "drop":
                     counts["duplicates_dropped"] += 1
                     continue
-                seen.add(key)
                 labels = sum(label is not None for label in solution.labels or ())
                 counts.update(solutions=1, steps=len(solution.steps), labels=labels)
                 yield place, row, solution
     if not seen:
         raise InputError(f"{path}: no solution left, expected at least one; counts: {dict(+counts)}")
+
+
+def is_duplicate(s: Solution, seen: set[int]) -> bool:
+    """Whether a solution with these texts and labels is among `seen`, to which it is added. 64 bits stand for the texts:
+    two of ten million different rows have the same with chance 3e-6."""
+    key = hash((s.problem, s.steps, s.labels, s.ratings, s.outcome))
+    is_known = key in seen
+    seen.add(key)
+    return is_known

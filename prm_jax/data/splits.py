@@ -4,8 +4,7 @@ import collections
 import dataclasses
 import hashlib
 import itertools
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Literal
 
 from omegaconf import OmegaConf
@@ -90,41 +89,38 @@ class Data:
     splits: dict[str, Sequence[Solution]]  # train, validation, test
     counts: dict[str, float]  # of everything read, masked, dropped or odd
     fingerprints: dict[str, str]  # file -> sha256 of its bytes; hub data set -> sha256 of its solutions
-    parts: dict[str, int] = dataclasses.field(
-        default_factory=dict
-    )  # of a mixture: source -> training solutions
+    # Of a mixture: source -> training solutions.
+    parts: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def data_config(node, key: str = "data") -> DataConfig:
     """The data section of a config as a dataclass; InputError on a key or value that does not belong."""
     name = node.get("name") if OmegaConf.is_dict(node) and not OmegaConf.is_missing(node, "name") else None
     if name == "mixture" and key == "data":
-        return _mixture(node)
+        return mixture_config(node)
+    # `defaults` is Hydra's, where a file of conf/data is loaded without it.
     if name in tuple(sources.READERS):
-        cfg = parse(
-            node, FileData, key, elsewhere=("defaults",)
-        )  # Hydra's, where a file is loaded without it
+        cfg = parse(node, FileData, key, elsewhere=("defaults",))
     else:
         from prm_jax import tasks  # not above: data of files need no embedded task
 
-        names = (*tasks.TASKS, *(["mixture"] if key == "data" else []), *sources.READERS)
         is_task = name in tasks.TASKS or ".py:" in str(name)
-        expect(is_task, f"{key}.name", name, f"{', '.join(names)} or FILE.py:CLASS of an embedded task")
-        task = tasks.find_task(name)
+        names = ", ".join((*tasks.TASKS, "mixture", *sources.READERS))
+        expect(is_task, f"{key}.name", name, f"{names} or FILE.py:CLASS of an embedded task")
+        section = parse(node.get("task"), tasks.find_task(name).Config, f"{key}.task")
         cfg = parse(node, TaskData, key, elsewhere=("task", "defaults"))
-        cfg = dataclasses.replace(cfg, task=parse(node.get("task"), task.Config, f"{key}.task"))
+        cfg = dataclasses.replace(cfg, task=section)
     if cfg.label_kind != "correctness":
         expected = f"keep with label_kind={cfg.label_kind}: {cfg.label_kind} labels know no first error"
         expect(cfg.after_first_error == "keep", f"{key}.after_first_error", cfg.after_first_error, expected)
     return cfg
 
 
-def _mixture(node) -> Mixture:
-    section = node.get("sources")
-    configs = section if OmegaConf.is_dict(section) else {}
-    parts = {name: data_config(part, f"data.sources.{name}") for name, part in configs.items()}
+def mixture_config(node) -> Mixture:
+    section = node.get("sources") or {}
+    parts = {name: data_config(part, f"data.sources.{name}") for name, part in section.items()}
     example = "two or more, each put there by +data@data.sources.NAME=DATA"
-    expect(len(parts) > 1, "data.sources", ", ".join(parts) or section or "none", example)
+    expect(len(parts) > 1, "data.sources", ", ".join(parts) or "none", example)
     cfg = parse(node, Mixture, "data", elsewhere=("sources",), sources=parts)
     weights = cfg.weights or dict.fromkeys(parts)
     expect(weights.keys() == parts.keys(), "data.weights", weights, f"one of each: {', '.join(parts)}")
@@ -134,99 +130,88 @@ def _mixture(node) -> Mixture:
     return cfg
 
 
-def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False) -> Data:
+def load_splits(
+    cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False, key: str = "data"
+) -> Data:
     """Returns the train, validation and test splits. An embedded task's solutions come from its solver, or from its
     policy by `draw`. Of files, the test split is `test_path` or fold `fold` of the problems, the validation split is
     `validation_path` or the next fold, and the rest trains. With `labels_required` a native row without labels raises:
-    a misspelt column would train on nothing."""
+    a misspelt column would train on nothing. `key`: where errors say that the config is."""
     if isinstance(cfg, TaskData):
         from prm_jax import tasks
 
-        return Data(*tasks.load_splits(cfg, seed, draw), {})
+        splits, counts = tasks.load_splits(cfg, seed, draw)
+        return Data(splits, counts, {})
     if isinstance(cfg, Mixture):
-        return _load_mixture(cfg, seed, draw, labels_required)
-    splits, counts, fingerprints = _load(
-        cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path
-    )
-    hashed = [side for side in ("test", "validation") if side not in splits]
+        return load_mixture(cfg, seed, draw, labels_required)
+    data = load_files(cfg, labels_required, key, test=cfg.test_path, validation=cfg.validation_path)
+    hashed = [side for side in ("test", "validation") if side not in data.splits]
     try:
-        splits |= split_by_problem(splits["train"], cfg.folds, cfg.fold or 0, hashed)
+        splits = data.splits | split_by_problem(data.splits["train"], cfg.folds, cfg.fold or 0, hashed)
     except InputError as error:
-        raise InputError(f"data.{error}") from None
-    return Data(splits, counts | _count_overlaps(splits), fingerprints)
+        raise InputError(f"{key}.{error}") from None
+    return dataclasses.replace(data, splits=splits, counts=data.counts | count_overlaps(splits))
 
 
 def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, named: bool) -> Data:
     """Returns the solutions to evaluate on as the split `test`: a whole file if it was `named` and the config sets
     neither a fold nor a test file, else the splits of the run's own data."""
     if named and isinstance(cfg, FileData) and cfg.fold is None and cfg.test_path is None:
-        splits, *rest = _load(cfg, labels_required=True)
-        return Data({"train": [], "validation": [], "test": splits["train"]}, *rest)
+        data = load_files(cfg, labels_required=True)
+        splits = {"train": [], "validation": [], "test": data.splits["train"]}
+        return dataclasses.replace(data, splits=splits)
     return load_splits(cfg, seed, draw, labels_required=True)
 
 
-def _load(cfg: FileData, labels_required: bool, **extra_paths):
-    """Returns the fields of Data: the rows of `path` or `hub` as `train`, those of extra files by name."""
+def load_files(cfg: FileData, labels_required: bool, key: str = "data", **extra_paths) -> Data:
+    """The rows of `path` or `hub` as `train`, those of extra files by name."""
+    expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
     if bool(cfg.path) == bool(cfg.hub):
-        expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
-        raise InputError(f"data.path: expected {expected}")
-    options = {key: getattr(cfg, key) for key in sources.OPTIONS}
+        raise InputError(f"{key}.path: expected {expected.replace('data.', f'{key}.')}")
+    options = {name: getattr(cfg, name) for name in sources.OPTIONS}
     splits, counts, fingerprints, totals = {}, {}, {}, ("rows", "solutions", "steps", "labels")
-    paths = {"train": cfg.path or cfg.hub} | {
-        side: path for side, path in extra_paths.items() if path is not None
-    }
-    for side, path in paths.items():
-        split = cfg.hub_split if side == "train" and cfg.hub else None
-        files = [] if split else [path] if isinstance(path, str) else path
-        name = (cfg.validation_name if side == "validation" else None) or cfg.name
-        events = collections.Counter()
-        placed = sources.load_placed(
-            path, name, events, split=split, labels_required=labels_required, **options
-        )
-        splits[side] = packed_solutions(_of_kind(placed, cfg.label_kind))
-        counts |= (
-            events if side == "train" else {f"{side}_{k}": n for k, n in events.items() if k not in totals}
-        )
-        fingerprints |= {str(file): file_fingerprint(file) for file in files}
-        if split:
-            rows = hashlib.sha256()
-            for solution in splits[side]:
-                rows.update(repr(solution).encode())
-            fingerprints[f"{path} split {split}"] = rows.hexdigest()
-    return splits, counts, fingerprints
+    given = {side: path for side, path in extra_paths.items() if path is not None}
+    for side, path in {"train": cfg.path or cfg.hub, **given}.items():
+        hub_split = cfg.hub_split if side == "train" and cfg.hub else None
+        reader = cfg.name if side != "validation" else cfg.validation_name or cfg.name
+        reading = options | {"split": hub_split, "labels_required": labels_required}
+        events, solutions = collections.Counter(), packed_solutions()
+        for place, row, solution in sources.load_placed(path, reader, events, **reading):
+            kind = row.get("label_kind")
+            is_same = kind in (None, "unknown", cfg.label_kind)
+            expect(is_same, f"{key}.label_kind", cfg.label_kind, f"{kind}, as {place} states")
+            solutions.append(solution)
+        splits[side] = solutions
+        if side == "train":
+            counts |= events
+        else:
+            counts |= {f"{side}_{name}": n for name, n in events.items() if name not in totals}
+        if hub_split:
+            digest = hashlib.sha256()
+            for solution in solutions:
+                digest.update(repr(solution).encode())
+            fingerprints[f"{path} split {hub_split}"] = digest.hexdigest()
+        else:
+            files = [path] if isinstance(path, str) else path
+            fingerprints |= {str(file): file_fingerprint(file) for file in files}
+    return Data(splits, counts, fingerprints)
 
 
-def _of_kind(placed, label_kind: str) -> Iterator[Solution]:
-    """Yields the solutions of (place, row, solution); InputError where a row states another kind of labels."""
-    for place, row, solution in placed:
-        kind = row.get("label_kind")
-        expect(
-            kind in (None, "unknown", label_kind), "data.label_kind", label_kind, f"{kind}, as {place} states"
-        )
-        yield solution
-
-
-def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:
+def load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:
     """Training solutions stand source by source, other splits alternate; an id begins with its source."""
     parts = {}
     for name, part in cfg.sources.items():
-        try:
-            parts[name] = load_splits(part, seed, draw, labels_required)
-        except InputError as error:
-            keys = "|".join(vars(part))  # of the config: a file may be called data.jsonl
-            raise InputError(
-                re.sub(rf"\bdata\.(?=({keys})\b)", f"data.sources.{name}.", str(error))
-            ) from None
+        parts[name] = load_splits(part, seed, draw, labels_required, f"data.sources.{name}")
     splits = {}
     for side in ("train", "validation", "test"):
-        rows = [zip(itertools.repeat(name), x.splits[side]) for name, x in parts.items()]
+        rows = [zip(itertools.repeat(name), data.splits[side]) for name, data in parts.items()]
         turns = rows if side == "train" else itertools.zip_longest(*rows)
         named = (pair for turn in turns for pair in turn if pair is not None)
         splits[side] = packed_solutions(dataclasses.replace(s, id=f"{name}/{s.id}") for name, s in named)
-    counts = {f"{name}_{key}": n for name, data in parts.items() for key, n in data.counts.items()}
+    counts = {f"{name}_{event}": n for name, data in parts.items() for event, n in data.counts.items()}
     fingerprints = {file: x for data in parts.values() for file, x in data.fingerprints.items()}
     sizes = {name: len(data.splits["train"]) for name, data in parts.items()}
-    return Data(splits, counts | _count_overlaps(splits), fingerprints, sizes)
+    return Data(splits, counts | count_overlaps(splits), fingerprints, sizes)
 
 
 def assign_fold(problem: str, folds: int) -> int:
@@ -236,9 +221,8 @@ def assign_fold(problem: str, folds: int) -> int:
 
 def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "validation")) -> dict:
     """Returns {train, *sides: solutions}: the first of `sides` is fold `fold`, the second the next one."""
-    require(
-        folds > len(sides), "folds", folds, f"at least {len(sides) + 1}, for train, {' and '.join(sides)}"
-    )
+    expected = f"at least {len(sides) + 1}, for train, {' and '.join(sides)}"
+    require(folds > len(sides), "folds", folds, expected)
     require(0 <= fold < folds, "fold", fold, f"0 to {folds - 1}")
     splits = {side: packed_solutions() for side in ("train", *sides)}
     for row, solution in zip(solutions.rows, solutions, strict=True):
@@ -246,10 +230,9 @@ def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "v
         splits[sides[offset] if offset < len(sides) else "train"].rows.append(row)
     for side, members in splits.items():
         if not members:
+            found = f"{folds} with fold {fold} leave no {side} solution of {len(solutions)}"
             hint = f"; data.{side}_path=FILE names some" if side != "train" else ""
-            raise InputError(
-                f"folds: {folds} with fold {fold} leave no {side} solution of {len(solutions)}{hint}"
-            )
+            raise InputError(f"folds: {found}{hint}")
     return splits
 
 
@@ -267,8 +250,6 @@ def count_known(solutions: Iterable[Solution], hashes: Iterable[str]) -> int:
     return len(set(problem_hashes(solutions)) & set(hashes))
 
 
-def _count_overlaps(splits: dict) -> dict[str, int]:
-    known = problem_hashes(splits["train"])
-    return {
-        f"{side}_problems_in_training": count_known(splits[side], known) for side in ("validation", "test")
-    }
+def count_overlaps(splits: dict) -> dict[str, int]:
+    known, sides = problem_hashes(splits["train"]), ("validation", "test")
+    return {f"{side}_problems_in_training": count_known(splits[side], known) for side in sides}

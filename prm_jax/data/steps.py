@@ -28,9 +28,10 @@ CUE = re.compile(
 )
 SPACES = re.compile(r"\s*")
 NO_START = re.compile(r"[a-z]|[=+/^<>&|,;:]|[*-]\s|\\\[|\$\$|\\begin")  # continues the sentence before
+# An abbreviation, or the number of an item.
 NO_END = re.compile(
     r"(?:(?:^|[\s(])(?:[A-Za-z]|e\.g|i\.e|etc|vs|cf|approx|resp|nos?|figs?|eqs?|thm|mrs?|ms|dr|prof|st|[js]r|u\.s|[ap]\.m)"
-    r"|(?:^|\n)[\s#*(]{0,8}(?:step )?\d{1,3})\Z",  # an abbreviation, or the number of an item
+    r"|(?:^|\n)[\s#*(]{0,8}(?:step )?\d{1,3})\Z",
     re.IGNORECASE,
 )
 
@@ -43,11 +44,8 @@ def split_steps(text: str, way: str) -> list[str]:
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
     """The non-empty pieces between these places, without outer white space."""
-    return [
-        step
-        for start, end in itertools.pairwise([0, *places, len(text)])
-        if (step := text[start:end].strip())
-    ]
+    pieces = [text[start:end].strip() for start, end in itertools.pairwise([0, *places, len(text)])]
+    return [piece for piece in pieces if piece]
 
 
 def cut_before(pattern: re.Pattern) -> Callable[[str], Iterator[int]]:
@@ -55,25 +53,26 @@ def cut_before(pattern: re.Pattern) -> Callable[[str], Iterator[int]]:
     return lambda text: (match.start() for match in pattern.finditer(text))
 
 
-def at_sentences(text: str) -> Iterator[int]:
+def sentence_cuts(text: str) -> Iterator[int]:
     """Cuts where a sentence or line ends and the next begins, never inside a number, a formula or code."""
-    spans = _formulas(text)
+    spans = formulas(text)
     span = next(spans, None)
     for match in ENDS.finditer(text):
         while span and span[1] <= match.start():
             span = next(spans, None)
         if span and span[0] <= match.start() and match.end() != span[1]:
             continue
-        cut = match.start() if text[match.start()] == "\n" else match.end()
+        is_line_end = text[match.start()] == "\n"
         start = SPACES.match(text, match.end()).end()
-        continues = NO_START.match(text, start) and not (text[match.start()] == "\n" and text[start] in "*-")
-        if not continues and (
-            text[match.start()] != "." or not NO_END.search(text[max(0, cut - 24) : match.start()])
-        ):
-            yield cut
+        is_item = is_line_end and text[start : start + 1] in ("*", "-")
+        if NO_START.match(text, start) and not is_item:
+            continue
+        if text[match.start()] == "." and NO_END.search(text[max(0, match.start() - 24) : match.start()]):
+            continue
+        yield match.start() if is_line_end else match.end()
 
 
-def _formulas(text):
+def formulas(text: str) -> Iterator[tuple[int, int]]:
     """Yields (start, end) of each closed formula and piece of code."""
     last, start, closing = {}, None, None  # last: the last place of each closing
     for match in FORMULA.finditer(text):
@@ -90,7 +89,7 @@ def _formulas(text):
             yield match.span()
 
 
-def around_code(text: str) -> Iterator[int]:
+def code_cuts(text: str) -> Iterator[int]:
     """Cuts at lines, but not inside a fenced block of code; an unclosed fence reaches to the end."""
     fence, start = None, 0
     for line in text.split("\n"):  # splitlines would cut at form feeds, with which a broken \frac begins
@@ -103,7 +102,7 @@ def around_code(text: str) -> Iterator[int]:
         start += len(line) + 1
 
 
-def every_words(text: str) -> Iterator[int]:
+def word_cuts(text: str) -> Iterator[int]:
     """Cuts before every 100th word: a budget of words, since no tokenizer is at hand."""
     return (match.start() for match in itertools.islice(re.finditer(r"\S+", text), 0, None, 100))
 
@@ -111,33 +110,33 @@ def every_words(text: str) -> Iterator[int]:
 SPLITS = {
     "line": cut_before(re.compile("\n")),
     "blank": cut_before(re.compile(r"\n[^\S\n]*\n\s*")),
-    "sentence": at_sentences,
+    "sentence": sentence_cuts,
     "numbered": cut_before(NUMBERED),  # what precedes the first number is a step too
-    "code": around_code,
+    "code": code_cuts,
     "think": cut_before(
         re.compile(r"<think>|(?<=</think>)")
     ),  # what precedes a block, the block, what follows
     "cue": cut_before(CUE),
-    "words": every_words,
+    "words": word_cuts,
 }
 
 
-def steps_of(fmt, text: str) -> tuple[str, ...]:
+def format_steps(fmt, text: str) -> tuple[str, ...]:
     """The non-blank steps of a text in a Format's convention."""
-    return tuple(
-        piece.strip() if fmt.strip else piece for piece in text.split(fmt.separator) if piece.strip()
-    )
+    pieces = [piece for piece in text.split(fmt.separator) if piece.strip()]
+    return tuple(piece.strip() if fmt.strip else piece for piece in pieces)
 
 
-def step_of_tokens(fmt, tokens: Sequence[str]) -> list[int]:
+def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
     """The number of steps that ended before each token of a solution, given their texts: the step that it belongs to, or
-    begins. One that contains the separator ends a step; blank pieces join the step after, so that what is drawn does not
-    decide which step it is drawn in."""
+    begins. One that contains the separator ends a step; blank pieces join the step after, so that what is drawn does
+    not decide which step it is drawn in."""
     piece_L, texts = [], [""]
     for token in tokens:
         piece_L.append(len(texts) - 1)
         texts[-1] += token
-        texts += [""] * (fmt.separator in token)
+        if fmt.separator in token:
+            texts.append("")
     n_before = list(itertools.accumulate((bool(text.strip()) for text in texts), initial=0))
     return [n_before[piece] for piece in piece_L]
 
@@ -145,8 +144,8 @@ def step_of_tokens(fmt, tokens: Sequence[str]) -> list[int]:
 def step_sums(fmt, tokens: Sequence[str], x_L: Sequence[float], text: str) -> tuple[float, ...] | None:
     """The sums over each step of a text of its tokens' numbers, the last with what follows it; None where a token is of
     two steps."""
-    T = len(steps_of(fmt, text))
-    step_L, sums = step_of_tokens(fmt, [*tokens, fmt.separator, ""]), [0.0] * max(T, 1)
+    T = len(format_steps(fmt, text))
+    step_L, sums = token_steps(fmt, [*tokens, fmt.separator, ""]), [0.0] * max(T, 1)
     if len(x_L) != len(tokens) or step_L[-1] != T:
         return None
     for step, x in zip(step_L, x_L):

@@ -25,27 +25,22 @@ def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
     require(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
     answer = optional(row, "answer", str)
     outcome = float(answer is not None and answer.strip() == field(row, "target", str).strip())
-    return [
-        Solution(
-            field(row, "input", str), steps, up_to_error(len(steps), error), None, outcome, answer, row_id
-        )
-    ]
+    labels = up_to_error(len(steps), error)
+    return [Solution(field(row, "input", str), steps, labels, outcome=outcome, answer=answer, id=row_id)]
 
 
 def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
     """MR-GSM8K (Zeng et al. 2023, arXiv 2312.17080; dvlab-research/MR-GSM8K at 3f666d6): question, model_output_steps,
     model_output_solution_correctness (correct, wrong), model_output_solution_first_error_step (from 1, or N/A). Wrong
     solutions without a first error step are dropped and counted."""
-    steps, name = texts(row, "model_output_steps"), "model_output_solution_first_error_step"
-    verdicts = [
-        field(row, f"model_output_{part}_correctness", str).lower() for part in ("solution", "answer")
-    ]
-    for part, verdict in zip(("solution", "answer"), verdicts, strict=True):
-        require(
-            verdict in ("correct", "wrong"), f"model_output_{part}_correctness", verdict, "correct or wrong"
-        )
+    steps, name, is_right = texts(row, "model_output_steps"), "model_output_solution_first_error_step", {}
+    for part in ("solution", "answer"):
+        verdict = field(row, f"model_output_{part}_correctness", str).lower()
+        is_known = verdict in ("correct", "wrong")
+        require(is_known, f"model_output_{part}_correctness", verdict, "correct or wrong")
+        is_right[part] = verdict == "correct"
     error = row.get(name)
-    if verdicts[0] == "correct":
+    if is_right["solution"]:
         error = None
     elif str(error).strip().isdecimal():
         error = int(error) - 1
@@ -54,10 +49,8 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
         require(error in (None, "", "N/A"), name, error, "a step number from 1, or N/A")
         counts["wrong_solutions_without_a_place_dropped"] += 1
         return []
-    labels = up_to_error(len(steps), error)
-    return [
-        Solution(field(row, "question", str), steps, labels, None, float(verdicts[1] == "correct"), id=row_id)
-    ]
+    labels, outcome = up_to_error(len(steps), error), float(is_right["answer"])
+    return [Solution(field(row, "question", str), steps, labels, outcome=outcome, id=row_id)]
 
 
 def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
@@ -66,7 +59,7 @@ def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
     the text or JSON, XOR the repeated SHA-256 of `canary`; plain ones are read too. The layout is that of public copies
     of its evaluation scripts; no original row was available."""
     if isinstance(canary := row.get("canary"), str):
-        row = {name: _revealed(name, x, canary) if name in HIDDEN else x for name, x in row.items()}
+        row = row | {name: reveal(name, row[name], canary) for name in HIDDEN if name in row}
     steps, values = texts(row, "model_response_by_step"), field(row, "human_labels", list)
     for index, value in enumerate(values):
         require(value in (0, 1), f"human_labels[{index}]", value, "0 or 1")
@@ -76,7 +69,7 @@ def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
 HIDDEN = ("question", "model_response_by_step", "human_labels")
 
 
-def _revealed(name: str, value, canary: str):
+def reveal(name: str, value, canary: str):
     if not isinstance(value, str):
         return value
     key = itertools.cycle(hashlib.sha256(canary.encode()).digest())
@@ -88,9 +81,9 @@ def _revealed(name: str, value, canary: str):
         content = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return (
-        text if name == "question" and not isinstance(content, str) else content
-    )  # a question may look like JSON
+    if name == "question" and not isinstance(content, str):  # a question may look like JSON
+        return text
+    return content
 
 
 def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solution]:
@@ -106,19 +99,15 @@ def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solu
         is_step = field(message, "role", str, f"messages[{index}].") == "assistant"
         if is_step and problem is None:
             problem, since = "\n".join(since), []
-        since.append(_message(message, f"messages[{index}]."))
+        since.append(message_text(message, f"messages[{index}]."))
         if is_step:
             steps.append("\n".join(since))
             rating = ratings.get(str(index))
             require(rating in (-1, 0, 1), f"step_labels.{index}", rating, "-1, 0 or 1")
             rating_T.append(rating)
             since = []
-    require(
-        len(steps) == len(ratings),
-        "step_labels",
-        len(ratings),
-        f"one for each of {len(steps)} assistant messages",
-    )
+    expected = f"one for each of {len(steps)} assistant messages"
+    require(len(steps) == len(ratings), "step_labels", len(ratings), expected)
     if neutral == "mask":
         counts["neutral_masked"] += rating_T.count(0)
         rating_T = [rating or None for rating in rating_T]
@@ -126,7 +115,9 @@ def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solu
     labels = tuple(None if rating is None else float(rating in good) for rating in rating_T)
     final = field(row, "final_label", int)
     require(final in (-1, 1), "final_label", final, "-1 or 1")
-    return [Solution(problem or "", tuple(steps), labels, tuple(rating_T), float(final == 1), id=row_id)]
+    return [
+        Solution(problem or "", tuple(steps), labels, tuple(rating_T), outcome=float(final == 1), id=row_id)
+    ]
 
 
 def deltabench(row: dict, row_id: str, counts) -> list[Solution]:
@@ -136,17 +127,15 @@ def deltabench(row: dict, row_id: str, counts) -> list[Solution]:
     script), sections_labeled_info (reasoning_correctness, empty for sections that nobody judged), final_correct (0, 1).
     A section is judged by itself: one that rests on an earlier error is no new error. Without labeled info all up to
     the last error are judged."""
-    sections, errors, steps = field(row, "sections", list), set(), []
-    for index, section in enumerate(sections):
+    errors, steps = set(), []
+    for index, section in enumerate(field(row, "sections", list)):
         require(isinstance(section, dict), f"sections[{index}]", section, "an object")
-        steps.append(
-            field(section, "content" if "content" in section else "section", str, f"sections[{index}].")
-        )
+        name = "content" if "content" in section else "section"
+        steps.append(field(section, name, str, f"sections[{index}]."))
     for name in ("reason_error_section_numbers", "reason_unuseful_section_numbers"):
         for index, number in enumerate(field(row, name, list)):
-            require(
-                type(number) is int and number >= 1, f"{name}[{index}]", number, "a section number from 1"
-            )
+            is_number = type(number) is int and number >= 1
+            require(is_number, f"{name}[{index}]", number, "a section number from 1")
             errors.add(number)
     counts["error_sections_out_of_range"] += sum(number > len(steps) for number in errors)
     numbers = range(1, len(steps) + 1)
@@ -155,28 +144,28 @@ def deltabench(row: dict, row_id: str, counts) -> list[Solution]:
         for index, info in enumerate(labeled):
             require(isinstance(info, dict), f"sections_labeled_info[{index}]", info, "an object")
             field(info, "section_number", int, f"sections_labeled_info[{index}].")
-        judged = {
-            info["section_number"] for info in labeled if info.get("reasoning_correctness") not in (None, "")
-        }
+        shown = [info for info in labeled if info.get("reasoning_correctness") not in (None, "")]
+        judged = {info["section_number"] for info in shown}
     labels = tuple(0.0 if n in errors else 1.0 if n in judged else None for n in numbers)
     outcome = optional(row, "final_correct", int)
     require(outcome in (0, 1, None), "final_correct", outcome, "0, 1 or null")
     outcome = None if outcome is None else float(outcome)
-    return [Solution(field(row, "question", str), tuple(steps), labels, None, outcome, id=row_id)]
+    return [Solution(field(row, "question", str), tuple(steps), labels, outcome=outcome, id=row_id)]
 
 
-def _message(message: dict, inside: str) -> str:
+def message_text(message: dict, inside: str) -> str:
     calls = optional(message, "tool_calls", list, inside) or []
     calls = [call.get("function", call) if isinstance(call, dict) else call for call in calls]
     require(all(isinstance(call, dict) for call in calls), f"{inside}tool_calls", calls, "objects")
-    parts = [f"call {call.get('name')}({_text(call.get('arguments'))})" for call in calls]
-    return f"{message['role']}: " + "\n".join(
-        part for part in (_text(message.get("content")), *parts) if part
-    )
+    parts = [f"call {call.get('name')}({as_text(call.get('arguments'))})" for call in calls]
+    parts = [as_text(message.get("content")), *parts]
+    return f"{message['role']}: " + "\n".join(filter(None, parts))
 
 
-def _text(value) -> str:
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+def as_text(value) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
@@ -187,13 +176,13 @@ def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
     for index, turn in enumerate(turns):
         is_turn = isinstance(turn, dict) and isinstance(turn.get("role"), str)
         require(is_turn, f"history[{index}]", turn, "a turn with a role")
-    messages = [_message(turn, f"history[{index}].") for index, turn in enumerate(turns)]
-    problem = "\n".join([*([_text(functions)] if functions else []), *messages])
+    messages = [message_text(turn, f"history[{index}].") for index, turn in enumerate(turns)]
+    problem = "\n".join([*([as_text(functions)] if functions else []), *messages])
     solutions = []
     for name, label in (("chosen", 1.0), ("rejected", 0.0)):
         action = row.get(f"action_{name}")
         require(action is not None, f"action_{name}", action, "an action")
-        solutions.append(Solution(problem, (_text(action),), (label,), id=f"{row_id}/{name}"))
+        solutions.append(Solution(problem, (as_text(action),), (label,), id=f"{row_id}/{name}"))
     return solutions
 
 

@@ -22,7 +22,7 @@ class Unit(NamedTuple):
     low: float  # range of a score, both ends included
     high: float
     log_odds: Callable  # score -> log-odds that the step is good, float64
-    of_log_odds: Callable  # its inverse
+    from_log_odds: Callable  # its inverse
     name: str  # in axes and tables
 
 
@@ -47,7 +47,7 @@ def log_p_to_log_odds(logp) -> np.ndarray:
 
 def probability(log_odds) -> np.ndarray:
     """P(step good), float64, of log-odds."""
-    return UNITS["probability"].of_log_odds(np.asarray(log_odds, np.float64))
+    return UNITS["probability"].from_log_odds(np.asarray(log_odds, np.float64))
 
 
 def as_probability(score, unit: str) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from prm_jax import InputError, metrics
 from prm_jax.data.grading import is_blank
-from prm_jax.data.pools import Problem, outside
+from prm_jax.data.pools import Problem, range_error
 from prm_jax.data.rows import require
 from prm_jax.data.units import UNITS, as_probability, log_p_to_log_odds
 
@@ -57,7 +57,7 @@ class Pool:
         for m in np.flatnonzero((score_m < low) | (score_m > high))[:1]:
             n = int(np.searchsorted(np.cumsum(self.steps_n), m, side="right"))
             p, place = np.argwhere(self.present_PN)[n]
-            raise outside(self.ids[p], place, name, m - self.steps_n[:n].sum(), score_m[m], units[0])
+            raise range_error(self.ids[p], place, name, m - self.steps_n[:n].sum(), score_m[m], units[0])
         if (
             self.units[name] == {None}
             and units[0] != "probability"

@@ -72,7 +72,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     unit = (
         scorer.format.score if isinstance(scorer, ModelScorer) else "probability"
     )  # as its authors show scores
-    of_log_odds, aggregator = UNITS[unit].of_log_odds, default_aggregator(scorer)
+    from_log_odds, aggregator = UNITS[unit].from_log_odds, default_aggregator(scorer)
     ranking = rank(source(), stored_scores(files["scores"]), unit, aggregator)
     wanted = [r["id"] for r in ranking[: cfg.figures]] if wanted is None else wanted
     drawn = {
@@ -80,14 +80,14 @@ def run(setup: Setup, cfg: Config) -> dict:
             "id": i,
             "problem": problem,
             "steps": steps,
-            "scores": of_log_odds(logit_T.astype(float)).tolist(),
+            "scores": from_log_odds(logit_T.astype(float)).tolist(),
         }
         for (i, problem, steps), logit_T in zip(source(), stored_scores(files["scores"]), strict=True)
         if i in wanted
     }
     return {
         **describe(scorer), "shown_unit": unit,
-        "threshold": float(of_log_odds(UNITS["probability"].log_odds(cfg.threshold))), "aggregator": aggregator,
+        "threshold": float(from_log_odds(UNITS["probability"].log_odds(cfg.threshold))), "aggregator": aggregator,
         "files": {name: str(path) for name, path in files.items()}, "ranking": ranking,
         "counts": dropped, "drawn": [drawn[i] for i in wanted],
     }  # fmt: skip
@@ -100,7 +100,7 @@ def rank(rows, scores, unit: str, aggregator: str) -> list[dict]:
     for (i, problem, steps), logit_T in zip(rows, scores, strict=True):
         weakest = int(logit_T.argmin())
         logit = float(logit_T[-1 if aggregator == "last" else weakest])
-        score = float(UNITS[unit].of_log_odds(logit))
+        score = float(UNITS[unit].from_log_odds(logit))
         row = {
             "id": i,
             "problem": problem,

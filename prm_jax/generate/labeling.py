@@ -25,9 +25,9 @@ import numpy as np
 
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
-from prm_jax.data.pools import Candidate, Problem, is_pool, read_pool, solutions_of
+from prm_jax.data.pools import Candidate, Problem, is_pool, pool_solutions, read_pool
 from prm_jax.data.rows import append_rows, read_rows, require, require_same, write_rows
-from prm_jax.data.steps import steps_of
+from prm_jax.data.steps import format_steps
 from prm_jax.generate import omegaprm
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, estimate
 from prm_jax.generate.sampling import Policy, PolicyConfig, fingerprint, policy_at_work
@@ -120,7 +120,7 @@ def roll_outs(policy: Policy, prefixes: Sequence[Prefix], golds, k: int, seed: i
     numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
     continuations, groups = policy.extend(prefixes, k, "end", jax.random.key(seed), numbers), []
     for (problem, steps), digest, samples in zip(prefixes, digests, continuations, strict=True):
-        new = [steps_of(policy.format, c.text) for c in samples]
+        new = [format_steps(policy.format, c.text) for c in samples]
         candidates = []
         for more, c in zip(new, samples, strict=True):
             whole = (*steps, *more) or ("",)
@@ -344,7 +344,7 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
         is_one = p.answer == golds[p.problem] or not (checker in RULES or is_own(checker))
         expected = "the one right answer of its text, which completions are checked against"
         require(is_known and is_one, f"{path}: problem {p.id}: answer", p.answer, expected)
-    return [solution for p in pool for solution in solutions_of(p)], golds
+    return [solution for p in pool for solution in pool_solutions(p)], golds
 
 
 @cli.command("labeling", LabelingConfig)

@@ -22,7 +22,7 @@ from prm_jax import tasks
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data import sources
-from prm_jax.data.pools import read_pool, scores_in_unit, solutions_of
+from prm_jax.data.pools import pool_solutions, read_pool, scores_in_unit
 from prm_jax.data.rows import file_fingerprint, read_rows, require, write_rows
 from prm_jax.data.splits import LabelKind
 from prm_jax.data.units import UNITS, as_probability, probability
@@ -114,7 +114,7 @@ def by_scores(cfg: RelabelingConfig, *_) -> Labelled:
     """Step scores that a pool holds, as probabilities."""
     pool = read_pool(cfg.input, [cfg.scores])
     scores, unit = scores_in_unit(pool, cfg.scores, cfg.scores_unit)
-    solutions = [s for p in pool for s in solutions_of(p)]
+    solutions = [s for p in pool for s in pool_solutions(p)]
     return Labelled(solutions, [as_probability(score_T, unit) for score_T in scores], "unknown")
 
 

@@ -29,7 +29,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.data.pools import Problem
-from prm_jax.data.questions import COUNTS, as_candidate, counts_of, read_questions
+from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
 from prm_jax.data.rows import append_rows, require_same
 from prm_jax.data.steps import step_sums
 from prm_jax.formats import Format, encode
@@ -341,13 +341,13 @@ def draw_pool(
 
     def check(row: dict, q):
         require_same(row, id=q.id, problem=q.problem)
-        counts_of(row)
+        count_line(row)
 
     def draw_rows(questions, first: int, old: int) -> list[dict]:
         prefixes = [(q.problem, ()) for q in questions]
         drawn, rows = policy.extend(prefixes, n, "end", jax.random.key(seed), first), []
         for q, samples in zip(questions, drawn, strict=True):
-            candidates = tuple(as_candidate(policy.format, c) for c in samples)
+            candidates = tuple(make_candidate(policy.format, c) for c in samples)
             graded = grade(Problem(q.id, q.problem, q.answer, candidates))
             rows.append({**dataclasses.asdict(graded), "policy_tokens": sum(len(c.ids_L) for c in samples)})
         return rows[old:]
@@ -356,7 +356,7 @@ def draw_pool(
     with described_file(path, about) as counts, progress("sampling", total, "problem") as bar:
         counts.update(dict.fromkeys(COUNTS, 0))
         for rows, old in append_rows(path, problems, size, check, draw_rows):
-            counts.update(sum(map(counts_of, rows), collections.Counter(resumed=old)))
+            counts.update(sum(map(count_line, rows), collections.Counter(resumed=old)))
             bar.update(len(rows))
     return counts
 

@@ -11,7 +11,7 @@ import numpy as np
 from prm_jax import rerank
 from prm_jax.data.grading import extract
 from prm_jax.data.pools import Candidate, Problem
-from prm_jax.data.steps import steps_of
+from prm_jax.data.steps import format_steps
 from prm_jax.data.units import UNITS, probability
 from prm_jax.protocols import Policy, Prefix, Scorer
 
@@ -82,7 +82,7 @@ class SearchState:
         for node, samples in zip(nodes, continuations, strict=True):
             children, tokens = [], 0
             for sample in samples:
-                steps, length = (*node.steps, *steps_of(policy.format, sample.text)), len(sample.ids_L)
+                steps, length = (*node.steps, *format_steps(policy.format, sample.text)), len(sample.ids_L)
                 logp_T = joined(node.logp_T, sample.logp_T, len(steps))
                 reason = sample.finish_reason
                 children.append(

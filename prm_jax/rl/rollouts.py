@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax.data.steps import step_of_tokens, steps_of
+from prm_jax.data.steps import format_steps, token_steps
 from prm_jax.formats import Encoded
 from prm_jax.generate.sampling import Policy
 from prm_jax.packing import layout_tokens, plan_rows
@@ -48,10 +48,10 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollo
 def split_steps(
     policy: Policy, ids_L: np.ndarray, texts: dict | None = None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """(steps, step_L), the step of each token (`step_of_tokens`). `texts` is filled with the text of each
+    """(steps, step_L), the step of each token (`token_steps`). `texts` is filled with the text of each
     step's ids, since the same steps come again and again."""
     fmt = policy.format
-    step_L = np.array(step_of_tokens(fmt, [policy.token_texts[i] for i in ids_L]), int)
+    step_L = np.array(token_steps(fmt, [policy.token_texts[i] for i in ids_L]), int)
     is_text_L = np.ones(len(ids_L), bool)
     is_text_L[-1] = ids_L[-1] not in policy.eos_ids
     texts = {} if texts is None else texts
@@ -61,7 +61,7 @@ def split_steps(
         key = ids.tobytes()
         if key not in texts:
             text = policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-            texts[key] = fmt.separator.join(steps_of(fmt, text))
+            texts[key] = fmt.separator.join(format_steps(fmt, text))
         steps.append(texts[key])
     return tuple(filter(None, steps)) or ("",), step_L
 
