@@ -4,6 +4,7 @@ python -m prm_jax.sweeps runs=FOLDER x=optimizer.lr y=step_auroc
 """
 
 import dataclasses
+import logging
 import math
 import re
 from pathlib import Path
@@ -20,6 +21,7 @@ from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json
 from prm_jax.launch.run_log import read_log
 
+logging.getLogger("fontTools").setLevel(logging.ERROR)  # it logs each table of a font that a PDF embeds
 # The numbers that are shown where no `y` is given, as far as the files have them.
 DEFAULT_Y = {
     "curve": ("loss", "eval_loss"),
