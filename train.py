@@ -62,7 +62,7 @@ class TrainBatch:
 class EvalConfig:
     every: Count
     solutions: Count
-    best_by: Literal["loss", "accuracy", "step_auroc", "first_error_f1"] = "loss"  # older runs lack this key
+    best_by: Literal["loss", "accuracy", "step_auroc", "first_error_f1"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TrainConfig:
     batch: TrainBatch
     mesh: MeshConfig
     eval: EvalConfig
-    wandb: Literal["offline", "online"] | None = None
+    wandb: Literal["offline", "online"] | None
 
     def check(self, data_cfg):
         """Raises InputError where keys do not fit each other, or the data."""

@@ -1,15 +1,11 @@
 """Shared by all tests: tiny models, and where real data lie."""
 
-import collections
 import contextlib
-import copy
-import functools
 import gc
 import gzip
 import io
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -25,11 +21,6 @@ import matplotlib
 import numpy as np
 import pytest
 from flax import nnx
-from hydra._internal import defaults_list
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
-from jax._src.interpreters import mlir
-from omegaconf.base import Metadata
 
 # Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs. XLA_FLAGS= (empty)
 # runs all tests, those in processes of their own too, as XLA compiles by default. XLA ends a process, without a word that
@@ -81,14 +72,6 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_context():
-    """A file's programs are lowered in one MLIR context; to make one is half of the time of a program of one operation."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlir, "make_ir_context", functools.cache(mlir.make_ir_context))
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
 def few_programs():
     """Lets go of compiled programs once a file ends with many: each takes maps of memory, and Linux ends a process at its
     65,531st. Until then files share small ones, which would take half a second of each to make again."""
@@ -96,44 +79,6 @@ def few_programs():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def composed_once():
-    """Hydra composes a configuration in most of the time of a command that does little, here a file or a choice only once."""
-    files, made, compose = {}, {}, ConfigLoaderImpl._compose_config_from_defaults_list
-
-    def remembered(self, defaults, repo):
-        place = repo.get_sources()[1].path
-        key = place, *((default.config_path, default.package) for default in defaults)
-        if key not in made:  # from nodes of its own, since it takes them over
-            repo = CachingConfigRepository(self.repository)
-            repo.cache = {}
-            made[key] = pickle.dumps(compose(self, defaults, repo))
-        return pickle.loads(made[key])  # faster than its deepcopy
-
-    def start(self, delegate):
-        self.delegate = copy.copy(delegate)  # a deepcopy is of all that Hydra ships
-        self.cache = files.setdefault(delegate.get_sources()[1].path, {})
-
-    def copied(self, memo):
-        """A node's metadata; copying those was most of a deepcopy of a configuration, of which Hydra makes five."""
-        other = object.__new__(type(self))
-        caches = collections.defaultdict(dict, {name: dict(x) for name, x in self.resolver_cache.items()})
-        other.__dict__ |= self.__dict__ | {"flags": dict(self.flags or {}), "resolver_cache": caches}
-        return other
-
-    def choices(overrides, defaults, *more, make=defaults_list._create_interpolation_map):
-        return make(overrides, defaults, *more) if any(x.is_interpolation() for x in defaults) else None
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", remembered)
-        patch.setattr(CachingConfigRepository, "__init__", start)
-        patch.setattr(Metadata, "__deepcopy__", copied, raising=False)
-        patch.setattr(defaults_list, "_create_interpolation_map", choices)
-        # Hydra composes a second time, to learn of a hydra.mode, which nobody gives.
-        patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *args, **kw: None)
-        yield
 
 
 @pytest.fixture

@@ -6,16 +6,12 @@ import io
 import json
 import os
 import re
-import shutil
-import signal
 import sys
-import time
 import types
 
-import hydra
 import numpy as np
 import pytest
-from conftest import ROOT, call, printed, run, start
+from conftest import call, printed
 from omegaconf import OmegaConf
 
 import evaluate
@@ -28,12 +24,11 @@ from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.data.units import probability
-from prm_jax.examples import Example, make_examples
+from prm_jax.examples import make_examples
 from prm_jax.formats import read_format
-from prm_jax.launch import cli, config, run_folder
+from prm_jax.launch import config
 from prm_jax.launch.run_log import MetricsLog
 from prm_jax.solutions import Solution, native_row
-from prm_jax.training import OptimizerConfig, make_schedule
 
 SMALL = [
     "steps=12",
@@ -95,22 +90,6 @@ def test_train_with_every_step_loss(name, tmp_path, monkeypatch):
     assert (
         "finished" in out and 0 < summary["eval_loss"] < 10
     )  # pairwise: pairs were found in held-out rows too
-
-
-def test_labels_all_alike_and_solutions_longer_than_the_model_was_made_for_are_said():
-    def example(n_tokens, *labels):
-        return Example(
-            np.zeros(n_tokens, int), np.arange(len(labels)), 0, {"label": np.array(labels, np.float32)}
-        )
-
-    nan = np.nan
-    assert list(train.oddities([example(5, 1, nan), example(9, 1, 1)], 9)) == [
-        "all training labels are 1, so there is nothing to tell apart"
-    ]
-    assert list(train.oddities([example(5, 1, nan), example(9, 0, 1)], 8)) == [
-        "1 of 2 training solutions have more tokens than the 8 of the model"
-    ]
-    assert not list(train.oddities([example(5, 0.5, 0), example(9, nan)], 9))
 
 
 @pytest.mark.parametrize("name", ["bce", "pairwise"])
@@ -186,14 +165,6 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["finished"] and summary["label_kind"] == "correctness" and summary["seed"] == 0
     assert summary["counts"]["train_too_long_dropped"] == 0 and "commit" in summary["versions"]
-    assert summary["machine"].keys() == {
-        "processor",
-        "instructions",
-        "cpus",
-        "device",
-        "devices",
-        "xla_flags",
-    }
     assert [row["step"] for row in records(folder)] == [3, 5, 6, 9, 10, 12]  # logged or evaluated, each once
     assert {"eval_loss", "eval_accuracy", "eval_errors"} <= records(folder)[1].keys()
 
@@ -233,37 +204,6 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(
         results["mean"]
     )
-
-
-def test_a_machine_without_git_knows_no_commit(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert run_folder.versions()["commit"] == "unknown"
-
-
-def test_a_run_is_made_longer_on_purpose(monkeypatch, tmp_path):
-    small = (*SMALL, *THIN, "log_every=1")
-    printed(train.main, monkeypatch, *small, "hydra.run.dir=r", cwd=tmp_path)
-    before, told = records(tmp_path / "r"), run_folder.settings(tmp_path / "r")
-    error = call(train.main, monkeypatch, "train.py", "resume=r", "steps=11")
-    assert re.search(r"^error: steps: got 11, expected more than the 12 that the run has", error)
-    out = printed(train.main, monkeypatch, "resume=r", "steps=20", cwd=tmp_path)
-    after, summary = records(tmp_path / "r"), json.loads((tmp_path / "r/summary.json").read_text())
-    assert (
-        after[:12] == before
-        and [row["step"] for row in after] == list(range(1, 21))
-        and summary["steps"] == 20
-    )
-    schedule = make_schedule(OptimizerConfig(1e-3, 0.35, 0.02, 0.01, 0.9, 0.98, 1.0, "all", "float32"), 20)
-    assert [row["lr"] for row in after[12:]] == [float(schedule(step)) for step in range(12, 20)]
-    assert (
-        "longer      12 -> 20 steps" in out and f"step 13 has {after[12]['lr']:.3g} in place of 2e-05" in out
-    )
-    # Another setting than 20 steps from the start, and what it was told is what it did.
-    now = run_folder.settings(tmp_path / "r")
-    assert now == told | {"steps": 20, "lengthened": [12]} and summary["overrides"][-1] == "steps=20"
-    assert "longer  " not in printed(
-        train.main, monkeypatch, "resume=r", cwd=tmp_path
-    )  # nothing is left to do
 
 
 def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_path):
@@ -434,179 +374,9 @@ def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_path):
-    """Killed before the first checkpoint or at a random one; log, evaluation and checkpoint steps all differ."""
-    long = [*SMALL, *THIN, "steps=36", "eval.every=7", "checkpoint_every=5"]
-    printed(train.main, monkeypatch, *long, "hydra.run.dir=whole", cwd=tmp_path)
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
-    stop = max(0, int(np.random.default_rng(int.from_bytes(os.urandom(4))).integers(-6, 24)))
-    latest, deadline = folder / "checkpoints" / "latest", time.time() + 120
-    is_there = lambda: any(int(path.name) >= stop for path in latest.glob("*") if path.name.isdigit())
-    process = start("train.py", *long, "hydra.run.dir=killed", cwd=tmp_path)
-    while not (is_there() if stop else (folder / "model").exists()):
-        assert process.poll() is None and time.time() < deadline, process.communicate()
-        time.sleep(0.005)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
-    monkeypatch.setattr(run_folder, "machine", lambda: {"processor": "another"})  # on which a run goes on too
-    printed(train.main, monkeypatch, f"resume={folder}", cwd=tmp_path)
-    assert records(folder) == records(whole), f"killed after step {stop}"
-    seconds = [json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert seconds == sorted(seconds)  # of all sessions together
-    for mine, theirs in zip(parameters(folder, 36), parameters(whole, 36), strict=True):
-        np.testing.assert_array_equal(mine, theirs, err_msg=f"killed after step {stop}")
-
-
-@pytest.mark.slow
-def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(monkeypatch, tmp_path, capsys):
-    """In this process; test_sharding.py and test_paper.py stop processes of their own."""
-    folder = tmp_path / "stopped"
-    args = [
-        *SMALL,
-        *THIN,
-        "steps=4000",
-        "eval.every=4000",
-        "checkpoint_every=4000",
-        "log_every=1",
-        f"hydra.run.dir={folder}",
-    ]
-    write = MetricsLog.write
-
-    def write_and_stop(self, record):
-        write(self, record)
-        if record["step"] == 3:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(MetricsLog, "write", write_and_stop)
-    monkeypatch.chdir(tmp_path)
-    assert call(train.main, monkeypatch, "train.py", *args) == str(128 + signal.SIGTERM)
-    out = capsys.readouterr().out
-    step = int(re.search(r"by SIGTERM after step (\d+); continue with: python train.py resume=", out)[1])
-    assert (folder / "checkpoints/latest" / str(step)).is_dir() and not (folder / "summary.json").exists()
-    assert [row["step"] for row in records(folder)] == list(range(1, step + 1))
-    before = (folder / ".hydra/config.yaml").read_text()
-    err = call(train.main, monkeypatch, "train.py", f"resume={folder}", "optimizer.lr=1", "log_every=7")
-    assert re.fullmatch(r"error: resume: optimizer.lr \(was 0.\d+, asked 1\): would change the result.*", err)
-    err = call(train.main, monkeypatch, "train.py", f"resume={folder}", "experiment=random_init")
-    assert err.startswith("error: resume: uses the run's own configuration, expected no experiment=")
-    err = call(train.main, monkeypatch, "train.py", f"hydra.run.dir={folder}", "optimizer.lr=1")
-    assert "already holds a run" in err and (folder / ".hydra/config.yaml").read_text() == before
-
-
-@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_good_checkpoint(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     wild = ("optimizer.lr=1e30", "optimizer.clip=1e30", "hydra.run.dir=r")
     err = call(train.main, monkeypatch, "train.py", *SMALL, *wild)
     assert re.match(r"error: step \d+: \w+ is (nan|inf).*stopped", err) and "\n" not in err
     assert not (tmp_path / "r/summary.json").exists()
-
-
-def test_figures_draw_latex_as_text(tmp_path):
-    from prm_jax.figures import steps as figures
-
-    steps = ("It is $\\boxed{2}$.", "costs $5 and $6", "x_1 \\frac{1}{2} $")
-    drawn = {"id": "a$b", "problem": "What is $\\frac{4}{2}$?", "steps": steps, "scores": [0.9, 0.2, 0.5]}
-    shown = {"shown_unit": "probability", "threshold": 0.5, "verifier": "v", "versions": {"commit": "0"}}
-    path = figures.solution_figure(drawn, shown, tmp_path)
-    assert path.stat().st_size > 4_000
-
-
-def test_an_experiment_of_the_user_s_own_needs_no_command_in_its_file(monkeypatch, tmp_path, capsys):
-    shutil.copytree(config.CONF, tmp_path / "conf")
-    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nsteps: 0\n")
-    monkeypatch.setattr(cli, "CONF", tmp_path / "conf")
-    monkeypatch.chdir(tmp_path)
-    assert call(train.main, monkeypatch, "train.py", "experiment=mine").startswith("error: steps: got 0")
-    cli.print_help("train", "", [])
-    assert ", mine, " in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_resumed_run_says_what_is_wrong_with_a_section(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run/.hydra").mkdir(parents=True)
-    with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
-        OmegaConf.save(hydra.compose("train"), "run/.hydra/config.yaml")
-    for override, error in (
-        ("mesh=4", "mesh: got 4, expected a section of MeshConfig keys"),
-        ("mesh=null", "mesh.fsdp: got None, expected an integer"),
-        ("~log_every", "log_every: got None, expected an integer"),
-    ):
-        assert call(train.main, monkeypatch, "train.py", "resume=run", override).startswith(f"error: {error}")
-
-
-def test_exit_code_and_streams_of_an_error(tmp_path):
-    out, err = run("train.py", "distributed=auto", cwd=tmp_path, code=1)
-    assert err.startswith("error: distributed: got 'auto', but no SLURM, Open MPI or Cloud TPU")
-    assert err.count("\n") == 1 and "Traceback" not in out + err
-
-
-@pytest.mark.slow
-def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
-    def shown(*names):
-        monkeypatch.setattr(sys, "argv", ["train.py", "--help", *names])
-        train.main()
-        return capsys.readouterr().out
-
-    text = shown("data=chain", "model", "format=plain") + (top := shown())
-    with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
-        keys = [key for key, _ in config.flatten(hydra.compose("train"))]
-    for key in keys:
-        line = re.search(rf"^\s*{re.escape(key.split('.')[-1])}:.*$", text, flags=re.MULTILINE) or re.search(
-            rf"[{{,] *\"?{re.escape(key.split('.')[-1])}\"?:", text
-        )
-        assert line, key
-    contents = top[: top.index("Keys of the command")]
-    assert len(contents.splitlines()) < 20 and re.search(
-        r"^data +what to train on \(default: chain\): agent", contents, re.MULTILINE
-    )
-    assert "# peak learning rate" in top and "chain of arithmetic" not in top
-    section = shown("optimizer")
-    assert section.startswith("optimizer:") and "mu_dtype" in section and "lora:" not in section
-    assert shown("data=jsonl").startswith("# ----- data=jsonl -----\n# Native rows") and "prm800k" in shown(
-        "data"
-    )
-    assert "# ----- data=files -----\n# Keys of all" in shown("data=jsonl")
-    assert shown("loss.gamma") == shown("gamma") == shown("loss") and shown("rank").startswith(
-        "lora: {rank: 16"
-    )
-    assert "# ----- data=files -----\nfolds: 10" in shown("data.folds") and "optimizer" not in shown("steps")
-    assert re.search(r"^experiment .*: base_lm", top, re.MULTILINE) and "dapo" not in top
-    for nothing in ("nix", "loss.lr", "data=nix"):
-        assert shown(nothing) == f"--help {nothing}: no such group, section or key\n"
-
-
-def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    error = call(train.main, monkeypatch, "train.py", "data=jsonl", "data.path=nope.jsonl")
-    assert error == "error: nope.jsonl: no such file" and [*tmp_path.glob("runs/*/*")] == []
-
-
-def test_every_experiment_file_composes():
-    import hydra
-
-    files = sorted((ROOT / "conf/experiment").glob("*.yaml"))
-    assert files
-    with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
-        for path in files:
-            command = re.match(r"# python (train\.py|-m prm_jax\.rl) ", path.read_text().splitlines()[1])
-            assert command, "line 2 is its command"
-            name = "train" if command[1] == "train.py" else "rl"
-            hydra.compose(name, overrides=[f"experiment={path.stem}"], return_hydra_config=True)
-
-
-def test_what_is_needed_before_a_run_is_read_is_that_of_the_run_which_goes_on(monkeypatch, tmp_path):
-    (tmp_path / ".hydra").mkdir()
-    OmegaConf.save({"cpu_devices": 4}, tmp_path / ".hydra" / "config.yaml")
-    cfg = OmegaConf.create({"cpu_devices": 2, "resume": str(tmp_path)})
-    asked = []
-    monkeypatch.setattr(run_folder, "overridden_keys", lambda: asked)
-    assert run_folder.of_resumed(cfg, "cpu_devices") == 4
-    OmegaConf.save({"seed": 0}, tmp_path / ".hydra" / "config.yaml")  # a run from before there was the key
-    assert run_folder.of_resumed(cfg, "cpu_devices") == 2
-    OmegaConf.save({"cpu_devices": 4}, tmp_path / ".hydra" / "config.yaml")
-    asked.append("cpu_devices")
-    assert run_folder.of_resumed(cfg, "cpu_devices") == 2
-    cfg.resume = None
-    assert run_folder.of_resumed(cfg, "cpu_devices") == 2
