@@ -111,7 +111,7 @@ def test_a_sweeper_gets_the_metric_of_a_job(monkeypatch, tmp_path):
 
 
 def test_an_error_is_one_line_and_exits_with_one(tmp_path):
-    out, err = run("train.py", "distributed=auto", cwd=tmp_path, code=1)
+    _, err = run("train.py", "distributed=auto", cwd=tmp_path, code=1)
     assert (
         err.startswith("error: distributed") and err.count("\n") == 1 and not list(tmp_path.glob("runs/*/*"))
     )
@@ -199,9 +199,9 @@ def test_one_process_works_in_a_folder(monkeypatch, tmp_path):
     cfg = OmegaConf.create({"seed": 0})
     told = OmegaConf.create({"overrides": {"task": ["seed=0"]}})
     monkeypatch.setattr(run_folder.HydraConfig, "get", lambda: told)
-    with run_folder.locked_run_folder(tmp_path, cfg):
-        with pytest.raises(InputError, match=str(tmp_path)), run_folder.locked_run_folder(tmp_path, cfg):
-            pass
+    first, second = (run_folder.locked_run_folder(tmp_path, cfg) for _ in range(2))
+    with first, pytest.raises(InputError, match=str(tmp_path)), second:
+        pass
     with run_folder.locked_run_folder(tmp_path, cfg):  # nothing was done in it
         (tmp_path / "scores.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="hydra.run.dir"), run_folder.locked_run_folder(tmp_path, cfg):

@@ -92,8 +92,8 @@ class AdaptiveK:
 class Noise:
     """Random errors of the checker."""
 
-    false_positive: Share = 0.0  # share of the wrong completions that it takes for right ones
-    false_negative: Share = 0.0
+    false_positive: Share  # share of the wrong completions that it takes for right ones
+    false_negative: Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

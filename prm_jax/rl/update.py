@@ -30,7 +30,7 @@ class UpdateConfig:  # conf/rl.yaml says what each key means
     kl: NotNegative
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_as: Literal["loss", "reward"]
-    surrogate: Literal["ppo", "gspo", "cispo"] = "ppo"
+    surrogate: Literal["ppo", "gspo", "cispo"]
 
     @property
     def has_kl_loss(self) -> bool:

@@ -1,0 +1,92 @@
+"""`import prm_jax` scores and ranks as the commands do, and the package is whole where it is installed."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import LAST_DECIDES, ROOT, without_torch
+
+import prm_jax
+from prm_jax import InputError
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
+from prm_jax.data.units import probability
+from prm_jax.formats import read_format
+
+PROBLEM, RIGHT, WRONG = LAST_DECIDES
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    return prm_jax.load("embedded_prm")
+
+
+def test_scores_are_those_of_the_commands_scorer(verifier):
+    options = OpenOptions(format=read_format("auto"))
+    (logit_T,) = open_verifier("embedded_prm", options).score([(PROBLEM, RIGHT)])
+    np.testing.assert_allclose(verifier.log_odds(PROBLEM, list(RIGHT)), logit_T, atol=1e-5)
+    np.testing.assert_allclose(verifier.score(PROBLEM, RIGHT), probability(logit_T), atol=1e-6)
+    several = verifier.score([PROBLEM, PROBLEM], [RIGHT, WRONG[:2]])
+    assert [len(p_T) for p_T in several] == [3, 2]
+    np.testing.assert_allclose(several[0], verifier.score(PROBLEM, RIGHT), atol=1e-5)
+
+
+def test_candidates_are_ranked_by_the_models_own_aggregator():
+    orm = prm_jax.load("embedded_orm")
+    assert "embedded_orm" in repr(orm) and "last" in repr(orm)
+    assert orm.rank(PROBLEM, [WRONG, RIGHT]) == [1, 0]
+    assert orm.rank([PROBLEM, PROBLEM], [[WRONG, RIGHT], [RIGHT]]) == [[1, 0], [0]]
+    assert prm_jax.load("embedded_orm", aggregator="min").rank(PROBLEM, [WRONG, RIGHT]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "ask, key",
+    [
+        (lambda v: v.score(PROBLEM, []), "steps"),
+        (lambda v: v.score(PROBLEM, ["a", 3]), "steps"),
+        (lambda v: prm_jax.load("nowhere"), "nowhere"),
+        (lambda v: prm_jax.load("embedded_prm", aggregator="median"), "aggregator"),
+        (lambda v: prm_jax.load("embedded_prm", colour="red"), "colour"),
+        (lambda v: prm_jax.load("embedded_prm", "none_such"), "format"),
+    ],
+)
+def test_bad_input_names_its_key(verifier, ask, key):
+    with pytest.raises(InputError, match=key):
+        ask(verifier)
+
+
+def test_the_newest_finished_run_is_meant_where_none_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="checkpoint"):
+        prm_jax.load()
+    with pytest.raises(AttributeError, match="train"):
+        prm_jax.train  # noqa: B018
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_what_the_commands_read(tmp_path):
+    """Installed into an empty folder, the package trains, evaluates and lists its commands from anywhere."""
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path]
+    subprocess.run([*build, ROOT], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--target",
+        tmp_path / "site",
+        wheel,
+    ]
+    subprocess.run(install, check=True, capture_output=True)
+    environment = without_torch(os.environ) | {"PYTHONPATH": str(tmp_path / "site")}
+    for words in (["train", "--cfg", "job"], ["evaluate", "task=witness"], ["--help"]):
+        command = [sys.executable, "-m", "prm_jax", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("runs/evaluate/*/results.json"))
