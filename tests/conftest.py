@@ -21,6 +21,7 @@ import matplotlib
 import numpy as np
 import pytest
 from flax import nnx
+from omegaconf import OmegaConf
 
 # Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs. XLA_FLAGS= (empty)
 # runs all tests, those in processes of their own too, as XLA compiles by default. XLA ends a process, without a word that
@@ -116,6 +117,13 @@ def best_of_32():
         ) as lines:
             rows[name] = [json.loads(line) for line in lines]
     return rows
+
+
+def data_node(name, **changes):
+    """The keys of conf/data/NAME.yaml, some of them changed."""
+    node = OmegaConf.load(ROOT / f"conf/data/{name}.yaml")
+    del node["defaults"]  # of Hydra
+    return OmegaConf.merge(node, changes)
 
 
 def real_gold(rows):

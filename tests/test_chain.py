@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from conftest import data_node
 from omegaconf import OmegaConf
 
 from prm_jax import InputError, tasks
@@ -327,7 +328,7 @@ def test_labels_of_what_stands():
     assert tasks.relabel(CHAIN, other, "stands").ratings == (-1, -1)
     own = {"after_first_error": "stands", "samples": "solver", "solutions": 40, "test_solutions": 10}
     own |= {"task": {"retract": 0.6, "doubt": 0.1}}
-    data = data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/chain.yaml"), own))
+    data = data_config(data_node("chain", **own))
     splits, _ = tasks.load_splits(data, 0, None)
     for s in splits["train"]:
         assert list(s.labels) == CHAIN.standing(s.problem, s.steps)
@@ -335,7 +336,7 @@ def test_labels_of_what_stands():
     with pytest.raises(
         InputError, match="data.after_first_error: got .stand., expected keep, mask, bad or stands"
     ):
-        data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/chain.yaml"), {"after_first_error": "stand"}))
+        data_config(data_node("chain", after_first_error="stand"))
 
 
 def test_rates_of_the_default():

@@ -7,14 +7,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from conftest import ROOT
-from omegaconf import OmegaConf
+from conftest import ROOT, data_node
 
 from examples import countdown
 from examples.countdown import moves, reaches
 from prm_jax import InputError, tasks
 from prm_jax.data.splits import data_config, load_splits
-from prm_jax.launch.config import CONF
 
 CFG, TASK = countdown.Config(), countdown.Countdown()
 PLACE = f"{ROOT}/examples/countdown.py"
@@ -92,7 +90,7 @@ def test_labels_values_and_grades_equal_an_independent_checker():
 
 def config(**changes):
     own = {"name": f"{PLACE}:Countdown", "solutions": 32, "test_solutions": 16}
-    return data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/embedded.yaml"), own, changes))
+    return data_config(data_node("embedded", **own | changes))
 
 
 def test_a_task_of_ones_own_is_data_by_its_place():

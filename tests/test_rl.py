@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import ROOT, call, printed
+from conftest import ROOT, call, data_node, printed
 from flax import nnx
-from omegaconf import OmegaConf
 
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints import export
@@ -535,7 +534,7 @@ def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tm
 
 
 def test_problems_are_kept_apart_from_those_of_the_verifier(tmp_path, capsys):
-    data = data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml"))
+    data = data_config(data_node("chain"))
     train = tasks.make_problems(tasks.CHAIN, data.task, 1000, "train", 0)
     validation = tasks.make_problems(tasks.CHAIN, data.task, 63, "validation", 0)
     record = {"problems": list(map(problem_hash, train)), "validation": list(map(problem_hash, validation))}
@@ -565,7 +564,7 @@ def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
 
 
 def write_problems(folder):
-    rng, cfg = np.random.default_rng(0), data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml")).task
+    rng, cfg = np.random.default_rng(0), data_config(data_node("chain")).task
     problems = [*PROBLEMS, *(tasks.CHAIN.make_problem(cfg, rng) for _ in range(10))]
     rows = [{"problem": p, "answer": tasks.CHAIN.gold_answer(p)} for p in problems]
     for name, own in (("train", rows[:8]), ("held_out", rows[8:])):

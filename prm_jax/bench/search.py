@@ -30,7 +30,9 @@ def model_seconds(profile: cProfile.Profile) -> float:
 
 
 def bench_search(cfg: BenchConfig) -> list[Row]:
-    s, data = cfg.search, data_config(OmegaConf.load(CONF / "data" / "chain.yaml"))
+    s, node = cfg.search, OmegaConf.load(CONF / "data" / "chain.yaml")
+    del node["defaults"]  # of Hydra
+    data = data_config(node)
     policy = open_lab_policy(data.policy, data.temperature, data.max_tokens)
     verifier = open_checkpoint("embedded_orm", "best", read_format("auto"), "float32").scorer(4, 128)
     problems = tasks.make_problems(tasks.CHAIN, data.task, s.problems, "test", cfg.seed)

@@ -30,7 +30,8 @@ class UpdateConfig:  # conf/rl.yaml says what each key means
     kl: NotNegative
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_as: Literal["loss", "reward"]
-    surrogate: Literal["ppo", "gspo", "cispo"]
+    # ppo: the ratio of each token is clipped; gspo: that of its response (geometric mean); cispo: a clipped constant weight.
+    surrogate: Literal["ppo", "gspo", "cispo"] = "ppo"
 
     @property
     def has_kl_loss(self) -> bool:
