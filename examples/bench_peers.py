@@ -1,0 +1,214 @@
+"""A script that does the jobs of `python -m prm_jax.bench` in PyTorch or TRL, on CPU, beside ours: time and
+agreement.
+
+    python -m examples.bench_peers train                                   # a plain PyTorch loop
+    python -m venv TRL && TRL/bin/pip install torch==2.13.0 trl==1.13.0   # the last release with a PRMTrainer
+    python -m examples.bench_peers train --peer trl --python TRL/bin/python
+    python -m examples.bench_peers score --dtype bfloat16
+
+Both sides begin with the same weights and get the same random solutions. The peer scores sorted, padded
+batches of 32; ours shares a problem's tokens. Its side of this file (`--job`) imports nothing of ours.
+Dimension key: B rows, L tokens.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def load(folder: Path):
+    """Our exported model in float32 and evaluation mode, so without dropout before the head, as in
+    PRMTrainer."""
+    import torch
+    from transformers import AutoModelForTokenClassification
+
+    return AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32)
+
+
+def padded(solutions: list[dict]):
+    """(ids_BL, mask_BL), padded on the right to the longest."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    ids = [torch.tensor(s["ids"]) for s in solutions]
+    return pad_sequence(ids, batch_first=True), pad_sequence(
+        [torch.ones_like(x) for x in ids], batch_first=True
+    )
+
+
+def make_adamw(model, job: dict):
+    """(AdamW that decays matrices only, fused as is TRL's default, scheduler with the job's learning
+    rates)."""
+    import torch
+
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim == 1]
+    groups = [
+        {"params": matrices, "weight_decay": job["weight_decay"]},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=1.0, betas=(job["b1"], job["b2"]), fused=True)
+    rates = [*job["rates"], 0.0]  # the scheduler asks once more after the last step
+    return adamw, torch.optim.lr_scheduler.LambdaLR(adamw, rates.__getitem__)
+
+
+def train_torch(folder: Path, job: dict) -> dict:
+    """A plain loop: mean cross-entropy of the 2-way head over the step ends of a batch."""
+    import torch
+
+    model, seconds, solutions = load(folder), [], job["solutions"]
+    adamw, scheduler = make_adamw(model, job)
+    in_bfloat16 = (
+        torch.autocast("cpu", torch.bfloat16) if job["dtype"] == "bfloat16" else contextlib.nullcontext()
+    )
+    rows = [b for b, s in enumerate(solutions) for _ in s["step_end"]]
+    step_ends = [end for s in solutions for end in s["step_end"]]
+    label = torch.tensor([y for s in solutions for y in s["label"]])
+    for _ in job["rates"]:
+        start = time.perf_counter()
+        ids_BL, mask_BL = padded(solutions)
+        with in_bfloat16:
+            logits = model(ids_BL, attention_mask=mask_BL).logits
+        loss = torch.nn.functional.cross_entropy(logits[rows, step_ends].float(), label)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job["clip"])
+        adamw.step()
+        scheduler.step()
+        adamw.zero_grad(set_to_none=True)
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": seconds, "loss": loss.item()}
+
+
+def train_trl(folder: Path, job: dict) -> dict:
+    """PRMTrainer on token ids in order, without its default gradient checkpointing, which costs time."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl.experimental.prm import PRMConfig, PRMTrainer
+
+    def row(solution):  # as PRMTrainer.tokenize_row would give it
+        labels = np.full(len(solution["ids"]), -100)
+        labels[solution["step_end"]] = solution["label"]
+        return {"input_ids": solution["ids"], "labels": labels.tolist()}
+
+    # Ticks at the start and after every step, so that all of a trainer's work between two steps counts.
+    model, ticks, clock = load(folder), [], TrainerCallback()
+    clock.on_train_begin = clock.on_step_end = lambda *args, **kwargs: ticks.append(time.perf_counter())
+    config = PRMConfig(
+        str(folder / "trl"),
+        per_device_train_batch_size=len(job["solutions"]),
+        num_train_epochs=1,
+        train_sampling_strategy="sequential",
+        max_grad_norm=job["clip"],
+        bf16=job["dtype"] == "bfloat16",
+        gradient_checkpointing=False,
+        logging_steps=1,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        save_strategy="no",
+        report_to="none",
+    )
+    trainer = PRMTrainer(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list([row(s) for _ in job["rates"] for s in job["solutions"]]),
+        processing_class=AutoTokenizer.from_pretrained(folder),  # pads
+        callbacks=[clock],
+        optimizers=make_adamw(model, job),
+    )
+    trainer.train()
+    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    return {"seconds": np.diff(ticks).tolist(), "loss": losses[-1]}
+
+
+def score_torch(folder: Path, job: dict) -> dict:
+    """P(good) of the 2-way head at each step end, in batches of 32 solutions sorted by length and padded."""
+    import torch
+
+    model, solutions = load(folder).to(getattr(torch, job["dtype"])), job["solutions"]
+    order, scores, start = (
+        sorted(range(len(solutions)), key=lambda i: len(solutions[i]["ids"])),
+        {},
+        time.time(),
+    )
+    for first in range(0, len(order), 32):
+        batch = order[first : first + 32]
+        ids_BL, mask_BL = padded([solutions[i] for i in batch])
+        with torch.no_grad():
+            p_BL = model(ids_BL, attention_mask=mask_BL).logits.float().softmax(-1)[..., 1]
+        scores |= {i: p_BL[b, solutions[i]["step_end"]].tolist() for b, i in enumerate(batch)}
+    return {"seconds": [time.time() - start], "score": [scores[i] for i in range(len(order))]}
+
+
+def do_job(folder: Path):
+    job = json.loads((folder / "job.json").read_text())
+    result = {"torch train": train_torch, "trl train": train_trl, "torch score": score_torch}[job["name"]]
+    (folder / "result.json").write_text(json.dumps(result(folder, job)))
+
+
+def compare(what: str, peer: str, python: str, **changes) -> dict[str, float]:
+    """Tokens a second of both, their ratio and the largest difference, of the last loss or of P(good)."""
+    from prm_jax import bench
+    from prm_jax.checkpoints import hf
+    from prm_jax.data.units import probability
+    from prm_jax.launch.mesh import MeshConfig
+    from prm_jax.training import make_schedule
+
+    sizes = {"shape": "small", "dtype": "float32", "rows": 1 if what == "train" else 2, "mean_tokens": 204}
+    sizes |= {"solutions": 8 if what == "train" else 32, "problems": 16, "new_tokens": 48, "target": "cpu"}
+    cfg = bench.BenchConfig(
+        what=what, mesh=MeshConfig(1, 1, 1), **sizes | {"repeats": 5, "seed": 0} | changes
+    )
+    solutions = bench.random_solutions(cfg, 1 if what == "train" else cfg.problems)
+    job = {"name": f"{peer} {what}", "dtype": cfg.dtype} | vars(bench.OPTIMIZER)
+    job["rates"] = [float(make_schedule(bench.OPTIMIZER, 1000)(i)) for i in range(bench.WARMUP + cfg.repeats)]
+    job["solutions"] = [
+        {
+            "ids": e.ids_L.tolist(),
+            "step_end": e.step_end_T.tolist(),
+            "label": e.targets["label"].astype(int).tolist(),
+        }
+        for e in solutions
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        model = bench.random_model(cfg, stored=lambda model: model)
+        hf.save(Path(name), model, hf.load_tokenizer(hf.EMBEDDED))
+        Path(name, "job.json").write_text(json.dumps(job))
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+        subprocess.run([python, "-P", __file__, "--job", name], env=env, check=True)
+        theirs = json.loads(Path(name, "result.json").read_text())
+    ours = bench.JOBS[what](cfg)
+    seconds = float(np.median(theirs["seconds"][bench.WARMUP if what == "train" else 0 :]))
+    if what == "train":
+        difference = abs(ours["last_loss_nats"] - theirs["loss"])
+    else:
+        ours_n = probability(np.concatenate(bench.random_scorer(cfg).score_encoded(solutions)))
+        difference = float(np.abs(ours_n - np.concatenate(theirs["score"])).max())
+    rates = {"ours_tokens_per_second": ours["tokens_per_second"], "times_peer": seconds / ours["seconds"]}
+    return rates | {"largest_difference": difference}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Compare our speed with PyTorch's or TRL's.")
+    parser.add_argument("what", nargs="?", choices=("train", "score"))
+    parser.add_argument("--peer", default="torch", choices=("torch", "trl"))
+    parser.add_argument("--python", default=sys.executable, help="an interpreter with the peer's packages")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--job", type=Path, help="the peer's side: a folder with a model and job.json")
+    args = parser.parse_args()
+    if args.job:
+        do_job(args.job)
+        return
+    for name, x in compare(args.what, args.peer, args.python, dtype=args.dtype).items():
+        print(f"{name:<28}{x:,.4g}")
+
+
+if __name__ == "__main__":
+    main()

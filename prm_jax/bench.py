@@ -1,0 +1,279 @@
+"""Measures speed and memory of models with random weights; conf/bench.yaml lists what. Rates count useful
+tokens alone, without padding. examples/bench_peers.py does the same jobs in PyTorch and TRL."""
+
+import dataclasses
+import functools
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.experimental import topologies
+
+from prm_jax import training
+from prm_jax.attention import dense
+from prm_jax.checkpoints import hf
+from prm_jax.examples import Example
+from prm_jax.formats import Format
+from prm_jax.generate.sampling import Policy, Sampling
+from prm_jax.kernels import accelerator, cpu
+from prm_jax.launch import cli, mesh, run_folder
+from prm_jax.launch.config import Count, Seed, one_of, parse
+from prm_jax.launch.hosts import set_cpu_devices
+from prm_jax.launch.sharding import platform
+from prm_jax.model import PRM, ModelConfig, cast_backbone
+from prm_jax.packing import pack_batch
+from prm_jax.scoring import HeadScorer, step_log_odds
+
+SHAPE_FIELDS = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn")
+SHAPES = {
+    "embedded": (320, 64, 4, 4, 2, 16, 192),
+    "small": (8192, 512, 8, 8, 2, 64, 1408),  # 26.7M parameters
+    "500m": (151_936, 896, 24, 14, 2, 64, 4864),  # this and the next ones: Qwen2.5's
+    "1500m": (151_936, 1536, 28, 12, 2, 128, 8960),
+    "7b": (152_064, 3584, 28, 28, 4, 128, 18_944),
+    "72b": (152_064, 8192, 80, 64, 8, 128, 29_568),
+}
+# Topologies of v5p chips, three-dimensional tori.
+SLICES = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
+KERNELS = {
+    "cpu": {"one_product": cpu.one_product, "tiled": cpu.tiled},
+    "gpu": {"cudnn": accelerator.cudnn},
+    "tpu": {"splash": accelerator.splash},
+}
+LOSS = training.LossConfig("prm", "bce", 1.0, 0.0)
+OPTIMIZER = training.OptimizerConfig(1e-4, 0.1, 0.1, 0.01, 0.9, 0.98, 1.0, "all", "float32")
+PLAIN = Format("plain", separator="\n")
+WARMUP = 3  # training steps that are not timed
+PROBLEM, STEP = 80, 40  # tokens of a problem and of a step
+Numbers = dict[str, float]  # a name that ends with the unit -> the number
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchConfig:  # conf/bench.yaml says what each key means
+    what: Literal["train", "score", "sampling", "memory", "accelerator"]
+    shape: Annotated[str, one_of(SHAPES)]
+    dtype: Literal["float32", "bfloat16"]
+    rows: Count
+    mean_tokens: Count
+    solutions: Count
+    problems: Count
+    new_tokens: Count
+    target: Literal["cpu", "tpu"]
+    mesh: mesh.MeshConfig
+    repeats: Count
+    seed: Seed
+
+
+def model_config(cfg: BenchConfig, **more) -> ModelConfig:
+    shape = dict(zip(SHAPE_FIELDS, SHAPES[cfg.shape], strict=True)) | {"dtype": cfg.dtype, "head": "binary"}
+    fixed = {"rope_theta": 1e4, "norm_eps": 1e-6, "qkv_bias": True, "tied": True, "remat": "dots"}
+    return ModelConfig(**shape | fixed | more)
+
+
+def seconds_of(f: Callable, repeats: int, warmup: int = 1) -> list[float]:
+    """The wall times of f() after `warmup` calls, its arrays waited for."""
+    seconds = []
+    for _ in range(warmup + repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(f())
+        seconds.append(time.perf_counter() - start)
+    return seconds[warmup:]
+
+
+def rate(tokens: int, seconds: list[float]) -> Numbers:
+    median = statistics.median(seconds)
+    numbers = {"seconds": median, "tokens_per_second": tokens / median}
+    memory = jax.devices()[0].memory_stats()  # None on CPU
+    return numbers | ({"device_peak_gb": memory["peak_bytes_in_use"] / 1e9} if memory else {})
+
+
+@functools.cache
+def matmul_peak(dtype: str) -> float:
+    """FLOP/s of the fastest of several large matrix products on one device."""
+    size = 2048 if platform() == "cpu" else 8192  # long enough to hide an accelerator's launch
+    with jax.set_mesh(mesh.make_mesh(mesh.MeshConfig(1, 1, 1), 1, jax.devices()[:1])):
+        a, b = (jax.random.normal(jax.random.key(i), (size, size), dtype) for i in range(2))
+        product = jax.jit(cpu.matmul)
+        return 2 * size**3 / min(seconds_of(lambda: product(a, b), 10))
+
+
+def train_flops(m: ModelConfig, lengths: list[int]) -> float:
+    """FLOPs of a training step, three forward passes of 2 a weight and token, and 4 head_dim a head and pair
+    of tokens of which one sees the other."""
+    weights = 2 * m.dim * (m.heads + m.kv_heads) * m.head_dim + 3 * m.dim * m.ffn
+    pairs = sum(n * (n + 1) // 2 for n in lengths)
+    return 3 * m.layers * (2 * sum(lengths) * weights + 4 * m.heads * m.head_dim * pairs)
+
+
+def random_lengths(rng, n: int, mean: float) -> np.ndarray:
+    """Token counts of solutions: log-normal with sigma 0.5, as on GSM8K and MATH."""
+    return np.clip(rng.lognormal(np.log(mean) - 0.125, 0.5, n), 8, 4 * mean).astype(int)
+
+
+def random_solutions(cfg: BenchConfig, problems: int) -> list[Example]:
+    """`solutions` of each problem, whose tokens they share."""
+    rng, made, vocab = np.random.default_rng(cfg.seed), [], SHAPES[cfg.shape][0]
+    for _ in range(problems):
+        problem_L = rng.integers(0, vocab, PROBLEM)
+        for n in random_lengths(rng, cfg.solutions, cfg.mean_tokens):
+            ids_L = np.concatenate([problem_L, rng.integers(0, vocab, n)]).astype(np.int32)
+            ends_T = np.append(np.arange(PROBLEM + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1)
+            label_T = rng.integers(0, 2, len(ends_T)).astype(np.float32)
+            targets = {"label": label_T, "weight": np.ones_like(label_T)}
+            made.append(Example(ids_L, ends_T.astype(np.int32), PROBLEM, targets))
+    return made
+
+
+def random_model(cfg: BenchConfig, stored=cast_backbone, **more) -> PRM:
+    """Weights as scoring and sampling store them; as training does with another `stored`."""
+    return mesh.make_sharded(lambda: stored(PRM(model_config(cfg, **more), rngs=nnx.Rngs(cfg.seed))))
+
+
+def bench_train(cfg: BenchConfig) -> Numbers:
+    """Steps on one batch of `solutions`, whose contents do not change the time."""
+    model, rows = random_model(cfg, stored=lambda model: model), [[] for _ in range(cfg.rows)]
+    opt = training.make_optimizer(model, OPTIMIZER, 1000)
+    for example in sorted(random_solutions(cfg, 1), key=lambda e: -len(e.ids_L)):
+        min(rows, key=lambda row: sum(len(e.ids_L) for e in row)).append(example)
+    L = -(-max(sum(len(e.ids_L) for e in row) for row in rows) // 16) * 16
+    batch = pack_batch(rows, L, max(sum(len(e.step_end_T) for e in row) for row in rows))
+    batch, metrics = mesh.shard_batch({name: x[None] for name, x in batch.items()}, cfg.rows, axis=1), None
+
+    def step():
+        nonlocal model, opt, metrics
+        model, opt, metrics = training.train_step(model, opt, batch, LOSS, jax.random.key(0))
+        return metrics
+
+    lengths = [len(e.ids_L) for row in rows for e in row]
+    numbers = rate(sum(lengths), seconds_of(step, cfg.repeats, WARMUP))
+    chips = 1 if platform() == "cpu" else jax.sharding.get_mesh().size
+    share = train_flops(model.cfg, lengths) / numbers["seconds"] / matmul_peak(cfg.dtype) / chips
+    return numbers | {"share_of_matmul_peak": share, "last_loss_nats": float(metrics["loss"])}
+
+
+def random_scorer(cfg: BenchConfig) -> HeadScorer:
+    about = {"format": PLAIN, "label_kind": "correctness", "name": "bench", "batch_rows": cfg.rows}
+    return HeadScorer(model=random_model(cfg), tokenizer=None, **about)
+
+
+def bench_score(cfg: BenchConfig) -> Numbers:
+    scorer, solutions = random_scorer(cfg), random_solutions(cfg, cfg.problems)
+    seconds = seconds_of(lambda: scorer.score_encoded(solutions), cfg.repeats)
+    shared = {"tokens_a_computed_token": scorer.stats.tokens / scorer.stats.computed}
+    return shared | rate(sum(len(e.ids_L) for e in solutions), seconds)
+
+
+def bench_sampling(cfg: BenchConfig) -> Numbers:
+    """`solutions` samples of `new_tokens` tokens of each of `problems` prompts; none ends earlier."""
+    model, rng = random_model(cfg, head="none", lm_head=True), np.random.default_rng(cfg.seed)
+    sampling, tokenizer = Sampling(1.0, None, 1.0, cfg.new_tokens), hf.load_tokenizer(hf.EMBEDDED)
+    policy = Policy(model, tokenizer, PLAIN, "bench", sampling, cfg.rows * cfg.solutions)
+    prompts = [tuple(rng.integers(1, model.cfg.vocab, PROBLEM).tolist()) for _ in range(cfg.problems)]
+    never_V, number_P, key = np.zeros(model.cfg.vocab, bool), np.arange(len(prompts)), jax.random.key(0)
+
+    def sample():
+        for group in policy.groups(prompts, lambda _: cfg.solutions):
+            rows = [(p, p, j) for p in range(len(group)) for j in range(cfg.solutions)]
+            list(policy.decode(group, rows, PROBLEM, never_V, key, number_P, cfg.new_tokens))
+
+    return rate(cfg.problems * cfg.solutions * cfg.new_tokens, seconds_of(sample, cfg.repeats))
+
+
+def compiled(cfg: BenchConfig, batch: dict, trains: bool):
+    """The train step, or the score step, compiled for shapes without arrays."""
+
+    def make():
+        model = PRM(model_config(cfg, remat="full", tied=False), rngs=nnx.Rngs(0))
+        if not trains:
+            return {"model": cast_backbone(model)}
+        transform = training.make_transform(model, OPTIMIZER, 1000)
+        opt = nnx.Optimizer(model, transform, wrt=training.TRAINABLE["all"])
+        return {"model": model, "opt": opt, "key": jax.random.key(0)}
+
+    state, batch = jax.eval_shape(make), {name: x[None] if trains else x for name, x in batch.items()}
+    layout = mesh.shardings(state) | {"batch": dict.fromkeys(batch, mesh.row_sharding(axis=int(trains)))}
+    arguments = mesh.abstract_arrays(state | {"batch": batch}, layout)
+    lowered = training.train_step.lower(**arguments, cfg=LOSS) if trains else step_log_odds.lower(**arguments)
+    return lowered.compile()
+
+
+def bench_memory(cfg: BenchConfig) -> Numbers:
+    """Bytes of one device of a mesh that need not exist, with a row of 4,096 tokens a part of it."""
+    parts, devices = (cfg.mesh.data or 1) * cfg.mesh.fsdp, jax.devices()
+    if cfg.target == "tpu":  # descriptions of chips to compile for
+        grid = SLICES[parts * cfg.mesh.tensor]
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=f"v5p:{grid}").devices
+    numbers, batch = {}, pack_batch([[]] * parts, 4096, 64)
+    with jax.set_mesh(mesh.make_mesh(dataclasses.replace(cfg.mesh, data=cfg.mesh.data or 1), parts, devices)):
+        for name, trains in (("train", True), ("score", False)):
+            used = compiled(cfg, batch, trains).memory_analysis()
+            numbers[f"{name}_arguments_gb"] = used.argument_size_in_bytes / 1e9
+            numbers[f"{name}_temporaries_gb"] = used.temp_size_in_bytes / 1e9
+    return numbers
+
+
+def bench_kernel(cfg: BenchConfig, attend: Callable) -> Numbers:
+    """Largest errors of output and gradients, as shares of the largest number of `dense` in float32, and the
+    time of both passes, on two rows of packed solutions."""
+    m, L = model_config(cfg), 2048
+    length_2n = random_lengths(np.random.default_rng(cfg.seed), 2 * L, cfg.mean_tokens).reshape(2, L)
+    last_2L = [ends_n[np.searchsorted(ends_n, np.arange(L), "right")] - 1 for ends_n in length_2n.cumsum(1)]
+    until_2L = jnp.minimum(jnp.array(last_2L), L - 1)
+    shapes = [(2, L, heads, m.head_dim) for heads in (m.heads, m.kv_heads, m.kv_heads, m.heads)]
+    arrays = [jax.random.normal(jax.random.key(i), shape, m.dtype) for i, shape in enumerate(shapes)]
+
+    @functools.partial(jax.jit, static_argnames="f")
+    def passes(f, q, k, v, do):
+        o, pull = jax.vjp(lambda *qkv: f(*qkv, until_2L), q, k, v)
+        return o, *pull(do)
+
+    with jax.default_matmul_precision("highest"):
+        exact = passes(dense, *(x.astype(jnp.float32) for x in arrays))
+    measured = passes(attend, *arrays)
+    errors = [float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(measured, exact, strict=True)]
+    seconds = statistics.median(seconds_of(lambda: passes(attend, *arrays), cfg.repeats))
+    return {"output_error": errors[0], "gradient_error": max(errors[1:]), "seconds": seconds}
+
+
+def bench_accelerator(cfg: BenchConfig) -> Numbers:
+    """What a GPU or TPU runs: attention kernels, then models up to 1.5B. What fails is printed."""
+    numbers = {"matmul_peak_tflops": matmul_peak("bfloat16") / 1e12}
+    for shape in ("embedded", "small", "500m", "1500m"):
+        cfg = dataclasses.replace(cfg, shape=shape, dtype="bfloat16", rows=8, solutions=64, new_tokens=256)
+        kernels = {"dense": dense} | KERNELS[platform()]
+        jobs = {name: functools.partial(bench_kernel, attend=f) for name, f in kernels.items()}
+        jobs |= {"score": bench_score, "sampling": bench_sampling, "train": bench_train}
+        for name, job in jobs.items():
+            try:
+                numbers |= {f"{shape}/{name}/{key}": x for key, x in job(cfg).items()}
+            except (RuntimeError, ValueError):  # of XLA, or of a kernel
+                traceback.print_exc()
+    return numbers
+
+
+JOBS = {"train": bench_train, "score": bench_score, "sampling": bench_sampling, "memory": bench_memory}
+JOBS |= {"accelerator": bench_accelerator}
+
+
+@cli.command("bench", BenchConfig)
+def main(cfg):
+    """Prints a table and writes results.json."""
+    raw_cfg, cfg = cfg, parse(cfg, BenchConfig, elsewhere=("cpu_devices", "distributed"))
+    set_cpu_devices(512 if cfg.what == "memory" else raw_cfg.cpu_devices)
+    folder = run_folder.output_dir()
+    with run_folder.locked_run_folder(folder, raw_cfg), jax.set_mesh(mesh.modest_mesh(cfg.rows, cfg.mesh)):
+        numbers = JOBS[cfg.what](cfg)
+        about = run_folder.machine() | run_folder.versions()
+    for name, x in (about | numbers).items():
+        print(f"{name:<36}{f'{x:,.4g}' if isinstance(x, float) else x}")
+    run_folder.write_json(folder / "results.json", numbers | about)
+
+
+if __name__ == "__main__":
+    main()
