@@ -46,6 +46,8 @@ KERNELS = {
     "gpu": {"cudnn": accelerator.cudnn},
     "tpu": {"splash": accelerator.splash},
 }
+ACCELERATOR_SHAPES = ("embedded", "small", "500m", "1500m")
+ACCELERATOR_SIZES = {"rows": 8, "solutions": 64, "new_tokens": 256}
 LOSS = training.LossConfig("prm", "bce", 1.0, 0.0)
 OPTIMIZER = training.OptimizerConfig(1e-4, 0.1, 0.1, 0.01, 0.9, 0.98, 1.0, "all", "float32")
 PLAIN = Format("plain", separator="\n")
@@ -185,18 +187,24 @@ def bench_sampling(cfg: BenchConfig) -> Numbers:
     return rate(cfg.problems * cfg.solutions * cfg.new_tokens, seconds_of(sample, cfg.repeats))
 
 
-def compiled(cfg: BenchConfig, batch: dict, trains: bool):
-    """The train step, or the score step, compiled for shapes without arrays."""
+def abstract_state(model_cfg: ModelConfig, trains: bool) -> dict:
+    """The arguments of the train step or the score step beside the batch, as shapes without arrays."""
 
     def make():
-        model = PRM(model_config(cfg, remat="full", tied=False), rngs=nnx.Rngs(0))
+        model = PRM(model_cfg, rngs=nnx.Rngs(0))
         if not trains:
             return {"model": cast_backbone(model)}
         transform = training.make_transform(model, OPTIMIZER, 1000)
         opt = nnx.Optimizer(model, transform, wrt=training.TRAINABLE["all"])
         return {"model": model, "opt": opt, "key": jax.random.key(0)}
 
-    state, batch = jax.eval_shape(make), {name: x[None] if trains else x for name, x in batch.items()}
+    return jax.eval_shape(make)
+
+
+def compiled(cfg: BenchConfig, batch: dict, trains: bool):
+    """The train step, or the score step, compiled for shapes without arrays."""
+    state = abstract_state(model_config(cfg, remat="full", tied=False), trains)
+    batch = {name: x[None] if trains else x for name, x in batch.items()}
     layout = mesh.shardings(state) | {"batch": dict.fromkeys(batch, mesh.row_sharding(axis=int(trains)))}
     arguments = mesh.abstract_arrays(state | {"batch": batch}, layout)
     lowered = training.train_step.lower(**arguments, cfg=LOSS) if trains else step_log_odds.lower(**arguments)
@@ -218,38 +226,38 @@ def bench_memory(cfg: BenchConfig) -> Numbers:
     return numbers
 
 
+@functools.partial(jax.jit, static_argnames="attend")
+def both_passes(attend: Callable, q, k, v, until_BL, do):
+    """The output of attention and the gradients of q, k and v."""
+    o, pull = jax.vjp(lambda *qkv: attend(*qkv, until_BL), q, k, v)
+    return o, *pull(do)
+
+
 def bench_kernel(cfg: BenchConfig, attend: Callable) -> Numbers:
     """Largest errors of output and gradients, as shares of the largest number of `dense` in float32, and the
     time of both passes, on two rows of packed solutions."""
     m, L = model_config(cfg), 2048
     length_2n = random_lengths(np.random.default_rng(cfg.seed), 2 * L, cfg.mean_tokens).reshape(2, L)
     last_2L = [ends_n[np.searchsorted(ends_n, np.arange(L), "right")] - 1 for ends_n in length_2n.cumsum(1)]
-    until_2L = jnp.minimum(jnp.array(last_2L), L - 1)
     shapes = [(2, L, heads, m.head_dim) for heads in (m.heads, m.kv_heads, m.kv_heads, m.heads)]
-    arrays = [jax.random.normal(jax.random.key(i), shape, m.dtype) for i, shape in enumerate(shapes)]
-
-    @functools.partial(jax.jit, static_argnames="f")
-    def passes(f, q, k, v, do):
-        o, pull = jax.vjp(lambda *qkv: f(*qkv, until_2L), q, k, v)
-        return o, *pull(do)
-
+    q, k, v, do = (jax.random.normal(jax.random.key(i), shape, m.dtype) for i, shape in enumerate(shapes))
+    arrays = q, k, v, jnp.minimum(jnp.array(last_2L), L - 1), do
     with jax.default_matmul_precision("highest"):
-        exact = passes(dense, *(x.astype(jnp.float32) for x in arrays))
-    measured = passes(attend, *arrays)
+        exact = both_passes(dense, *(x.astype(jnp.float32) if x.dtype == m.dtype else x for x in arrays))
+    measured = both_passes(attend, *arrays)
     errors = [float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(measured, exact, strict=True)]
-    seconds = statistics.median(seconds_of(lambda: passes(attend, *arrays), cfg.repeats))
+    seconds = statistics.median(seconds_of(lambda: both_passes(attend, *arrays), cfg.repeats))
     return {"output_error": errors[0], "gradient_error": max(errors[1:]), "seconds": seconds}
 
 
 def bench_accelerator(cfg: BenchConfig) -> Numbers:
     """What a GPU or TPU runs: attention kernels, then models up to 1.5B. What fails is printed."""
     numbers = {"matmul_peak_tflops": matmul_peak("bfloat16") / 1e12}
-    for shape in ("embedded", "small", "500m", "1500m"):
-        cfg = dataclasses.replace(cfg, shape=shape, dtype="bfloat16", rows=8, solutions=64, new_tokens=256)
+    for shape in ACCELERATOR_SHAPES:
+        cfg = dataclasses.replace(cfg, shape=shape, dtype="bfloat16", **ACCELERATOR_SIZES)
         kernels = {"dense": dense} | KERNELS[platform()]
         jobs = {name: functools.partial(bench_kernel, attend=f) for name, f in kernels.items()}
-        jobs |= {"score": bench_score, "sampling": bench_sampling, "train": bench_train}
-        for name, job in jobs.items():
+        for name, job in (jobs | MODEL_JOBS).items():
             try:
                 numbers |= {f"{shape}/{name}/{key}": x for key, x in job(cfg).items()}
             except (RuntimeError, ValueError):  # of XLA, or of a kernel
@@ -257,8 +265,9 @@ def bench_accelerator(cfg: BenchConfig) -> Numbers:
     return numbers
 
 
-JOBS = {"train": bench_train, "score": bench_score, "sampling": bench_sampling, "memory": bench_memory}
-JOBS |= {"accelerator": bench_accelerator}
+# In order of the memory that they take, since a device tells only its highest use so far.
+MODEL_JOBS = {"score": bench_score, "sampling": bench_sampling, "train": bench_train}
+JOBS = MODEL_JOBS | {"memory": bench_memory, "accelerator": bench_accelerator}
 
 
 @cli.command("bench", BenchConfig)

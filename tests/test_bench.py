@@ -35,27 +35,6 @@ def test_jobs_count_useful_tokens(monkeypatch, tmp_path, what, rows):
     assert what != "score" or got["tokens_a_computed_token"] > 1.2
 
 
-def test_kernels_agree_with_plain_attention(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "SHAPES", {"embedded": bench.SHAPES["embedded"]})
-    cfg = bench.BenchConfig(
-        what="accelerator",
-        shape="embedded",
-        dtype="float32",
-        rows=1,
-        mean_tokens=240,
-        solutions=2,
-        problems=1,
-        new_tokens=2,
-        target="cpu",
-        mesh=bench.mesh.MeshConfig(1, 1, 1),
-        repeats=1,
-        seed=0,
-    )
-    for attend in bench.KERNELS["cpu"].values():
-        got = bench.bench_kernel(cfg, attend)
-        assert max(got["output_error"], got["gradient_error"]) < 1e-5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["train", "score"])
 def test_pytorch_takes_our_steps_and_gives_our_scores(what):
