@@ -1,7 +1,7 @@
 """Train a process reward model (or an outcome model, or a language model) into a run folder.
 
-It holds .hydra/ (configuration), metrics.jsonl, checkpoints/, model/ (config, tokenizer) and, at the end, summary.json.
-"""
+It holds .hydra/ (configuration), metrics.jsonl, checkpoints/, model/ (config, tokenizer) and, at the end,
+summary.json."""
 
 import collections
 import contextlib
@@ -67,7 +67,8 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """conf/train.yaml explains each key; data/splits.py parses `data`, launch/ `distributed` and `cpu_devices`."""
+    """conf/train.yaml explains each key; data/splits.py parses `data`, launch/ `distributed` and
+    `cpu_devices`."""
 
     seed: Seed
     objective: Literal["prm", "orm", "implicit", "lm"]
@@ -128,8 +129,8 @@ class TrainConfig:
 
 
 def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
-    """The configuration with a number for lm_weight=null: .5 where the embedded model knows the task, which labels alone
-    would make it forget, and where next tokens can be learned at all; else 0."""
+    """The configuration with a number for lm_weight=null: .5 where the embedded model knows the task, which
+    labels alone would make it forget, and where next tokens can be learned at all; else 0."""
     if cfg.loss.lm_weight is not None:
         return cfg
     knows_task = cfg.objective == "prm" and cfg.init == "embedded" and isinstance(data_cfg, TaskData)
@@ -139,7 +140,8 @@ def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
 
 @cli.command("train", TrainConfig)
 def main(cfg) -> float:
-    """Trains a process reward model into a run folder; returns the best validation value of `eval.best_by`."""
+    """Trains a process reward model into a run folder; returns the best validation value of
+    `eval.best_by`."""
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
@@ -155,8 +157,9 @@ def main(cfg) -> float:
 
 
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
-    """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`. Returns the
-    best validation value of `eval.best_by`: a loss, which is minimised, or one of the others, which are maximised."""
+    """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`.
+    Returns the best validation value of `eval.best_by`: a loss, which is minimised, or one of the others,
+    which are maximised."""
     data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     record_data(texts / "data.json", data)
     tokenizer = make_tokenizer(cfg, data.splits["train"])
@@ -264,9 +267,10 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
 
 
 def oddities(examples: list[Example], positions: int) -> Iterator[str]:
-    """Says what is legal and seldom meant: more tokens than the model was made for, labels that are all alike."""
+    """Says what is legal and seldom meant: more tokens than the model was made for, labels that are all
+    alike."""
     if n_long := sum(len(e.ids_L) > positions for e in examples):
-        yield f"{n_long} of {len(examples)} training solutions have more tokens than the {positions} of the model"
+        yield f"{n_long} of {len(examples)} training solutions have more tokens than the model's {positions}"
     labels = {label for e in examples for label in e.targets["label"].tolist() if not math.isnan(label)}
     if len(labels) == 1:
         yield f"all training labels are {labels.pop():g}, so there is nothing to tell apart"
@@ -280,8 +284,8 @@ def draw_samples(*args):
 
 
 def record_data(path: Path, data: Data):
-    """Writes hashes of the files, which a resumed run must have again, and of the problems, which evaluations read and
-    RL keeps apart from."""
+    """Writes hashes of the files, which a resumed run must have again, and of the problems, which evaluations
+    read and RL keeps apart from."""
     if path.exists():
         old = run_folder.read_json(path, files=dict)["files"]
         changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
@@ -295,7 +299,8 @@ def record_data(path: Path, data: Data):
 
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examples, label_kind) -> dict:
-    """Trains from step 1, or from the newest checkpoint, to cfg.steps; returns the numbers of the best evaluation."""
+    """Trains from step 1, or from the newest checkpoint, to cfg.steps; returns the numbers of the best
+    evaluation."""
     b, checkpoints, first, best = cfg.batch, Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
@@ -325,7 +330,8 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
             if not (evaluates or saves):
                 continue
             record, is_best = reader.read(), False
-            # Checked before every save too: the step's loss was finite before its update, not necessarily after.
+            # Checked before every save too: the step's loss was finite before its update, not necessarily
+            # after.
             held_out = validation if evaluates else validation[:1]
             scores, kinds = evaluate(model, held_out, cfg.loss, label_kind, examples.errors)
             require_finite(step, scores)
@@ -352,7 +358,8 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
 
 
 def micro_batches(source: packing.TrainingRows, cfg: TrainBatch, first: int, steps: int):
-    """The batches after step `first`, arrays [A, B, ...] on the mesh; this process reads only its own rows."""
+    """The batches after step `first`, arrays [A, B, ...] on the mesh; this process reads only its own
+    rows."""
     n_rows = cfg.rows * cfg.accumulate
     local_AB = np.arange(n_rows).reshape(cfg.accumulate, -1)[:, local_rows(cfg.rows)]
     for batch in packing.train_batches(source, steps, n_rows, local_AB.ravel(), first):
@@ -371,8 +378,8 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
 
 
 def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, errors) -> tuple[dict, dict]:
-    """(mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined; of
-    `missed_errors`). errors: `first_wrong` of each solution, if known."""
+    """(mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are
+    defined; of `missed_errors`). errors: `first_wrong` of each solution, if known."""
     totals, scored, order = collections.Counter(), [], []
     for indices, batch in batches:
         on_mesh = shard_batch(batch, len(batch["ids"]))

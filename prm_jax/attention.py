@@ -1,10 +1,11 @@
-"""Softmax attention: its definition, and the kernel that computes it on each platform. visibility.py says who sees whom.
+"""Softmax attention: its definition, and the kernel that computes it on each platform. visibility.py says who
+sees whom.
 
-The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not run on a
-chip. On a mesh each device attends to its own rows and heads (`shard_heads` of launch/sharding.py).
+The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not
+run on a chip. On a mesh each device attends to its own rows and heads (`shard_heads` of launch/sharding.py).
 
-Dimension key: B rows, L queries, S keys, H query heads, G key/value heads, R = H / G queries a group, K head size.
-"""
+Dimension key: B rows, L queries, S keys, H query heads, G key/value heads, R = H / G queries a group, K head
+size."""
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,8 @@ QUERIES = 256  # whose scores against all keys `dense` holds at once
 def attend(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
     """Softmax attention, o_BLHK. `slot_BL` is each query's place among the keys of a cache.
 
-    Without it the keys are the queries' own tokens (S = L), and every token must see at least itself. `cap` bounds the
-    scores (`soft_cap` of kernels/cpu.py); cuDNN has no such bound.
-    """
+    Without it the keys are the queries' own tokens (S = L), and every token must see at least itself. `cap`
+    bounds the scores (`soft_cap` of kernels/cpu.py); cuDNN has no such bound."""
     arrays, is_short = (q_BLHK, k_BSGK, v_BSGK, until_BS), q_BLHK.shape[1] <= SHORT
     if slot_BL is not None:
         return dense(*arrays, slot_BL, cap)

@@ -1,4 +1,5 @@
-"""What a solution teaches: its tokens, and targets for its steps and tokens. Dimension key: L tokens, T steps."""
+"""What a solution teaches: its tokens, and targets for its steps and tokens. Dimension key: L tokens, T
+steps."""
 
 import dataclasses
 import functools
@@ -21,10 +22,11 @@ TOKEN_TARGETS = {"token_weight": 0.0, "reference": 0.0}
 
 @dataclasses.dataclass(frozen=True)
 class Example(Encoded):
-    """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS. label:
-    P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; both NaN if unlabelled. weight: of the step's
-    loss, 0 without a label. depth: of the step, from 0; 0 for outcomes. token_weight: of the loss of predicting the
-    token. reference: log p of the token under the reference of an implicit PRM, in nats."""
+    """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS.
+    label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; both NaN if unlabelled.
+    weight: of the step's loss, 0 without a label. depth: of the step, from 0; 0 for outcomes. token_weight:
+    of the loss of predicting the token. reference: log p of the token under the reference of an implicit PRM,
+    in nats."""
 
     targets: dict[str, np.ndarray]
 
@@ -38,7 +40,8 @@ class Example(Encoded):
 
 
 def step_weights(n: int, scheme: str) -> np.ndarray:
-    """Loss weights of a solution's n labelled steps, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
+    """Loss weights of a solution's n labelled steps, mean 1. `later`: proportional to the position, 2t / (n +
+    1)."""
     expect(scheme in ("uniform", "later"), "batch.step_weights", scheme, "uniform or later")
     return (np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
 
@@ -46,9 +49,10 @@ def step_weights(n: int, scheme: str) -> np.ndarray:
 def make_example(
     encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last"
 ) -> Example:
-    """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and next-token targets
-    for the solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has. The outcome
-    stands at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021)."""
+    """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and
+    next-token targets for the solution's tokens. A truncated solution keeps the targets of the steps that
+    `encoded` has. The outcome stands at the last step, or with outcome_at=tokens at every token of the
+    solution (Cobbe et al. 2021)."""
     if objective == "orm" and outcome_at == "tokens":
         ends_T = np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32)
         encoded = dataclasses.replace(encoded, step_end_T=ends_T)
@@ -108,9 +112,9 @@ def make_examples(
     weights: str = "uniform",
     outcome_at: str = "last",
 ) -> tuple[Packed, dict[str, int]]:
-    """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut). A solution of more
-    than `limit` tokens raises (`too_long=error`), is dropped (`drop`), or loses its last steps (`cut`); one without a
-    target is dropped. InputError where none is left."""
+    """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut). A solution
+    of more than `limit` tokens raises (`too_long=error`), is dropped (`drop`), or loses its last steps
+    (`cut`); one without a target is dropped. InputError where none is left."""
     if fmt.outcome and objective != "lm":
         expect(False, "format", fmt.name, "one with step marks to train at, such as plain")
     examples = Packed(_pack, functools.partial(_unpack, objective=objective, weights=weights))

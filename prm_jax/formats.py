@@ -1,13 +1,12 @@
 """Turns a solution into token ids and step marks. One function serves training, scoring, search and RL.
 
-The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format with keys
-of `Format`, which names its source. Released PRMs tokenise in two ways, followed exactly:
+The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format
+with keys of `Format`, which names its source. Released PRMs tokenise in two ways, followed exactly:
 
-apart: every step by itself, then the ids of its separator. The mark cannot fuse with text, as `.` and a newline do in
-BPE when TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
-together: one text, one call, as the authors' code does. Marks are found by their place in the text, never by their id;
-a mark that fused with the text beside it raises.
-"""
+apart: every step by itself, then the ids of its separator. The mark cannot fuse with text, as `.` and a
+newline do in BPE when TRL's documented inference example tokenises them together (4 points of ProcessBench
+F1). together: one text, one call, as the authors' code does. Marks are found by their place in the text,
+never by their id; a mark that fused with the text beside it raises."""
 
 import dataclasses
 import functools
@@ -27,9 +26,9 @@ from prm_jax.launch.config import CONF, expect, one_of, parse
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix. {problem}
-    stands for the problem in `prefix`, {n} for the step's number from 1 in `number`, {pad} for the padding token in
-    `prefix` and `separator`. With `chat`, `prefix` is the user's message."""
+    """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix.
+    {problem} stands for the problem in `prefix`, {n} for the step's number from 1 in `number`, {pad} for the
+    padding token in `prefix` and `separator`. With `chat`, `prefix` is the user's message."""
 
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
@@ -68,7 +67,8 @@ class Format:
 
     @staticmethod
     def from_keys(keys: dict) -> dict:
-        """A config's keys as those of this class: keys beside `name: auto` change the format that auto chooses."""
+        """A config's keys as those of this class: keys beside `name: auto` change the format that auto
+        chooses."""
         if keys.get("name") != "auto" or "changes" in keys:
             return keys
         return {"name": "auto", "changes": {k: x for k, x in keys.items() if k != "name" and x is not None}}
@@ -113,7 +113,8 @@ def all_formats() -> tuple[Format, ...]:
 
 
 def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
-    """Token ids: (bad, good) for head 'tokens' or a critic, (good,) for 'vocabulary', None for other heads."""
+    """Token ids: (bad, good) for head 'tokens' or a critic, (good,) for 'vocabulary', None for other
+    heads."""
     texts = [text for text in (fmt.bad, fmt.good) if text is not None]
     ids = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     if any(len(tokens) != 1 for tokens in ids) or len(set(ids)) < len(ids):
@@ -146,9 +147,9 @@ def with_pad(fmt: Format, tokenizer) -> Format:
 def encode(
     fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False
 ) -> list[Encoded]:
-    """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training. InputError
-    if the separator has no token, a mark fused with text, marks and steps differ in number, or, in a text tokenised
-    together, a problem or step contains the separator."""
+    """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
+    InputError if the separator has no token, a mark fused with text, marks and steps differ in number, or, in
+    a text tokenised together, a problem or step contains the separator."""
     if fmt.name == "auto":
         raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")
     fmt = with_pad(fmt, tokenizer)
@@ -186,8 +187,8 @@ def _encode_apart(fmt: Format, tokenizer, rows):
         return step.split(fmt.separator) if fmt.tokenized == "lines" else [step]
 
     heads = [fmt.prefix.replace("{problem}", problem) for problem, _ in rows]
-    # Many steps of a pool repeat, so each distinct text is tokenised once, thousands in a call, whose offsets, masks and
-    # words take 100 times the memory of the ids that are kept.
+    # Many steps of a pool repeat, so each distinct text is tokenised once, thousands in a call, whose
+    # offsets, masks and words take 100 times the memory of the ids that are kept.
     texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
     ids_of, size = {}, 4096
     for group in (texts[i : i + size] for i in range(0, len(texts), size)):
@@ -292,8 +293,9 @@ def check_marks(encoded: Encoded, n_steps: int, where: str):
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int):
-    """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a token. It is
-    of the class with which transformers reads the tokenizer of every `qwen2` folder, whatever its files say."""
+    """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a
+    token. It is of the class with which transformers reads the tokenizer of every `qwen2` folder, whatever
+    its files say."""
     from transformers import Qwen2Tokenizer
 
     untrained = Qwen2Tokenizer(eos_token="<|endoftext|>", pad_token="<|endoftext|>", unk_token=None)

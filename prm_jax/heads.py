@@ -1,4 +1,5 @@
-"""Step heads: what reads the hidden state at a step's end, and how that becomes the log-odds that the step is good.
+"""Step heads: what reads the hidden state at a step's end, and how that becomes the log-odds that the step is
+good.
 
 Dimension key: B rows, T step ends, D model, C head outputs.
 """
@@ -11,7 +12,8 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A step head: a linear layer of C outputs; with `hidden` after a linear layer of D outputs and a ReLU."""
+    """A step head: a linear layer of C outputs; with `hidden` after a linear layer of D outputs and a
+    ReLU."""
 
     labels: tuple[str, ...]  # the class of each of the C logits, as in `id2label` of a config.json
     log_odds: Callable  # logit_BTC -> logit_BT, the log-odds that the step is good

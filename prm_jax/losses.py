@@ -1,13 +1,14 @@
 """What a model is trained to do: losses at step ends, and of the next token.
 
-A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each step is
-good and `cfg` is the section `loss` of the config. `batch` holds the arrays of packing.py, and
-`logits`, all outputs of the head, logit_BTC, if the entry says how many `outputs` it reads. label and rating are NaN where there is none; weight is 0 where there is no label; steps of a row
-with equal `solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled steps and
-divides by their number; a loss may be anything where the weight is 0.
+A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each
+step is good and `cfg` is the section `loss` of the config. `batch` holds the arrays of packing.py, and
+`logits`, all outputs of the head, logit_BTC, if the entry says how many `outputs` it reads. label and rating
+are NaN where there is none; weight is 0 where there is no label; steps of a row with equal `solution` or
+`problem` numbers belong together. The trainer sums loss times weight over labelled steps and divides by their
+number; a loss may be anything where the weight is 0.
 
-Dimension key: B rows, L tokens, T step ends (TT: a step and one it is compared with), C head outputs, V vocabulary.
-"""
+Dimension key: B rows, L tokens, T step ends (TT: a step and one it is compared with), C head outputs, V
+vocabulary."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,9 +19,11 @@ import optax
 
 
 def bce(logit, label, pos_weight=1.0):
-    """Binary cross-entropy in nats from a logit, for a soft label y in [0, 1]: -(w y log p + (1 - y) log(1 - p)).
+    """Binary cross-entropy in nats from a logit, for a soft label y in [0, 1]: -(w y log p + (1 - y) log(1 -
+    p)).
 
-    For the binary head the logit is z1 - z0, and this is exactly the 2-class cross-entropy of TRL's PRMTrainer."""
+    For the binary head the logit is z1 - z0, and this is exactly the 2-class cross-entropy of TRL's
+    PRMTrainer."""
     return -(pos_weight * label * jax.nn.log_sigmoid(logit) + (1 - label) * jax.nn.log_sigmoid(-logit))
 
 
@@ -30,7 +33,8 @@ def bce_loss(z_BT, batch, cfg):
 
 
 def focal_loss(z_BT, batch, cfg):
-    """`bce` with each term times (1 - p)^gamma, p the probability of that term's class (Lin et al. 2017, eq. 4)."""
+    """`bce` with each term times (1 - p)^gamma, p the probability of that term's class (Lin et al. 2017, eq.
+    4)."""
     label_BT = jnp.nan_to_num(batch["label"])
     good_BT, bad_BT = jax.nn.log_sigmoid(z_BT), jax.nn.log_sigmoid(-z_BT)  # log p, log (1 - p)
     of_good_BT = cfg.pos_weight * label_BT * jnp.exp(cfg.gamma * bad_BT) * good_BT
@@ -38,7 +42,8 @@ def focal_loss(z_BT, batch, cfg):
 
 
 def mse_loss(z_BT, batch, cfg):
-    """Brier score (P(good) - y)^2 for a soft label y, times w where y = 1: Qwen's loss for soft Monte-Carlo labels."""
+    """Brier score (P(good) - y)^2 for a soft label y, times w where y = 1: Qwen's loss for soft Monte-Carlo
+    labels."""
     label_BT = jnp.nan_to_num(batch["label"])
     error_BT = jax.nn.sigmoid(z_BT) - label_BT
     return (1 + (cfg.pos_weight - 1) * label_BT) * error_BT**2
@@ -48,9 +53,9 @@ def pairwise_loss(z_BT, batch, cfg):
     """-log sigmoid(z_good - z_bad) (Bradley and Terry): a step's mean over its partners, 0 if it has none.
 
     Partners are a good and a bad step (label below 1/2) at the same depth in two solutions of one problem, as
-    rStar-Math's siblings (arXiv 2501.04519), so that a step's depth predicts nothing; of outcomes, a right and a wrong
-    solution of one problem. Solutions of a problem share a row. The loss teaches differences within a problem, and no
-    probability."""
+    rStar-Math's siblings (arXiv 2501.04519), so that a step's depth predicts nothing; of outcomes, a right
+    and a wrong solution of one problem. Solutions of a problem share a row. The loss teaches differences
+    within a problem, and no probability."""
 
     def pairs(f, x_BT):
         return f(x_BT[:, :, None], x_BT[:, None, :])
@@ -67,9 +72,10 @@ def pqm_loss(z_BT, batch, cfg):
     """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): Q rises over good steps from 0; Q
     of bad steps < -zeta.
 
-    The loss of a good step t is log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Where there is
-    a bad step, the start, whose z is 0, adds log(1 + sum_{bad w} exp(z_w + zeta)), in equal parts at the bad steps. So
-    the losses of a solution sum to the terms that the authors average: one a step up to the first error."""
+    The loss of a good step t is log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Where
+    there is a bad step, the start, whose z is 0, adds log(1 + sum_{bad w} exp(z_w + zeta)), in equal parts at
+    the bad steps. So the losses of a solution sum to the terms that the authors average: one a step up to the
+    first error."""
     is_labelled_BT = batch["weight"] > 0
     good_BT, bad_BT = is_labelled_BT & (batch["label"] >= 0.5), is_labelled_BT & (batch["label"] < 0.5)
     same_BTT = batch["solution"][:, :, None] == batch["solution"][:, None, :]
@@ -117,9 +123,10 @@ STEP_LOSSES = {
 
 
 def implicit_logit(logit_BLV, batch, beta: float):
-    """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log(policy / reference) summed over its
-    tokens up to each step end (Yuan et al. 2024, arXiv 2412.01981). loss.step=bce gives its CE form, pairwise its DPO
-    form. logit_BLV are the policy's logits, batch["reference"] the reference's log p. Rows must not share prefixes."""
+    """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log(policy / reference) summed
+    over its tokens up to each step end (Yuan et al. 2024, arXiv 2412.01981). loss.step=bce gives its CE form,
+    pairwise its DPO form. logit_BLV are the policy's logits, batch["reference"] the reference's log p. Rows
+    must not share prefixes."""
 
     def at(x_BL, place_BT):
         return jnp.take_along_axis(x_BL, place_BT, axis=1)
@@ -133,8 +140,8 @@ def implicit_logit(logit_BLV, batch, beta: float):
 
 
 def next_token_loss(logit_BLV, ids_BL, token_weight_BL):
-    """Cross-entropy in nats of predicting the next token, at each token, loss_BL. token_weight_BL weights the tokens to
-    predict: 0 for the problem, padding and the first token of a row."""
+    """Cross-entropy in nats of predicting the next token, at each token, loss_BL. token_weight_BL weights the
+    tokens to predict: 0 for the problem, padding and the first token of a row."""
     target_BL, weight_BL = (jnp.roll(x_BL, -1, axis=1) for x_BL in (ids_BL, token_weight_BL))
     loss_BL = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, target_BL)
     return jnp.where(weight_BL != 0, weight_BL * loss_BL, 0.0)

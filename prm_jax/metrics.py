@@ -1,9 +1,9 @@
-"""How good are step scores? Step metrics, calibration, first errors, within-problem ranking. Intervals: stats.py.
+"""How good are step scores? Step metrics, calibration, first errors, within-problem ranking. Intervals:
+stats.py.
 
-These are pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution (so they
-carry no shape suffix); ragged step scores are lists of such arrays. A score is P(step good); a NaN score raises
-ValueError. A number that the data do not define is nan.
-"""
+These are pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution
+(so they carry no shape suffix); ragged step scores are lists of such arrays. A score is P(step good); a NaN
+score raises ValueError. A number that the data do not define is nan."""
 
 import functools
 import math
@@ -38,18 +38,19 @@ def _pair_wins(score: np.ndarray, is_positive: np.ndarray) -> tuple[float, int]:
 
 
 def auroc(score, is_positive) -> float:
-    """P(a random positive scores above a random negative), in [0, 1], ties counting 1/2; nan if a class is missing."""
+    """P(a random positive scores above a random negative), in [0, 1], ties counting 1/2; nan if a class is
+    missing."""
     score, is_positive = _checked(score, np.asarray(is_positive, bool))
     wins, n_pairs = _pair_wins(score, is_positive)
     return wins / n_pairs if n_pairs else math.nan
 
 
 def soft_auroc(score, p) -> float:
-    """AUROC of scores against probabilities: P(a prefix with a right completion scores above one with a wrong one).
+    """AUROC of scores against probabilities: P(a prefix with a right completion scores above one with a wrong
+    one).
 
-    p is each prefix's chance of a right completion: it counts p times as a positive and 1 - p times as a negative. With
-    p in {0, 1} this is `auroc`; otherwise even score = p stays below 1. Ties count 1/2.
-    """
+    p is each prefix's chance of a right completion: it counts p times as a positive and 1 - p times as a
+    negative. With p in {0, 1} this is `auroc`; otherwise even score = p stays below 1. Ties count 1/2."""
     score, p = _checked(score, np.asarray(p, np.float64))
     _, block = np.unique(score, return_inverse=True)
     positive, negative = np.bincount(block, p), np.bincount(block, 1 - p)  # of each score, lowest first
@@ -59,8 +60,8 @@ def soft_auroc(score, p) -> float:
 
 
 def average_precision(score, is_positive) -> float:
-    """Area under the precision-recall staircase, in [0, 1]; nan without a positive: AP = sum_n (R_n - R_{n-1}) P_n over
-    the distinct scores from the top. No trapezoids: they are optimistic."""
+    """Area under the precision-recall staircase, in [0, 1]; nan without a positive: AP = sum_n (R_n -
+    R_{n-1}) P_n over the distinct scores from the top. No trapezoids: they are optimistic."""
     score, is_positive = _checked(score, np.asarray(is_positive, bool))
     if not is_positive.any():
         return math.nan
@@ -79,8 +80,9 @@ def f1(is_positive, predicted_positive) -> float:
 
 
 def prm_score(is_good, predicted_good) -> float:
-    """PRMBench's PRMScore (arXiv 2501.03124), in [0, 1]: the mean of F1 on good and on bad steps. Without a bad step it
-    is the F1 on good ones, as in PRMBench's multi_solutions class; 0/0 = 0, where PRMBench's code has -1."""
+    """PRMBench's PRMScore (arXiv 2501.03124), in [0, 1]: the mean of F1 on good and on bad steps. Without a
+    bad step it is the F1 on good ones, as in PRMBench's multi_solutions class; 0/0 = 0, where PRMBench's code
+    has -1."""
     is_good, predicted_good = np.asarray(is_good, bool), np.asarray(predicted_good, bool)
     f1_good = f1(is_good, predicted_good)
     return f1_good if is_good.all() else (f1_good + f1(~is_good, ~predicted_good)) / 2
@@ -106,8 +108,8 @@ def brier(p, y) -> float:
 def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean p, mean y, count) in each of `bins` equal-width bins of [0, 1]; means are nan where count is 0.
 
-    Bins are [k/bins, (k+1)/bins), the last one closed: p = 1, which a float32 sigmoid reaches at logit 17, counts.
-    """
+    Bins are [k/bins, (k+1)/bins), the last one closed: p = 1, which a float32 sigmoid reaches at logit 17,
+    counts."""
     p, y = _checked(p, np.asarray(y, np.float64))
     total = functools.partial(np.bincount, np.minimum((p * bins).astype(int), bins - 1), minlength=bins)
     count = total()
@@ -116,8 +118,9 @@ def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def ece(p, y, bins: int = 15) -> float:
-    """Expected calibration error of P(good), in [0, 1], sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the
-    probability of class 1, not top-label confidence); nan if empty. It is biased upwards when bins hold few steps."""
+    """Expected calibration error of P(good), in [0, 1], sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017,
+    on the probability of class 1, not top-label confidence); nan if empty. It is biased upwards when bins
+    hold few steps."""
     mean_p, mean_y, count = reliability(p, y, bins)
     return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum()) if count.any() else math.nan
 
@@ -134,9 +137,9 @@ def first_error_accuracy(predicted, label) -> float:
 
 
 def first_error_f1(predicted, label) -> dict[str, float]:
-    """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean and f1, their `harmonic_mean`
-    (arXiv 2412.06559). In a split without erroneous (or without clean) solutions that accuracy and f1 are nan, because
-    a number would reward a verifier that always says the same."""
+    """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean and f1, their
+    `harmonic_mean` (arXiv 2412.06559). In a split without erroneous (or without clean) solutions that
+    accuracy and f1 are nan, because a number would reward a verifier that always says the same."""
     predicted, label = _checked(predicted, label)
     is_hit = predicted == label
     a, b = mean(is_hit[label != -1]), mean(is_hit[label == -1])
@@ -146,10 +149,9 @@ def first_error_f1(predicted, label) -> dict[str, float]:
 def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, float, int]:
     """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems).
 
-    A problem is mixed if it has sound and unsound solutions; without one both AUROCs are nan. This, not the pooled
-    AUROC, is what best-of-N uses. If all problems have equally many solutions the pair-weighted version equals 1/2 +
-    (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.
-    """
+    A problem is mixed if it has sound and unsound solutions; without one both AUROCs are nan. This, not the
+    pooled AUROC, is what best-of-N uses. If all problems have equally many solutions the pair-weighted
+    version equals 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators."""
     score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
     problem, _ = _checked(problem_numbers(problem_ids), score)
     order = np.argsort(problem, kind="stable")
@@ -164,10 +166,9 @@ def labelled_steps(
 ) -> tuple[list[int], int]:
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
-    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out: correctness labels
-    are not defined there, and each data set fills them in its own way. Values and advantages ((1 + their change) / 2)
-    have no first error, so all of them count.
-    """
+    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out:
+    correctness labels are not defined there, and each data set fills them in its own way. Values and
+    advantages ((1 + their change) / 2) have no first error, so all of them count."""
     indices = []
     for index, label in enumerate(labels or ()):
         if label is not None:
@@ -184,16 +185,17 @@ def step_metrics(
     threshold=0.5,
     label_kind="correctness",
 ) -> dict:
-    """Every number about step scores in [0, 1], from a list of scores and one of labels (or None) for each solution.
+    """Every number about step scores in [0, 1], from a list of scores and one of labels (or None) for each
+    solution.
 
-    Step numbers are over each solution's labelled steps up to its first error: step_auroc takes good steps (label >=
-    0.5) as positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and tail_miss_rate is the
-    share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction is the first step
-    below `threshold` among *all* steps, so one at an unlabelled step of a solution without labelled error is wrong.
-    Within-problem AUROC ranks solutions by their lowest step score; one is sound if no labelled step is bad. Solutions
-    without a labelled step count in n_unlabelled_solutions only. With value and advantage labels all steps count, and
-    numbers about first errors and sound solutions are nan.
-    """
+    Step numbers are over each solution's labelled steps up to its first error: step_auroc takes good steps
+    (label >= 0.5) as positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and
+    tail_miss_rate is the share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the
+    prediction is the first step below `threshold` among *all* steps, so one at an unlabelled step of a
+    solution without labelled error is wrong. Within-problem AUROC ranks solutions by their lowest step score;
+    one is sound if no labelled step is bad. Solutions without a labelled step count in n_unlabelled_solutions
+    only. With value and advantage labels all steps count, and numbers about first errors and sound solutions
+    are nan."""
     parts, whole, n_solutions = [], [], 0
     for row, (score, label, problem) in enumerate(zip(scores, labels, problem_ids, strict=True)):
         if label is not None and len(score) != len(label):

@@ -1,9 +1,9 @@
 """A decoder-only transformer of FAMILIES, its step head and its KV cache.
 
 Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size (k = K / 2), V
-vocabulary, T step ends, C head outputs, E experts; I layers, the leading axis of all parameters of the blocks; S keys
-that a query may see (the row's own L tokens, or the slots of a cache); n tokens of all rows together.
-"""
+vocabulary, T step ends, C head outputs, E experts; I layers, the leading axis of all parameters of the
+blocks; S keys that a query may see (the row's own L tokens, or the slots of a cache); n tokens of all rows
+together."""
 
 import dataclasses
 import math
@@ -25,15 +25,16 @@ from prm_jax.rope import RopeScaling, rotate, rotations
 
 # model_type of a config.json
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "granite", "gemma2", "gemma3_text")
-# Rematerialisation (Chen et al. 2016, 1604.06174): a block saves its input and its named values, and its backward pass
-# computes the rest again. `dots` names the outputs of linear layers, and attention's inputs and outputs (on GPU not the
-# outputs, since cuDNN's kernel names nothing and runs again); `full` names nothing.
+# Rematerialisation (Chen et al. 2016, 1604.06174): a block saves its input and its named values, and its
+# backward pass computes the rest again. `dots` names the outputs of linear layers, and attention's inputs and
+# outputs (on GPU not the outputs, since cuDNN's kernel names nothing and runs again); `full` names nothing.
 REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """What fixes the parameters' shapes and how they are used; checkpoints/hf_config.py makes it from a config.json."""
+    """What fixes the parameters' shapes and how they are used; checkpoints/hf_config.py makes it from a
+    config.json."""
 
     vocab: int  # V
     dim: int  # D
@@ -153,18 +154,18 @@ def at_step_ends(x_BLD, step_end_BT):
 class Cache(NamedTuple):
     """Keys and values of the tokens so far, for the calls that continue them.
 
-    All rows fill the same slots one after another, so a token is written to one place of memory in all rows; a shorter
-    row has its padding before its first token.
-    """
+    All rows fill the same slots one after another, so a token is written to one place of memory in all rows;
+    a shorter row has its padding before its first token."""
 
-    # (k_BGKS, v_BGSK) of each layer. Separate arrays are written in place, where slices of one array would be copied;
-    # in these layouts the products of one query with many keys are twice as fast on CPU.
+    # (k_BGKS, v_BGSK) of each layer. Separate arrays are written in place, where slices of one array would be
+    # copied; in these layouts the products of one query with many keys are twice as fast on CPU.
     layers: tuple
     visible_until_BS: jax.Array  # last slot that sees each slot's token; -1 where there is none yet
     length: jax.Array  # number of filled slots
 
     def take(self, row_b):
-        """A copy of the rows numbered in row_b: a prompt once for each of its samples, or the beams that survive."""
+        """A copy of the rows numbered in row_b: a prompt once for each of its samples, or the beams that
+        survive."""
         layers = jax.tree.map(lambda x_BGxx: x_BGxx[row_b], self.layers)
         return Cache(layers, self.visible_until_BS[row_b], self.length)
 
@@ -190,12 +191,12 @@ def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
 
 
 def matrix(rngs, shape, scale, mesh_axes=(), **metadata):
-    """A matrix drawn from a normal distribution of standard deviation `scale`, with what other modules must know of it.
+    """A matrix drawn from a normal distribution of standard deviation `scale`, with what other modules must
+    know of it.
 
-    `mesh_axes`: how a mesh splits its last two axes, OUT_SPLIT or IN_SPLIT (launch/mesh.py); such a matrix is stored in
-    the compute dtype where it does not train. Weight decay applies to matrices alone (`decays`). `in_head=True` marks
-    what trains with optimizer.trainable=head or lora.
-    """
+    `mesh_axes`: how a mesh splits its last two axes, OUT_SPLIT or IN_SPLIT (launch/mesh.py); such a matrix is
+    stored in the compute dtype where it does not train. Weight decay applies to matrices alone (`decays`).
+    `in_head=True` marks what trains with optimizer.trainable=head or lora."""
     return nnx.Param(rngs.params.normal(shape) * scale, decays=True, mesh_axes=mesh_axes, **metadata)
 
 
@@ -234,7 +235,8 @@ class Block(nnx.Module):
         self.norm_ffn_out = nnx.Param(jnp.ones(D)) if cfg.post_norms else None
 
     def __call__(self, x_BLD, rope, visible_until_BS, slot_BL=None, past=None):
-        """The residual stream after this block, x_BLD, and `past` with the keys and values of its tokens added.
+        """The residual stream after this block, x_BLD, and `past` with the keys and values of its tokens
+        added.
 
         `past`: keys and values (k_BGKS, v_BGSK) of the tokens before; the new ones take the slots slot_BL.
         """
@@ -371,9 +373,8 @@ class PRM(nnx.Module):
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing.
 
-        It takes a few places at a time, because a batch's logits over a large vocabulary do not fit in memory, and all
-        rows of them, so that every device of a mesh has work.
-        """
+        It takes a few places at a time, because a batch's logits over a large vocabulary do not fit in
+        memory, and all rows of them, so that every device of a mesh has work."""
         B, L = ids_BL.shape
 
         def one(place):
@@ -386,8 +387,8 @@ class PRM(nnx.Module):
 
 
 def choose_dtype(name: str) -> str:
-    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU and float32 on CPU, where bfloat16 is faster
-    only with long rows on processors that have instructions for it (AVX512-BF16, AMX)."""
+    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU and float32 on CPU, where bfloat16 is
+    faster only with long rows on processors that have instructions for it (AVX512-BF16, AMX)."""
     if name == "auto":
         return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
     if name not in ("float32", "bfloat16"):
@@ -396,8 +397,8 @@ def choose_dtype(name: str) -> str:
 
 
 def choose_remat(name: str) -> str:
-    """The remat of a ModelConfig: `auto` is dots on CPU, where a training step takes .8 (26.7M parameters) to .9 (the
-    embedded shape) of the time of full, and full on GPU and TPU, whose memory is scarce."""
+    """The remat of a ModelConfig: `auto` is dots on CPU, where a training step takes .8 (26.7M parameters) to
+    .9 (the embedded shape) of the time of full, and full on GPU and TPU, whose memory is scarce."""
     if name == "auto":
         return "dots" if jax.devices()[0].platform == "cpu" else "full"
     return name
@@ -418,8 +419,9 @@ def cast_backbone(model: PRM) -> PRM:
 
 
 def for_decoding(model: PRM) -> PRM:
-    """The model for a loop of calls with a cache, under jit: matrices cast, each layer's parameters apart, and tied
-    logits of a CPU by a matrix of their own. Otherwise every step of the loop would copy them again."""
+    """The model for a loop of calls with a cache, under jit: matrices cast, each layer's parameters apart,
+    and tied logits of a CPU by a matrix of their own. Otherwise every step of the loop would copy them
+    again."""
     model = cast_backbone(jax.tree.map(lambda x: x, model))
     model.blocks = nnx.List(model.layers())
     if model.cfg.tied and platform() == "cpu":

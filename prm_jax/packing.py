@@ -1,7 +1,7 @@
 """Packs sequences of tokens into batches of static shape, for training and scoring.
 
-Sequences stand one after another in a row or, with shared prefixes, as a token tree that holds common beginnings once.
-Either way one integer per token says who may see it (visibility.py).
+Sequences stand one after another in a row or, with shared prefixes, as a token tree that holds common
+beginnings once. Either way one integer per token says who may see it (visibility.py).
 
 Dimension key: B rows, L tokens, T steps (of one sequence, or the slots of one row).
 """
@@ -31,14 +31,16 @@ def common_prefix(a_L, b_L) -> int:
 
 
 def depth_first(sequences: list[np.ndarray]) -> list[int]:
-    """Indices in lexicographic order of the token ids, which makes sequences with a common prefix neighbours."""
+    """Indices in lexicographic order of the token ids, which makes sequences with a common prefix
+    neighbours."""
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
 
 
 def layout_row(sequences: list[np.ndarray], share: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-    """(row_3n, places): ids, positions and `until` of a row's tokens, and the places of each sequence's tokens in it. A
-    prefix tree (`share`) is laid out depth first. Positions count from the start of each sequence; `until` is the last
-    place that may see the token (visibility.py): the end of the last sequence through it."""
+    """(row_3n, places): ids, positions and `until` of a row's tokens, and the places of each sequence's
+    tokens in it. A prefix tree (`share`) is laid out depth first. Positions count from the start of each
+    sequence; `until` is the last place that may see the token (visibility.py): the end of the last sequence
+    through it."""
     row_3n, places = np.zeros((3, sum(map(len, sequences))), np.int32), [None] * len(sequences)
     start, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
     for i in depth_first(sequences) if share else range(len(sequences)):
@@ -82,8 +84,8 @@ def layout_tokens(rows: Sequence[Sequence[Encoded]], row_tokens: int, share: boo
 
 
 def layout_train(rows, row_tokens: int, step_slots: int, share: bool = False) -> Layout:
-    """Rows to learn from: each step of each sequence has its own slot, so that a shared step weighs as often as it
-    occurs."""
+    """Rows to learn from: each step of each sequence has its own slot, so that a shared step weighs as often
+    as it occurs."""
     batch, places, _ = layout_tokens(rows, row_tokens, share)
     batch["step_end"], slots = np.zeros((len(rows), step_slots), np.int32), []
     for row, places_b, end_T in zip(rows, places, batch["step_end"], strict=True):
@@ -98,7 +100,8 @@ def layout_train(rows, row_tokens: int, step_slots: int, share: bool = False) ->
 
 
 def layout_score(rows, row_tokens: int, share: bool = False) -> Layout:
-    """Rows to read: a shared step has one slot, and there are as few as suffice (row_tokens / 16, doubled as needed)."""
+    """Rows to read: a shared step has one slot, and there are as few as suffice (row_tokens / 16, doubled as
+    needed)."""
     batch, places, _ = layout_tokens(rows, row_tokens, share)
     ends, slots = [], []
     for row, places_b in zip(rows, places, strict=True):
@@ -113,9 +116,10 @@ def layout_score(rows, row_tokens: int, share: bool = False) -> Layout:
 
 
 def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: int, share: bool = False):
-    """`layout_train` with the targets of its examples: STEP_TARGETS [B, step_slots] and TOKEN_TARGETS [B, row_tokens],
-    these empty with shared prefixes, since a shared token has no single next token. `solution` and `problem` [B,
-    step_slots] number them within a row, -1 in empty slots; a problem is the text before the first step."""
+    """`layout_train` with the targets of its examples: STEP_TARGETS [B, step_slots] and TOKEN_TARGETS [B,
+    row_tokens], these empty with shared prefixes, since a shared token has no single next token. `solution`
+    and `problem` [B, step_slots] number them within a row, -1 in empty slots; a problem is the text before
+    the first step."""
     batch, places, slots = layout_train(rows, row_tokens, step_slots, share)
     for targets, n in ((STEP_TARGETS, step_slots), (TOKEN_TARGETS, row_tokens)):
         batch |= {name: np.full((len(rows), n), empty, np.float32) for name, empty in targets.items()}
@@ -134,13 +138,14 @@ def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: i
 
 
 def may_share(cfg, row_tokens: int) -> bool:
-    """Whether prefix trees of this width suit a model: it is causal, so that a prefix does not depend on what follows,
-    and its window is not narrower, since a window counts places, also those of other branches."""
+    """Whether prefix trees of this width suit a model: it is causal, so that a prefix does not depend on what
+    follows, and its window is not narrower, since a window counts places, also those of other branches."""
     return is_causal() and (cfg.window is None or row_tokens <= cfg.window)
 
 
 def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int) -> list[list[int]]:
-    """First-fit packing in the given order: lists of example indices that share a row. It tries the OPEN newest rows."""
+    """First-fit packing in the given order: lists of example indices that share a row. It tries the OPEN
+    newest rows."""
     packs, n = [], len(order)
     free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
     for i in order:
@@ -156,9 +161,9 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
 
 
 def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> tuple[list[list[int]], int]:
-    """Rows that share prefixes: (indices of the sequences in each row, number of tokens laid out). Depth first, each
-    sequence goes to that one of the OPEN newest rows where it adds the fewest tokens, of several to the fullest (best fit); so
-    a row holds few problems, and small ones fill the gaps of large ones."""
+    """Rows that share prefixes: (indices of the sequences in each row, number of tokens laid out). Depth
+    first, each sequence goes to that one of the OPEN newest rows where it adds the fewest tokens, of several
+    to the fullest (best fit); so a row holds few problems, and small ones fill the gaps of large ones."""
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
     free, common = (
         np.full(n, row_tokens),
@@ -190,9 +195,9 @@ def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tupl
 
 
 def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
-    """Tokens per row: of six widths from `longest` up, the narrowest that needs at most 3% more places than the best.
-    plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention. Widths are 2^k and
-    3 * 2^k, so that similar data compile to the same program."""
+    """Tokens per row: of six widths from `longest` up, the narrowest that needs at most 3% more places than
+    the best. plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention.
+    Widths are 2^k and 3 * 2^k, so that similar data compile to the same program."""
     places = {}
     for width in [w for k in range(5, 32) for w in (1 << k, 3 << (k - 1)) if w >= longest][:6]:
         places[width] = len(plan(width)) * width
@@ -210,8 +215,9 @@ class Group(NamedTuple):
 
 
 def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, together=False) -> list[Group]:
-    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, a common start
-    once; with `together` those of one problem in their order (neighbours, alike, make few pairs); else single."""
+    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, a
+    common start once; with `together` those of one problem in their order (neighbours, alike, make few
+    pairs); else single."""
     together = together or share
     groups, last_L = [Group([], 0, 0)], np.zeros(0, np.int32)
     starts = [e.ids_L if share else e.ids_L[: e.start] for e in examples] if together else []
@@ -247,7 +253,8 @@ class Plan:
 def make_plan(
     examples: Sequence[Encoded], row_tokens: int, share: bool = False, together: bool = False
 ) -> Plan:
-    """The plan of rows with slots for 1.5 x the average density of steps, or for the largest group if more."""
+    """The plan of rows with slots for 1.5 x the average density of steps, or for the largest group if
+    more."""
     groups = make_groups(examples, row_tokens, share, together)
     _, tokens, steps = zip(*groups)
     slots = max(math.ceil(1.5 * row_tokens * sum(steps) / sum(tokens)), max(steps))
@@ -266,15 +273,17 @@ def training_width(examples: Sequence[Encoded], share: bool) -> int:
 
 
 def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
-    """Places first to end of an endless stream in which all of 0..n-1 come once, in a new order, before any comes again."""
+    """Places first to end of an endless stream in which all of 0..n-1 come once, in a new order, before any
+    comes again."""
     orders = [np.random.default_rng([*seed, k]).permutation(n) for k in range(first // n, -(-end // n))]
     return np.concatenate([*orders, np.zeros(0, int)])[first % n :][: end - first]
 
 
 class TrainingRows:
-    """An endless shuffled stream of rows; row i's examples are a pure function of the seed. An epoch is planned from
-    (seed, epoch) and the lengths alone, when one of its rows is first read. `parts`, of a mixture: {source: (number of
-    its examples, its weight)} in the examples' order; it takes no shared prefixes."""
+    """An endless shuffled stream of rows; row i's examples are a pure function of the seed. An epoch is
+    planned from (seed, epoch) and the lengths alone, when one of its rows is first read. `parts`, of a
+    mixture: {source: (number of its examples, its weight)} in the examples' order; it takes no shared
+    prefixes."""
 
     def __init__(self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict | None = None):
         self.examples, self.plan, self.seed, self.parts = examples, plan, seed, parts or {}
@@ -288,7 +297,8 @@ class TrainingRows:
         return [self.examples[k] for k in self.packs[i]]
 
     def order(self, epoch: int) -> np.ndarray:
-        """The groups of an epoch. Each source of a mixture gives its share from its own stream of permutations."""
+        """The groups of an epoch. Each source of a mixture gives its share from its own stream of
+        permutations."""
         rng, n = np.random.default_rng([self.seed, epoch]), len(self.plan.groups)
         if not self.parts:
             return rng.permutation(n)
@@ -300,7 +310,8 @@ class TrainingRows:
         return rng.permutation(np.concatenate(drawn))
 
     def drawn(self, rows: int) -> dict[str, dict[str, float]]:
-        """For each source: its solutions in the first rows, their share of all, and passes over the source."""
+        """For each source: its solutions in the first rows, their share of all, and passes over the
+        source."""
         ends = list(itertools.accumulate(size for size, _ in self.parts.values()))
         n = np.bincount(
             [bisect.bisect_right(ends, k) for pack in self.packs[:rows] for k in pack], minlength=len(ends)
@@ -326,13 +337,14 @@ class TrainingRows:
         longest = f", the longest solution {max(group.tokens for group in self.plan.groups):,} tokens"
         text += f"; {self.ends[0]:,} rows an epoch" + longest * (len(self.plan.groups) == len(self.examples))
         if self.plan.share:
-            text += f"; shared prefixes save {1 - needed / sum(len(e.ids_L) for e in self.examples):.1%} of the tokens"
+            saved = 1 - needed / sum(len(e.ids_L) for e in self.examples)
+            text += f"; shared prefixes save {saved:.1%} of the tokens"
         return text
 
 
 def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows, first: int = 0):
-    """Grain iterator of the batches from step `first` on, with only this process's `local_rows` of each. Its whole
-    state is the step, whatever the number of processes."""
+    """Grain iterator of the batches from step `first` on, with only this process's `local_rows` of each. Its
+    whole state is the step, whatever the number of processes."""
 
     def make_batch(step):
         rows, plan = [source[step * batch_rows + i] for i in local_rows], source.plan
@@ -343,7 +355,8 @@ def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows,
 
 
 def unpack_steps(batch, x_BT):
-    """Yields (x_T, label_T) of each solution in a batch of `eval_batches`, whose rows share nothing; NaN: no label."""
+    """Yields (x_T, label_T) of each solution in a batch of `eval_batches`, whose rows share nothing; NaN: no
+    label."""
     for pos_L, end_T, x_T, label_T in zip(batch["pos"], batch["step_end"], x_BT, batch["label"], strict=True):
         used = np.flatnonzero(end_T)  # no step ends at a row's first token, which empty slots point at
         start = end_T[used] - pos_L[end_T[used]]
@@ -352,8 +365,8 @@ def unpack_steps(batch, x_BT):
 
 
 def eval_batches(examples: Sequence[Example], row_tokens: int, batch_rows: int, together: bool = False):
-    """Yields (indices of its examples in their order, batch) until all examples are in one, longest first (tightest
-    packing), the last one filled up with empty rows."""
+    """Yields (indices of its examples in their order, batch) until all examples are in one, longest first
+    (tightest packing), the last one filled up with empty rows."""
     plan = make_plan(examples, row_tokens, together=together)
     packs = plan.rows(np.argsort([-group.tokens for group in plan.groups], kind="stable"))
     packs += [[]] * (-len(packs) % batch_rows)

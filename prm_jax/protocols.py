@@ -1,6 +1,8 @@
-"""The protocols that everything above the model is written against: Scorer, Policy, and their arguments and results.
+"""The protocols that everything above the model is written against: Scorer, Policy, and their arguments and
+results.
 
-A class needs no base class: it is a Scorer or a Policy if it has these members. This file imports nothing of ours.
+A class needs no base class: it is a Scorer or a Policy if it has these members. This file imports nothing of
+ours.
 
 Dimension key: L tokens, T steps.
 """
@@ -16,7 +18,8 @@ Rows = Sequence[Prefix]  # whole solutions
 
 
 class Scorer(Protocol):
-    """Scores every step of a solution: a PRM, an outcome model, a critic that writes, an exact checker, a server."""
+    """Scores every step of a solution: a PRM, an outcome model, a critic that writes, an exact checker, a
+    server."""
 
     name: str  # in results and figures
     unit: Literal["logit", "log_ratio"]  # of the scores (data/units.py)
@@ -50,8 +53,8 @@ class Policy(Protocol):
     sampling: object  # the distribution that tokens are drawn from (generate/policies.py)
 
     def extend(self, prefixes: Rows, n: int, stop: str, key, first=0) -> list[list[Continuation]]:
-        """n continuations of each prefix, up to the end of a step (stop="step") or of the solution (stop="end").
+        """n continuations of each prefix, up to the end of a step (stop="step") or of the solution
+        (stop="end").
 
-        Prefix i draws with fold_in(key, first + i), or with fold_in(key, first[i]) where `first` is a sequence, so that
-        a draw does not depend on the others in the call.
-        """
+        Prefix i draws with fold_in(key, first + i), or with fold_in(key, first[i]) where `first` is a
+        sequence, so that a draw does not depend on the others in the call."""

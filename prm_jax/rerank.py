@@ -8,17 +8,17 @@ Dimension key
   n requested subset sizes
 
 Conventions
-  score     A *log score* in nats: the log of a number in [0, 1], 0 the best; some aggregators give unbounded log-odds.
-            -inf (a step of probability 0) is the worst score, no loss: where all eligible candidates have it they tie.
-  mask      True where a candidate, or a step, exists; default: all do. What does not exist changes no bit of a result:
-            a problem with N_p candidates has its own C(N_p, n) subsets, and all N_p are taken where n is larger.
-  eligible  False for a candidate that exists but cannot win: it was cut, or has no answer. It fills a place in a
-            subset, below every eligible one, and its gold is 0 (OpenAI's protocol). Default: all are eligible.
+  score     A *log score* in nats: the log of a number in [0, 1], 0 the best; some aggregators give log-odds.
+            -inf (a step of probability 0) is the worst score: where all eligible candidates have it they tie.
+  mask      True where a candidate, or a step, exists; default: all do. Masked entries never affect a result:
+            a problem with N_p candidates has C(N_p, n) subsets, and all N_p are taken where n is larger.
+  eligible  False for a candidate that exists but cannot win: it was cut, or has no answer. It fills a place
+            in a subset, below every eligible one, and its gold is 0 (OpenAI's protocol). Default: all are.
   p_PN      A distribution: weights over the N candidates; they sum to 1 where a problem has a candidate.
   gold      1 right, 0 wrong; or any other value of the winner.
-  ties      Scores are compared after one rounding to 17 significant bits (`round_score`): scores equal up to float32's
-            rounding tie, products of different half-precision step scores do not.
-            "share": tied candidates split the win evenly. "first": the lowest index wins (the order of a file decides).
+  ties      Scores are compared after one rounding to 17 significant bits (`round_score`), so that scores equal
+            up to float32's rounding tie, and products of different half-precision step scores do not.
+            "share": tied candidates split the win. "first": the lowest index (the order of a file) wins.
 """
 
 import functools
@@ -48,7 +48,8 @@ class Reweighted(NamedTuple):
 
 
 class StepScores(NamedTuple):
-    """What an aggregator sees: log p_t and log-odds of p_t, which of them exist, the options of `aggregate`.
+    """What an aggregator sees: log p_t and log-odds of p_t, 0 where there is no step, and the options of
+    `aggregate`.
 
     Candidates go last: reducing over T with N along the vector lanes is three times faster on CPU.
     """
@@ -64,17 +65,25 @@ class StepScores(NamedTuple):
     def place_T1(self):
         return jnp.arange(self.mask_PTN.shape[-2])[:, None]
 
+    @property
+    def steps_PN(self):
+        return jnp.maximum(self.mask_PTN.sum(-2), 1)
+
 
 class Aggregator(NamedTuple):
     """score: StepScores -> score_PN; what it gives for a solution without steps does not count."""
 
     score: Callable
-    is_log_probability: bool = True  # exp(score) lies in [0, 1] and can be calibrated
+    is_log_probability: bool  # exp(score) lies in [0, 1]: it can be calibrated, and compared with a threshold
+
+
+def _max(logp_PTN, where_PTN):
+    return jnp.max(logp_PTN, -2, where=where_PTN, initial=-jnp.inf)
 
 
 def _last(x):
     end_P1N = jnp.max(jnp.where(x.mask_PTN, x.place_T1, -1), -2, keepdims=True, initial=-1)
-    return jnp.max(x.logp_PTN, -2, where=x.place_T1 == end_P1N, initial=-jnp.inf)
+    return _max(x.logp_PTN, x.place_T1 == end_P1N)
 
 
 def _sum_logit(x):
@@ -83,7 +92,8 @@ def _sum_logit(x):
 
 
 def _log_average(x, logw_PTN):
-    """log of the mean of p over T with weights ∝ exp(logw), to full relative precision near p = 1 and near p = 0."""
+    """log of the mean of p over T with weights ∝ exp(logw), to full relative precision near p = 1 and near p
+    = 0."""
     logp_PTN, mask_PTN = x.logp_PTN, x.mask_PTN
     lowest = jnp.finfo(logp_PTN.dtype).min
     logw_PTN = jnp.broadcast_to(logw_PTN, logp_PTN.shape).astype(logp_PTN.dtype)
@@ -97,42 +107,44 @@ def _log_average(x, logw_PTN):
     return jnp.where(bad_PN < 0.5, jnp.log1p(-jnp.minimum(bad_PN, 0.5)), low_PN)
 
 
+def _softmin(x):
+    return _log_average(x, -2.0 / x.temperature * jnp.exp(x.logp_PTN))
+
+
 # The one list of aggregators: an entry here is offered, measured and drawn everywhere.
 AGGREGATORS = {
     # log min_t p_t
-    "min": Aggregator(lambda x: jnp.min(x.logp_PTN, -2, where=x.mask_PTN, initial=jnp.inf)),
+    "min": Aggregator(lambda x: x.logp_PTN.min(-2, initial=0.0), True),
     # sum_t log p_t: the chance that every step is right (Lightman et al. 2023)
-    "prod": Aggregator(lambda x: jnp.sum(x.logp_PTN, -2, where=x.mask_PTN)),
+    "prod": Aggregator(lambda x: x.logp_PTN.sum(-2), True),
     # log 1/T sum_t p_t: arithmetic
-    "mean": Aggregator(lambda x: _log_average(x, 0.0)),
+    "mean": Aggregator(lambda x: _log_average(x, 0.0), True),
     # 1/T sum_t log p_t: geometric, the product without its bias against long solutions
-    "gmean": Aggregator(
-        lambda x: jnp.sum(x.logp_PTN, -2, where=x.mask_PTN) / jnp.maximum(x.mask_PTN.sum(-2), 1)
-    ),
+    "gmean": Aggregator(lambda x: x.logp_PTN.sum(-2) / x.steps_PN, True),
     # log p_T
-    "last": Aggregator(_last),
+    "last": Aggregator(_last, True),
     # log max_t p_t
-    "max": Aggregator(lambda x: jnp.max(x.logp_PTN, -2, where=x.mask_PTN, initial=-jnp.inf)),
-    # sum_t logit p_t with p_t clipped to [clip, 1 - clip], as p_t = 1 has no finite logit; clip=0: the plain sum
-    "sum_logit": Aggregator(_sum_logit, is_log_probability=False),
+    "max": Aggregator(lambda x: _max(x.logp_PTN, x.mask_PTN), True),
+    # sum_t logit p_t with p_t clipped to [clip, 1 - clip], as p_t = 1 has no finite logit; clip=0: the plain
+    # sum
+    "sum_logit": Aggregator(_sum_logit, False),
     # log sum_t w_t p_t, w_t ∝ decay^t, t = 0.. the place of the step, 0 < decay <= 1
-    "weighted": Aggregator(lambda x: _log_average(x, x.place_T1 * jnp.log(x.decay))),
-    # log sum_t w_t p_t, w = softmax(-r / temperature), r_t = 2 p_t - 1: PURE (2504.15275), whose sum_t w_t r_t is
-    # 2 exp(score) - 1
-    "softmin": Aggregator(lambda x: _log_average(x, -2.0 / x.temperature * jnp.exp(x.logp_PTN))),
+    "weighted": Aggregator(lambda x: _log_average(x, x.place_T1 * jnp.log(x.decay)), True),
+    # log sum_t w_t p_t, w = softmax(-r / temperature), r_t = 2 p_t - 1: PURE (2504.15275), whose sum_t w_t
+    # r_t is 2 exp(score) - 1
+    "softmin": Aggregator(_softmin, True),
 }
 
 
 @functools.partial(jax.jit, static_argnames=("aggregator", "unit"))
 def aggregate(step_PNT, mask_PNT, aggregator: str, *, unit: str, clip=1e-6, decay=0.9, temperature=0.1):
-    """One log score per solution, score_PN, from one number per step; p_t is the probability that step t is good.
+    """One log score per solution, score_PN, from one number per step; p_t is the probability that step t is
+    good.
 
-    `aggregator` is a name in AGGREGATORS. With unit="logit" step_PNT are log-odds of p_t; with "logp" natural logs of
-    stored p_t, where log 1 = 0 and log 0 = -inf are fine and nothing is clipped. Any leading axes. A solution without
-    steps gets -inf.
-    """
-    if aggregator not in AGGREGATORS:
-        raise ValueError(f"unknown aggregator {aggregator!r}, expected one of {', '.join(AGGREGATORS)}")
+    `aggregator` is a name in AGGREGATORS. With unit="logit" step_PNT are log-odds of p_t; with "logp" natural
+    logs of stored p_t, where log 1 = 0 and log 0 = -inf are fine and nothing is clipped. Any leading axes. A
+    solution without steps gets -inf."""
+    expect_name("aggregator", aggregator, AGGREGATORS)
     expect_name("unit", unit, ("logit", "logp"))
     mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
     step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)
@@ -140,10 +152,9 @@ def aggregate(step_PNT, mask_PNT, aggregator: str, *, unit: str, clip=1e-6, deca
         logp_PTN, logit_PTN = jax.nn.log_sigmoid(step_PTN), step_PTN
     else:
         logp_PTN, logit_PTN = step_PTN, step_PTN - jnp.log(-jnp.expm1(step_PTN))
-    score_PN = AGGREGATORS[aggregator].score(
-        StepScores(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature)
-    )
-    return jnp.where(mask_PTN.any(-2), score_PN, -jnp.inf)
+    logp_PTN = jnp.where(mask_PTN, logp_PTN, 0.0)
+    steps = StepScores(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature)
+    return jnp.where(mask_PTN.any(-2), AGGREGATORS[aggregator].score(steps), -jnp.inf)
 
 
 @functools.partial(jax.jit, static_argnames=("names", "unit"))
@@ -183,8 +194,9 @@ def mean_score(p_PN, score_PN, eligible_PN=None):
 
 @jax.jit
 def with_reference(score_PN, log_ref_PN, beta):
-    """score + beta log ref: whose arg max is that of reweight's law ref exp(score / beta). With the policy's own log p
-    as `log_ref_PN` best of n keeps to texts that the policy would write: a verifier's blind spots are rare texts."""
+    """score + beta log ref: whose arg max is that of reweight's law ref exp(score / beta). With the policy's
+    own log p as `log_ref_PN` best of n keeps to texts that the policy would write: a verifier's blind spots
+    are rare texts."""
     return jnp.where(score_PN == -jnp.inf, -jnp.inf, score_PN + beta * log_ref_PN)
 
 
@@ -192,12 +204,12 @@ def with_reference(score_PN, log_ref_PN, beta):
 def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Reweighted:
     """pi*_i = ref_i exp(score_i / beta) / Z, the distribution that maximises E[score] - beta KL(pi || ref).
 
-    beta is one number; vmap over a grid, or jax.lax.map, which is faster on CPU. inf gives ref itself; 0 gives the arg
-    max, tied candidates sharing in proportion to ref. ref_PN: any weights >= 0, default uniform, normalised over the
-    candidates that exist. Scores of -inf and ineligible candidates have weight only at beta = inf, or where no other
-    candidate is in ref. KL = reward / beta - log Z where all scores are finite. At beta = 0 log Z is its limit: ±inf,
-    or log ref(arg max) where the maximum is 0. A nan score makes its problem nan.
-    """
+    beta is one number; vmap over a grid, or jax.lax.map, which is faster on CPU. inf gives ref itself; 0
+    gives the arg max, tied candidates sharing in proportion to ref. ref_PN: any weights >= 0, default
+    uniform, normalised over the candidates that exist. Scores of -inf and ineligible candidates have weight
+    only at beta = inf, or where no other candidate is in ref. KL = reward / beta - log Z where all scores are
+    finite. At beta = 0 log Z is its limit: ±inf, or log ref(arg max) where the maximum is 0. A nan score
+    makes its problem nan."""
     given_PN, exists_PN = as_float(score_PN), all_or(mask_PN, score_PN)
     score_PN = rank_scores(given_PN, eligible_PN, mask_PN, rounded=False)
     ref_PN = jnp.where(exists_PN, 1.0 if ref_PN is None else as_float(ref_PN), 0.0).astype(score_PN.dtype)
@@ -223,10 +235,10 @@ def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Rew
 def best_of_n(score_PN, gold_PN, eligible_PN=None, mask_PN=None, size_n=None, *, ties: str = "share"):
     """Expected gold of the best-scored of n candidates, curve_Pn, the mean over all C(N, n) subsets.
 
-    E_n = sum_i C(N - i, n - 1) / C(N, n) gold_(i), sorted from the best, i = 1..N (Nakano et al. 2021, appendix I).
-    Tied candidates share: each counts with the mean of its block. size_n: sizes within 1..N, default all; another
-    size gives nan. A subset in which none can win counts 0. A nan score makes its problem nan.
-    """
+    E_n = sum_i C(N - i, n - 1) / C(N, n) gold_(i), sorted from the best, i = 1..N (Nakano et al. 2021,
+    appendix I). Tied candidates share: each counts with the mean of its block. size_n: sizes within 1..N,
+    default all; another size gives nan. A subset in which none can win counts 0. A nan score makes its
+    problem nan."""
     score_PN = rank_scores(score_PN, eligible_PN, mask_PN)
     gold_PN = jnp.where(score_PN <= UNABLE, 0.0, jnp.where(jnp.isnan(score_PN), jnp.nan, as_float(gold_PN)))
     order_PN = best_first(score_PN)
@@ -249,9 +261,9 @@ def best_of_n(score_PN, gold_PN, eligible_PN=None, mask_PN=None, size_n=None, *,
 def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "share"):
     """Probabilities that each candidate wins a random n-subset, p_PN: `best_of_n` is its expectation of gold.
 
-    Where no candidate of a subset is eligible the ineligible ones of it tie, so that they sum to 1 and are uniform at
-    n = 1. Their KL from the uniform distribution tends to log n - (n - 1) / n nats as N grows (Beirami 2401.01879).
-    """
+    Where no candidate of a subset is eligible the ineligible ones of it tie, so that they sum to 1 and are
+    uniform at n = 1. Their KL from the uniform distribution tends to log n - (n - 1) / n nats as N grows
+    (Beirami 2401.01879)."""
     expect_name("ties", ties, TIES)
     score_PN = rank_scores(score_PN, eligible_PN, mask_PN)
     weights = functools.partial(rank_weights, jnp.reshape(n, 1), score_PN.shape[-1], score_PN.dtype)
@@ -271,23 +283,20 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
 def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
     """weight_nN: chance that the best of a random n-subset has rank 0..N-1, 0 the best of all.
 
-    count: how many of the N ranks exist (default N); a larger size takes all of them.
-    If none of the r better ones was drawn, rank r is drawn with chance n / (N - r). That none was has chance
-    prod_{k<r} (N - n - k) / (N - k), symmetric in n and r; of the two products the shorter is taken. Rows are right
-    to 2e-7 in float32 at N = 1,860, where binomials by `gammaln` are off by 8e-3.
-    """
-    size_n = subset_sizes(size_n, N)
-    count = jnp.asarray(N if count is None else count)
-    # all_N: n in rows, r or k in columns. As a numpy constant XLA would fold the product while compiling, for minutes.
+    count: how many of the N ranks exist (default N); a larger size takes all of them. If none of the r better
+    ones was drawn, rank r is drawn with chance n / (N - r). That none was has chance prod_{k<r} (N - n - k) /
+    (N - k), symmetric in n and r; of the two products the shorter is taken. Rows are right to 2e-7 in float32
+    at N = 1,860, where binomials by `gammaln` are off by 8e-3."""
+    size_n, count = subset_sizes(size_n, N), jnp.asarray(N if count is None else count)
+    # all_N: n in rows, r or k in columns. As a numpy constant XLA would fold the product while compiling, for
+    # minutes.
     all_N, left_N = jnp.arange(N + 1), count - jnp.arange(N)
     miss_NN = (jnp.maximum(left_N - all_N[:, None], 0) / jnp.maximum(left_N, 1)).astype(dtype)
     none_drawn_NN = jnp.pad(jnp.cumprod(miss_NN, -1), ((0, 0), (1, 0)), constant_values=1)
     none_drawn_NN = jnp.where(all_N <= all_N[:, None], none_drawn_NN, none_drawn_NN.T)
     taken_n = jnp.clip(size_n, 0, count)
-    drawn_nN = jnp.where(left_N > 0, jnp.minimum(taken_n[:, None] / jnp.maximum(left_N, 1), 1.0), 0.0).astype(
-        dtype
-    )
-    weight_nN = none_drawn_NN[taken_n, :-1] * drawn_nN
+    drawn_nN = jnp.where(left_N > 0, jnp.minimum(taken_n[:, None] / jnp.maximum(left_N, 1), 1.0), 0.0)
+    weight_nN = none_drawn_NN[taken_n, :-1] * drawn_nN.astype(dtype)
     return jnp.where(((size_n >= 1) & (size_n <= N))[:, None], weight_nN, jnp.nan)
 
 
@@ -302,7 +311,8 @@ def pass_at_n(right_PN, eligible_PN=None, mask_PN=None, size_n=None):
 
 @jax.jit
 def subset_band(curve_Pn):
-    """Standard deviation of a curve's mean over problems if each draws one n-subset: sqrt(sum_p e (1 - e)) / P.
+    """Standard deviation of a curve's mean over problems if each draws one n-subset: sqrt(sum_p e (1 - e)) /
+    P.
 
     For 0/1 gold; the shading of Lightman et al.'s figure 3. Problem sampling is another thing: stats.py.
     """
@@ -319,7 +329,8 @@ def round_score(score_PN):
 
 
 def rank_scores(score_PN, eligible_PN=None, mask_PN=None, rounded=True):
-    """Finite scores in the order of the conventions: the eligible, of them -inf last; the ineligible; the missing."""
+    """Finite scores in the order of the conventions: the eligible, of them -inf last; the ineligible; the
+    missing."""
     score_PN = jnp.maximum(as_float(score_PN), ZERO)
     score_PN = round_score(score_PN) if rounded else score_PN
     score_PN = score_PN if eligible_PN is None else jnp.where(eligible_PN, score_PN, UNABLE)
@@ -358,8 +369,8 @@ def subset_sizes(size_n, N):
 def solution_scores(logits: Sequence[np.ndarray], aggregator: str, rounded: bool = False) -> np.ndarray:
     """Log score of each solution from the log-odds of its steps, score_N; -inf without steps.
 
-    `rounded` scores tie where they are equal. Arrays are padded to powers of two, because each shape is compiled.
-    """
+    `rounded` scores tie where they are equal. Arrays are padded to powers of two, because each shape is
+    compiled."""
     N, T = (max(8, 1 << (n - 1).bit_length()) for n in (len(logits), max(map(len, logits), default=1)))
     logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
     for i, logit_T in enumerate(logits):
@@ -369,5 +380,6 @@ def solution_scores(logits: Sequence[np.ndarray], aggregator: str, rounded: bool
 
 
 def default_aggregator(scorer) -> str:
-    """The aggregator for a scorer where the config names none: an outcome model judges after the last step."""
+    """The aggregator for a scorer where the config names none: an outcome model judges after the last
+    step."""
     return "last" if scorer.objective == "orm" else "min"

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How frequencies shrink, by the turns that a pair of features makes over the first length: below `slow` turns its
-    frequency is divided by `factor`, above `fast` it is kept, and between the two it is blended."""
+    """How frequencies shrink, by the turns that a pair of features makes over the first length: below `slow`
+    turns its frequency is divided by `factor`, above `fast` it is kept, and between the two it is blended."""
 
     kind: Literal["linear", "llama3", "yarn"]  # rope_type of a config.json; linear: all are divided
     factor: float
@@ -28,9 +28,8 @@ class RopeScaling:
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
     """Radians a position for each pair of features, freq_k.
 
-    Llama 3.1 blends by the number of turns a pair makes over the first length, YaRN (Peng et al. 2023, section 3.2) by
-    the number of the pair, between those that make `fast` and `slow` turns.
-    """
+    Llama 3.1 blends by the number of turns a pair makes over the first length, YaRN (Peng et al. 2023,
+    section 3.2) by the number of the pair, between those that make `fast` and `slow` turns."""
     freq_k = theta ** (-jnp.arange(0, head_dim, 2) / head_dim)
     if scaling is None:
         return freq_k

@@ -23,7 +23,8 @@ class ModelFree:
 
 @dataclasses.dataclass(frozen=True)
 class CheckerScorer(ModelFree):
-    """An exact checker as a verifier: log-odds of step_labels(problem, steps), P(good) of steps, within +-CERTAIN."""
+    """An exact checker as a verifier: log-odds of step_labels(problem, steps), P(good) of steps, within
+    +-CERTAIN."""
 
     step_labels: Callable
     name: str = "checker"
@@ -37,11 +38,13 @@ class CheckerScorer(ModelFree):
 
 @dataclasses.dataclass(frozen=True)
 class NoisyChecker(ModelFree):
-    """An exact checker with known faults, so that a verifier's quality is a dial: equal texts are always judged alike.
+    """An exact checker with known faults, so that a verifier's quality is a dial: equal texts are always
+    judged alike.
 
-    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with label_kind=value).
-    A share `missed` of the wrong steps passes for right: blind spots, which more samples find. Correctness labels are
-    cumulative. A Gaussian observer of sensitivity d' then scores: log-odds d' x, x normal, mean +-d'/2, variance 1."""
+    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with
+    label_kind=value). A share `missed` of the wrong steps passes for right: blind spots, which more samples
+    find. Correctness labels are cumulative. A Gaussian observer of sensitivity d' then scores: log-odds d' x,
+    x normal, mean +-d'/2, variance 1."""
 
     judge: Callable
     missed: float
@@ -65,9 +68,9 @@ class NoisyChecker(ModelFree):
 
 @dataclasses.dataclass(frozen=True)
 class RandomScorer(ModelFree):
-    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far. Equal
-    texts get equal scores, so best of n picks each distinct text with equal chance, which is below the mean accuracy
-    where right solutions repeat and wrong ones differ."""
+    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so
+    far. Equal texts get equal scores, so best of n picks each distinct text with equal chance, which is below
+    the mean accuracy where right solutions repeat and wrong ones differ."""
 
     seed: int
     name, label_kind = "random", "unknown"
@@ -87,14 +90,16 @@ ENSEMBLES = {
     "mean": lambda log_odds_ET: log_odds_ET.mean(0),
     "min": lambda log_odds_ET: log_odds_ET.min(0),
     "vote": vote,
-    # minus the standard deviation over the members, in nats: 0 where all agree. It does not say which steps are good
+    # minus the standard deviation over the members, in nats: 0 where all agree. It does not say which steps
+    # are good
     "disagreement": lambda log_odds_ET: -log_odds_ET.std(0),
 }
 
 
 class EnsembleScorer:
-    """Several verifiers as one: an entry of ENSEMBLES makes a step's score from their scores. InputError where these
-    mean different things (Coste et al. 2024, arXiv 2310.02743, compare mean and min of reward models)."""
+    """Several verifiers as one: an entry of ENSEMBLES makes a step's score from their scores. InputError
+    where these mean different things (Coste et al. 2024, arXiv 2310.02743, compare mean and min of reward
+    models)."""
 
     def __init__(self, name: str, combine: str, members: Sequence):
         self.name, self.combine, self.members = name, combine, members

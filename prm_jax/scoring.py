@@ -1,4 +1,5 @@
-"""Step scores for many solutions: text in, log-odds that each step is good out. Evaluation and search score here.
+"""Step scores for many solutions: text in, log-odds that each step is good out. Evaluation and search score
+here.
 
 A model scores by its head, by a log-ratio or by a likelihood. Scorers that need no model are in scorers.py.
 
@@ -37,8 +38,8 @@ def step_log_odds(model: PRM, batch):
 
 @jax.jit
 def log_ratio(policy: PRM, reference: PRM | None, batch):
-    """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024); without a
-    reference log policy."""
+    """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024); without
+    a reference log policy."""
     inputs = batch["ids"], batch["pos"], batch["visible_until"]
     ratio_BL = policy.next_logprobs(policy(*inputs), batch["ids"])
     if reference is not None:
@@ -47,7 +48,8 @@ def log_ratio(policy: PRM, reference: PRM | None, batch):
 
 
 def step_ratios(beta: float, ratio_L: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """beta times the log-ratio of each step's tokens, score_T; ratio l is of token l + 1, the first token has none."""
+    """beta times the log-ratio of each step's tokens, score_T; ratio l is of token l + 1, the first token has
+    none."""
     sum_L = np.concatenate([[0.0], np.cumsum(ratio_L, dtype=np.float64)])  # of tokens 1 to l
     before_T = np.append(max(encoded.start - 1, 0), encoded.step_end_T[:-1])
     return (beta * (sum_L[encoded.step_end_T] - sum_L[before_T])).astype(np.float32)
@@ -75,11 +77,12 @@ class ScoringStats:
 
 @dataclasses.dataclass(kw_only=True)
 class ModelScorer:
-    """A model as a Scorer. Its three kinds say what is read of a packed row, and how that becomes step scores.
+    """A model as a Scorer. Its three kinds say what is read of a packed row, and how that becomes step
+    scores.
 
-    A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once where
-    that is possible. A score depends only on its own solution: in float32 up to rounding (2e-7 of P(good)); in bfloat16
-    its neighbours in the packed row move P(good) by up to .0016."""
+    A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed
+    once where that is possible. A score depends only on its own solution: in float32 up to rounding (2e-7 of
+    P(good)); in bfloat16 its neighbours in the packed row move P(good) by up to .0016."""
 
     model: PRM
     tokenizer: object
@@ -94,7 +97,8 @@ class ModelScorer:
     unit = "logit"
 
     def shares(self, row_tokens: int) -> bool:
-        """Whether a row may be a prefix tree: not where a token's value needs the next token in the next place."""
+        """Whether a row may be a prefix tree: not where a token's value needs the next token in the next
+        place."""
         return False
 
     def lay_out(self, rows: list[list[Encoded]], row_tokens: int):
@@ -130,9 +134,8 @@ class ModelScorer:
     def choose_width(self, sequences: list[np.ndarray]) -> int:
         longest, positions = max(map(len, sequences)), self.model.cfg.max_positions
         if longest > positions and not self.noted:
-            print(
-                f"note        a solution has {longest:,} tokens; {self.name} was made for at most {positions:,}"
-            )
+            most = f"{self.name} was made for at most {positions:,}"
+            print(f"note        a solution has {longest:,} tokens; {most}")
             self.noted = True
         if self.row_tokens is not None:
             return doubled(self.row_tokens, longest)
@@ -171,7 +174,8 @@ class RatioScorer(ModelScorer):
 
 
 class LikelihoodScorer(ModelScorer):
-    """Scores by a language model that nobody taught to verify: the log-odds of each step's own probability."""
+    """Scores by a language model that nobody taught to verify: the log-odds of each step's own
+    probability."""
 
     def values(self, batch):
         return log_ratio(self.model, None, batch)
@@ -181,8 +185,8 @@ class LikelihoodScorer(ModelScorer):
 
 
 def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
-    """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows of few shapes. Step slots
-    and rows are powers of two, rows a multiple of the mesh's."""
+    """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows of few
+    shapes. Step slots and rows are powers of two, rows a multiple of the mesh's."""
     check_divides(scorer.model.cfg, scorer.batch_rows, "batch.rows")
     L, stats, shards = scorer.row_tokens, scorer.stats, row_shards()
     sequences = [e.ids_L for e in encoded]
@@ -215,11 +219,11 @@ def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
 
 
 def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:
-    """Appends the step scores of (id, problem, steps) rows to a file, one JSON {id, unit, scores} a line, and returns its
-    `stored_scores`. It reads CHUNK rows at a time, or a slow scorer's own `chunk`, and keeps the scores of each, so
-    memory does not grow with their number. An interrupted file is continued: rows that have a line are not scored again.
-    Raises InputError where a line is damaged, belongs to another row or has another unit. Each of several processes
-    writes its own file, and all continue that of process 0."""
+    """Appends the step scores of (id, problem, steps) rows to a file, one JSON {id, unit, scores} a line, and
+    returns its `stored_scores`. It reads CHUNK rows at a time, or a slow scorer's own `chunk`, and keeps the
+    scores of each, so memory does not grow with their number. An interrupted file is continued: rows that
+    have a line are not scored again. Raises InputError where a line is damaged, belongs to another row or has
+    another unit. Each of several processes writes its own file, and all continue that of process 0."""
     share_file(path)
     has_stats = hasattr(scorer, "stats")
     if has_stats:

@@ -45,8 +45,8 @@ class Solution:
 
 
 class Packed(Sequence):
-    """A list that keeps its items as bytes, a fraction of the memory of their objects; each access makes one anew. A
-    slice and a sum share the bytes with their list; a sum reads all as its first list does."""
+    """A list that keeps its items as bytes, a fraction of the memory of their objects; each access makes one
+    anew. A slice and a sum share the bytes with their list; a sum reads all as its first list does."""
 
     def __init__(self, pack: Callable, unpack: Callable, rows: Iterable[bytes] = ()):
         self.pack, self.unpack, self.rows = pack, unpack, list(rows)
@@ -87,7 +87,8 @@ def first_error(labels: Sequence[float | None], threshold: float = 0.5) -> int:
 
 
 def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
-    """The solution with labels and ratings after its first bad step masked (`mask`), `bad`, or as they are (`keep`)."""
+    """The solution with labels and ratings after its first bad step masked (`mask`), `bad`, or as they are
+    (`keep`)."""
     error = first_error(solution.labels or ())
     if error == -1 or after_first_error == "keep":
         return solution
@@ -99,7 +100,8 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
 
 
 def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dict:
-    """The native row of a solution, which `sources.load` reads back as equal; new `labels` replace ratings too."""
+    """The native row of a solution, which `sources.load` reads back as equal; new `labels` replace ratings
+    too."""
     row = {
         "id": s.id,
         "prompt": s.problem,

@@ -40,7 +40,8 @@ def in_head(_, x):
     return x.get_metadata("in_head", False)
 
 
-# The NNX filter of the parameters that train, named once, since a jitted step takes it as part of the optimiser's type.
+# The NNX filter of the parameters that train, named once, since a jitted step takes it as part of the
+# optimiser's type.
 TRAINABLE = {"all": nnx.Param, "head": in_head, "lora": nnx.Any(nnx.LoRAParam, in_head)}
 
 
@@ -60,20 +61,22 @@ class OptimizerConfig:
 
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
-    """Learning rate of each step, from 0: warm-up in equal parts up to the peak, then a cosine. No step's rate is 0."""
+    """Learning rate of each step, from 0: warm-up in equal parts up to the peak, then a cosine. No step's
+    rate is 0."""
     warmup, end = max(round(cfg.warmup * steps), 1), cfg.lr * cfg.final_lr
     return optax.warmup_cosine_decay_schedule(cfg.lr / warmup, cfg.lr, warmup - 1, max(steps, warmup), end)
 
 
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
-    """The optimiser of the parameters that `cfg.trainable` names, its state laid out on the mesh as they are."""
+    """The optimiser of the parameters that `cfg.trainable` names, its state laid out on the mesh as they
+    are."""
     tx = make_transform(model, cfg, steps)
     return make_sharded(lambda model: nnx.Optimizer(model, tx, wrt=TRAINABLE[cfg.trainable]), model)
 
 
 def make_transform(model: PRM, cfg: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """AdamW with clipping, warm-up and cosine; weight decay on the parameters that declare it, the matrices. The usual
-    `ndim > 1` would decay norm gains and biases too, which are stacked over layers."""
+    """AdamW with clipping, warm-up and cosine; weight decay on the parameters that declare it, the matrices.
+    The usual `ndim > 1` would decay norm gains and biases too, which are stacked over layers."""
     trained, is_variable = nnx.state(model, TRAINABLE[cfg.trainable]), lambda x: isinstance(x, nnx.Variable)
     decays = jax.tree.map(lambda x: x.get_metadata("decays", False), trained, is_leaf=is_variable)
     schedule, options = make_schedule(cfg, steps), {"weight_decay": cfg.weight_decay, "mask": decays}
@@ -87,8 +90,8 @@ def totals(batch):
 
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool = False):
-    """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by `totals` of the
-    global batch; with `logits` also logit_BT of its steps."""
+    """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by
+    `totals` of the global batch; with `logits` also logit_BT of its steps."""
     all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
     x_BLD = model(
         batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"]
@@ -143,8 +146,8 @@ def combine(terms, batch, cfg: LossConfig):
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames=("model", "opt"))
 def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
-    """One update from a global batch of A micro-batches, arrays [A, B, ...]; returns (model, opt, metrics). Modules are
-    pytrees: under jax.jit an in-place update is lost unless it is returned."""
+    """One update from a global batch of A micro-batches, arrays [A, B, ...]; returns (model, opt, metrics).
+    Modules are pytrees: under jax.jit an in-place update is lost unless it is returned."""
     A = batch["ids"].shape[0]
     graph, trained, frozen = nnx.split(model, opt.wrt, ...)
 
@@ -188,7 +191,8 @@ def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: i
 
 @functools.partial(jax.jit, static_argnames=("cfg", "logits"))
 def eval_step(model: PRM, batch, cfg: LossConfig, logits: bool = False):
-    """Sums of one batch [B, ...] without dropout, and the counts to divide them by; with `logits` as `loss_terms`."""
+    """Sums of one batch [B, ...] without dropout, and the counts to divide them by; with `logits` as
+    `loss_terms`."""
     n_steps, n_next = totals(batch)
     terms = loss_terms(model, batch, cfg, logits=logits)
     return jax.tree.map(replicate, terms) | {"n_steps": n_steps, "n_next": n_next}

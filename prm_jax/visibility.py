@@ -1,12 +1,14 @@
 """Who sees whom: the one rule that every attention kernel, the packing and the scoring ask.
 
-Each key carries one integer, `until`: the last place of its row whose query may see it. With S keys in a row it
-describes a causal mask (S - 1 for all), packing (the last token of the key's own solution), a sliding window (j + window
-- 1), a prefix tree with tokens in depth-first order (the last token of the subtree below the key), a slot that is not
-filled yet (-1), padding after all tokens (S or more) and padding before them (j: only the key itself sees it).
+Each key carries one integer, `until`: the last place of its row whose query may see it. With S keys in a row
+it describes a causal mask (S - 1 for all), packing (the last token of the key's own solution), a sliding
+window (j + window - 1), a prefix tree with tokens in depth-first order (the last token of the subtree below
+the key), a slot that is not filled yet (-1), padding after all tokens (S or more) and padding before them (j:
+only the key itself sees it).
 
-Change `sees`, and all kernels follow; where the model is no longer causal, prefixes are not shared and tokens predict
-nothing by default. A kernel asks it of whole tiles too, so it must be made of comparisons of these four by <= alone.
+Change `sees`, and all kernels follow; where the model is no longer causal, prefixes are not shared and tokens
+predict nothing by default. A kernel asks it of whole tiles too, so it must be made of comparisons of these
+four by <= alone.
 
 Dimension key: B rows, L queries, S keys.
 """
@@ -17,8 +19,8 @@ ALWAYS = 1 << 30  # `until` of a token that all later ones see
 
 
 def sees(query, query_until, key, key_until):
-    """Whether the query in place `query` sees the key in place `key`: itself and what stands before it, up to the key's
-    `until`. Each token must see itself."""
+    """Whether the query in place `query` sees the key in place `key`: itself and what stands before it, up to
+    the key's `until`. Each token must see itself."""
     return (key <= query) & (query <= key_until)
 
 
@@ -28,7 +30,8 @@ def is_causal() -> bool:
 
 
 def visible(until_BS, slot_BL=None):
-    """Boolean mask_BLS: whether the query sees the key. slot_BL: a query's place among the keys; None: S = L."""
+    """Boolean mask_BLS: whether the query sees the key. slot_BL: a query's place among the keys; None: S =
+    L."""
     place_S = jnp.arange(until_BS.shape[1])
     if slot_BL is None:
         query_BL1, query_until_BL1 = place_S[None, :, None], until_BS[:, :, None]

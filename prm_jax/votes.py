@@ -1,12 +1,12 @@
 """Votes: the majority vote, weighted votes, and their curves over the number of candidates.
 
-Scores, masks, distributions, gold and ties follow the conventions at the top of rerank.py; every function is jitted and
-works inside a jit or vmap. answer_PN holds group ids within 0..N-1: equal answers share one, and -1 is a candidate that
-cannot win (no answer, or cut). `counts` is what a winning group counts: its members' "mean" gold, or its "first" one's.
+Scores, masks, distributions, gold and ties follow the conventions at the top of rerank.py; every function is
+jitted and works inside a jit or vmap. answer_PN holds group ids within 0..N-1: equal answers share one, and
+-1 is a candidate that cannot win (no answer, or cut). `counts` is what a winning group counts: its members'
+"mean" gold, or its "first" one's.
 
-Dimension key: P problems, N candidates of a problem, n requested subset sizes, k places taken by a vote (0..N), u
-quadrature nodes, x what a scan carries of a vote (2)
-"""
+Dimension key: P problems, N candidates of a problem, n requested subset sizes, k places taken by a vote
+(0..N), u quadrature nodes, x what a scan carries of a vote (2)"""
 
 import functools
 import math
@@ -34,12 +34,13 @@ COUNTS = ("mean", "first")
 
 @functools.partial(jax.jit, static_argnames=("ties", "counts"))
 def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", counts: str = "mean"):
-    """Distribution of the vote's winner over the candidates, p_PN; `expectation(p_PN, gold_PN)` is its accuracy.
+    """Distribution of the vote's winner over the candidates, p_PN; `expectation(p_PN, gold_PN)` is its
+    accuracy.
 
-    A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote (probabilities add
-    up, Uesato et al. 2022). ties "share": tied groups split the win; "first": the one whose first member has the lowest
-    index has it. A group's members share its win, or its first member has it (counts).
-    """
+    A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote
+    (probabilities add up, Uesato et al. 2022). ties "share": tied groups split the win; "first": the one
+    whose first member has the lowest index has it. A group's members share its win, or its first member has
+    it (counts)."""
     expect_name("ties", ties, TIES)
     expect_name("counts", counts, COUNTS)
     N = answer_PN.shape[-1]
@@ -71,27 +72,29 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
 
 @functools.partial(jax.jit, static_argnames=("counts",))
 def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str = "mean"):
-    """Expected gold of the majority vote among n candidates, curve_Pn, exact over all n-subsets; tied groups share.
+    """Expected gold of the majority vote among n candidates, curve_Pn, exact over all n-subsets; tied groups
+    share.
 
-    Group g of m_g members wins with c of them where no other group has more and t others have as many, with chance
-    1 / (t + 1) = ∫_0^1 u^t du. With z counting the places taken, the ways to do so are
+    Group g of m_g members wins with c of them where no other group has more and t others have as many, with
+    chance 1 / (t + 1) = ∫_0^1 u^t du. With z counting the places taken, the ways to do so are
 
       [z^n] ∫_0^1 C(m_g, c) z^c prod_{a != g} ( sum_{j<c} C(m_a, j) z^j + u C(m_a, c) z^c ) du.
 
-    At a given c only groups of at least c members need a factor of their own; all other candidates fill places
-    freely, (1 + z)^rest. These pairs (c, group) are as many as the candidates: the c-th member of a group stands for
-    one. So a scan over candidates by rising c does it all: free_uk holds the product, won_uk the sum over g of gold_g
-    times the product in which g wins. Gauss-Legendre nodes make the integral exact. N^4 operations per problem.
+    At a given c only groups of at least c members need a factor of their own; all other candidates fill
+    places freely, (1 + z)^rest. These pairs (c, group) are as many as the candidates: the c-th member of a
+    group stands for one. So a scan over candidates by rising c does it all: free_uk holds the product, won_uk
+    the sum over g of gold_g times the product in which g wins. Gauss-Legendre nodes make the integral exact.
+    N^4 operations per problem.
 
-    gold_g is the mean over the group, or of counts="first" the expectation over which of its members is the first of
-    the c drawn, the best of a c-subset by index. N <= 128; beyond, `vote_curve`.
-    """
+    gold_g is the mean over the group, or of counts="first" the expectation over which of its members is the
+    first of the c drawn, the best of a c-subset by index. N <= 128; beyond, `vote_curve`."""
     N = answer_PN.shape[-1]
     if N > EXACT_VOTE_SIZE:
         raise ValueError(f"{N} candidates, expected at most {EXACT_VOTE_SIZE}: use vote_curve")
     gold_PN, size_n = as_float(gold_PN), subset_sizes(size_n, N)
     dtype = gold_PN.dtype
-    # Row m of Pascal's triangle over 2^(m/2): both ends of a row and all products stay within float32's range.
+    # Row m of Pascal's triangle over 2^(m/2): both ends of a row and all products stay within float32's
+    # range.
     choose_kk = np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
     lag_kk = np.arange(N + 1) - np.arange(N + 1)[:, None]  # places that a group takes when k become k'
     ways_kkk = jnp.asarray(np.where(lag_kk >= 0, choose_kk[:, np.maximum(lag_kk, 0)], 0.0), dtype)
@@ -107,7 +110,7 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
         c_N = jnp.where(valid_N, jnp.tril(same_NN).sum(-1), N + 1)
         if counts == "mean":
             ways_NN, all_N = jnp.ones_like(same_NN, dtype), m_N
-        else:  # of the C(m, c) draws of c members C(m - j, c - 1) have the j-th as their first; scaled as above
+        else:  # of the C(m, c) draws of c members C(m - j, c - 1) have the j-th as their first
             scale_N = 2.0 ** (-c_N / 2)
             ways_NN = choose_kk[jnp.maximum(m_N[:, None] - c_N, 0), c_N[:, None] - 1] * scale_N
             all_N = choose_kk[m_N, jnp.minimum(c_N, N)]
@@ -150,9 +153,9 @@ def vote_curve(
     ties="share",
     counts="mean",
 ):
-    """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets, in the
-    candidates' order, on which ties="first" rests. The standard error of the curve's mean over problems is at most
-    `subset_band(curve_Pn) / sqrt(draws)`."""
+    """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random
+    n-subsets, in the candidates' order, on which ties="first" rests. The standard error of the curve's mean
+    over problems is at most `subset_band(curve_Pn) / sqrt(draws)`."""
     gold_PN, exists_PN = as_float(gold_PN), all_or(mask_PN, answer_PN)
     P, N = gold_PN.shape
     size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)

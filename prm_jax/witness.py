@@ -1,8 +1,10 @@
-"""The toy trace witness: four fixed solutions of one equation, scored by an outcome and by a process verifier.
+"""The toy trace witness: four fixed solutions of one equation, scored by an outcome and by a process
+verifier.
 
-`clean` is right throughout, `lucky_final` reaches the right answer by wrong steps, `slip` starts well and ends wrong,
-`wrong` is wrong throughout. The outcome verifier prefers lucky_final, the process verifier clean; one convincing error
-of the process verifier makes it prefer lucky_final too. `plane` is a grid of this in one jit, `page` lets you vary it.
+`clean` is right throughout, `lucky_final` reaches the right answer by wrong steps, `slip` starts well and
+ends wrong, `wrong` is wrong throughout. The outcome verifier prefers lucky_final, the process verifier clean;
+one convincing error of the process verifier makes it prefer lucky_final too. `plane` is a grid of this in one
+jit, `page` lets you vary it.
 
 Dimension key: N traces (4), T steps (2), h aggregators, b betas, e sizes of the injected error, v verifiers
 """
@@ -46,8 +48,8 @@ class Plane(NamedTuple):
 
 
 def process_logits(error_N):
-    """Step logits logit_NT of the process verifier with an injected error per trace: 0 honest, 1 its steps look like
-    HACKED_P_T; in between, and beyond, logits move in proportion."""
+    """Step logits logit_NT of the process verifier with an injected error per trace: 0 honest, 1 its steps
+    look like HACKED_P_T; in between, and beyond, logits move in proportion."""
     return logit(STEP_P_NT) + jnp.asarray(error_N)[..., None] * (logit(HACKED_P_T) - logit(STEP_P_NT))
 
 
@@ -104,9 +106,9 @@ def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATO
 
 
 def grids(aggregator: str, betas: int, errors: int) -> dict:
-    """Every number behind the two figures, rounded to 6 digits: `by_beta`, the verifiers' policies, and `plane`, for
-    each aggregator lists by beta and error size: the winner, the misjudged trace's lead over the best other in nats of
-    score + beta log ref, and the mass on right answers and on valid steps."""
+    """Every number behind the two figures, rounded to 6 digits: `by_beta`, the verifiers' policies, and
+    `plane`, for each aggregator lists by beta and error size: the winner, the misjudged trace's lead over the
+    best other in nats of score + beta log ref, and the mass on right answers and on valid steps."""
     beta_b, error_e = np.geomspace(*BETA_RANGE, betas), np.linspace(0, 1, errors)
     score_vN = jnp.stack([score(verifier, aggregator) for verifier in VERIFIERS])
     weight_vbN = jnp.swapaxes(over_beta(score_vN, beta_b).weight_PN, 0, 1)
@@ -133,8 +135,8 @@ def grids(aggregator: str, betas: int, errors: int) -> dict:
 
 
 def page(path: Path, expected: dict) -> Path:
-    """Writes the interactive page, one file that opens offline, and returns its path. It starts at the aggregator and
-    beta of `expected` (from `results`) and checks its own arithmetic against it."""
+    """Writes the interactive page, one file that opens offline, and returns its path. It starts at the
+    aggregator and beta of `expected` (from `results`) and checks its own arithmetic against it."""
     options = inspect.signature(rerank.aggregate).parameters
     data = {
         "found": expected, "final_right": FINAL_RIGHT_N.tolist(), "step_right": STEP_RIGHT_NT.tolist(),

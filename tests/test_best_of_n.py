@@ -474,7 +474,7 @@ def test_figures_of_one_and_of_seven_scorers_of_a_ragged_pool(n, tmp_path):
 def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
     """It is measured, calibrated and drawn everywhere, and the witness's page leaves out what it has no formula of."""
     harmonic = lambda x: -rerank.jnp.log(rerank.jnp.sum(rerank.jnp.exp(-x.logp_PTN), -2, where=x.mask_PTN))
-    monkeypatch.setitem(rerank.AGGREGATORS, "harmonic", rerank.Aggregator(harmonic))
+    monkeypatch.setitem(rerank.AGGREGATORS, "harmonic", rerank.Aggregator(harmonic, True))
     result = measured(rules=best_of_n.Rules("probability", "harmonic", "share", 20))
     assert result["scorers"]["a"]["harmonic"]["curve"][0] == 0.5
     assert "harmonic" in result["calibration"]["a"]["solutions"]

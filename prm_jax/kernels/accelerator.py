@@ -1,8 +1,9 @@
 """Attention by library kernels: cuDNN's on GPU, through jax.nn, and JAX's splash attention on TPU.
 
-Both take the mask (visibility.py) as an array of one byte per pair; splash attention skips tiles without a visible pair. It
-agrees with an einsum in interpret mode (tests/test_attention.py), and both lower with their gradients
-(tests/test_accelerator.py). Neither has run on a chip: `python -m prm_jax.bench what=accelerator` is for the first.
+Both take the mask (visibility.py) as an array of one byte per pair; splash attention skips tiles without a
+visible pair. It agrees with an einsum in interpret mode (tests/test_attention.py), and both lower with their
+gradients (tests/test_accelerator.py). Neither has run on a chip: `python -m prm_jax.bench what=accelerator`
+is for the first.
 
 Dimension key: B rows, L tokens (queries and keys), H query heads, G key/value heads, K head size.
 """
@@ -18,8 +19,8 @@ LANES = 128  # of a TPU's vector register; tiles are multiples of it
 
 
 def cudnn_takes(q_BLHK) -> bool:
-    """Whether cuDNN can run it: in half precision with, for its masked backward pass, rows of even length and head
-    sizes that are multiples of 8 up to 128."""
+    """Whether cuDNN can run it: in half precision with, for its masked backward pass, rows of even length and
+    head sizes that are multiples of 8 up to 128."""
     _, L, _, K = q_BLHK.shape
     return q_BLHK.dtype in (jnp.bfloat16, jnp.float16) and L % 2 == 0 and K % 8 == 0 and K <= 128
 

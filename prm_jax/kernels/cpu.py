@@ -1,11 +1,11 @@
 """Linear layers, attention and functions of single tokens, written so that XLA's CPU backend runs them fast.
 
-`flatten_tokens`, `matmul`, `add_bias` and `save_for_backward` are plain operations on other backends; `one_product` and
-`tiled` are for CPU. Who sees whom says visibility.py.
+`flatten_tokens`, `matmul`, `add_bias` and `save_for_backward` are plain operations on other backends;
+`one_product` and `tiled` are for CPU. Who sees whom says visibility.py.
 
-Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R = H / G
-queries per group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times a row's or tile's tokens.
-"""
+Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R
+= H / G queries per group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times a row's
+or tile's tokens."""
 
 import functools
 
@@ -23,9 +23,9 @@ MASKED = -1e30  # finite, so that a masked score minus a masked maximum is 0 and
 
 
 def flatten_tokens(f):
-    """Decorates f(x_nD, ...) of single tokens to accept and return any leading axes (x_BLD, x_BTD, x_BLHK). XLA's
-    CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and twice as long for
-    the weight gradient of a 3-D product."""
+    """Decorates f(x_nD, ...) of single tokens to accept and return any leading axes (x_BLD, x_BTD, x_BLHK).
+    XLA's CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and
+    twice as long for the weight gradient of a 3-D product."""
 
     @functools.wraps(f)
     def call(x, *args, **options):
@@ -42,10 +42,9 @@ def flatten_tokens(f):
 def save_inside(x, name: str):
     """`save_for_backward` inside a hand-written forward pass.
 
-    On CPU bfloat16 is saved as its bits. XLA's CPU backend would convert what a loop over layers has saved to float32,
-    all layers at once, before the backward pass reads it (a tenth of a training step, and twice the memory). It still
-    does so with the blocks' inputs, which jax.lax.scan saves.
-    """
+    On CPU bfloat16 is saved as its bits. XLA's CPU backend would convert what a loop over layers has saved to
+    float32, all layers at once, before the backward pass reads it (a tenth of a training step, and twice the
+    memory). It still does so with the blocks' inputs, which jax.lax.scan saves."""
     if x.dtype != jnp.bfloat16 or platform() != "cpu":
         return checkpoint_name(x, name)
     bits = checkpoint_name(jax.lax.bitcast_convert_type(x, jnp.uint16), name)
@@ -67,8 +66,8 @@ def _keep_derivative(name, x, dx):
 
 
 def _multiply(x, w, over_x: int, over_w: int, sums=None):
-    """The product of x and w, contracted over one axis each and accumulated in `sums` (None: the dtype of x). On CPU
-    it accumulates in float32: only then does XLA multiply bfloat16 at twice the speed of float32."""
+    """The product of x and w, contracted over one axis each and accumulated in `sums` (None: the dtype of x).
+    On CPU it accumulates in float32: only then does XLA multiply bfloat16 at twice the speed of float32."""
     sums = jnp.float32 if platform() == "cpu" else sums
     return jax.lax.dot_general(x, w, (((over_x,), (over_w,)), ((), ())), preferred_element_type=sums)
 
@@ -95,9 +94,10 @@ def _matmul_backward(_, saved, dy_nF):
 
 
 def _weight_gradient(x_nD, dy_nF):
-    """x^T dy. XLA's CPU backend takes twice as long for sums over the rows of the left factor, so this transposes that
-    factor and constrains its layout, lest XLA transpose it back. It transposes the narrower factor, and then the
-    result: XLA writes transposes element by element, and would also compute the wider factor (SwiGLU) in that order."""
+    """x^T dy. XLA's CPU backend takes twice as long for sums over the rows of the left factor, so this
+    transposes that factor and constrains its layout, lest XLA transpose it back. It transposes the narrower
+    factor, and then the result: XLA writes transposes element by element, and would also compute the wider
+    factor (SwiGLU) in that order."""
     if x_nD.shape[1] > dy_nF.shape[1]:
         return _transpose(with_layout_constraint(_weight_gradient(dy_nF, x_nD), Layout((0, 1))))
     return _multiply(_transpose(x_nD), dy_nF, 1, 0)
@@ -149,9 +149,10 @@ def _batch_multiply(a, b, over_a: int, over_b: int):
 
 
 def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
-    """Softmax attention of short rows, whose scores are computed at once, for so many rows at a time that the scores
-    stay in a core's cache. Half of a causal model's queries see half of the keys at most, which takes .8 of the time. One
-    batch axis (row, group) and two matrix axes are the only layout that XLA's CPU backend multiplies at full speed."""
+    """Softmax attention of short rows, whose scores are computed at once, for so many rows at a time that the
+    scores stay in a core's cache. Half of a causal model's queries see half of the keys at most, which takes
+    .8 of the time. One batch axis (row, group) and two matrix axes are the only layout that XLA's CPU backend
+    multiplies at full speed."""
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     half = L // 2 if is_causal() else 0
@@ -182,7 +183,8 @@ def _scores(q_bmK, k_bSK, mask_BLS, cap):
     return jnp.where(mask_BLS[:, None, None], s_BGRLS, MASKED).reshape(b, m, S)
 
 
-# The derivative is written by hand: XLA's own recomputes and transposes the probabilities, several times slower on CPU.
+# The derivative is written by hand: XLA's own recomputes and transposes the probabilities, several times
+# slower on CPU.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _one_product(q_bmK, k_bSK, v_bSK, mask_BLS, cap):
     return _one_product_forward(q_bmK, k_bSK, v_bSK, mask_BLS, cap)[0]
@@ -218,13 +220,14 @@ def _one_product_backward(cap, saved, do_bmK):
 _one_product.defvjp(_one_product_forward, _one_product_backward)
 
 
-# Attention: only the tiles with a visible pair (FlashAttention's loop with its online softmax: 2205.14135, 2307.08691)
+# Attention: only the tiles with a visible pair (FlashAttention's loop with its online softmax: 2205.14135,
+# 2307.08691)
 
 
 def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
-    """Softmax attention in a loop over the pairs (query tile, key tile) in which some query sees some key. Cost and
-    memory grow with the visible pairs and not with L x L. All rows are tiles of one long row, in which no token sees
-    one of another row."""
+    """Softmax attention in a loop over the pairs (query tile, key tile) in which some query sees some key.
+    Cost and memory grow with the visible pairs and not with L x L. All rows are tiles of one long row, in
+    which no token sees one of another row."""
     B, L, H, K = q_BLHK.shape
     G, t = k_BLGK.shape[2], TILE
     R, n = H // G, -(-L // t)
@@ -247,8 +250,8 @@ def _last_tile(visible_until_Nt):
 
 
 def _read(x_N, i):
-    """x_N[i]; of bfloat16 its bits, since XLA's CPU backend would make a float32 copy of x_N and round it again at each
-    read."""
+    """x_N[i]; of bfloat16 its bits, since XLA's CPU backend would make a float32 copy of x_N and round it
+    again at each read."""
     if x_N.dtype != jnp.bfloat16:
         return jax.lax.dynamic_index_in_dim(x_N, i, keepdims=False)
     return jax.lax.bitcast_convert_type(_read(jax.lax.bitcast_convert_type(x_N, jnp.uint16), i), x_N.dtype)
@@ -291,7 +294,8 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
             return o_GmK, sum_Gm1 * shrink_Gm1 + p_Gmt.sum(-1, keepdims=True), new_Gm1
 
         o_GmK, zeros_Gm1 = jnp.zeros(q_GmK.shape), jnp.zeros((*q_GmK.shape[:-1], 1))
-        # The running maximum starts above MASKED, so that a tile in which a query sees nothing adds exp(-huge) = 0.
+        # The running maximum starts above MASKED, so that a tile in which a query sees nothing adds
+        # exp(-huge) = 0.
         start = o_GmK, zeros_Gm1, zeros_Gm1 + MASKED / 2
         sums = jax.lax.fori_loop(0, is_seen_N.sum(), key_tile, start)
         return tuple(_write(x_N, x, i) for x_N, x in zip(carry, sums, strict=True))
@@ -305,8 +309,8 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
 
 
 def _tiled_backward(cap, saved, do_NGmK):
-    """The gradients, from transposed scores (keys first): then no product sums over the rows of its left factor, which
-    is half as fast in XLA's CPU backend."""
+    """The gradients, from transposed scores (keys first): then no product sums over the rows of its left
+    factor, which is half as fast in XLA's CPU backend."""
     q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm = saved
     delta_NGm = (do_NGmK.astype(jnp.float32) * o_NGmK.astype(jnp.float32)).sum(-1)
     dtype, R = q_NGmK.dtype, q_NGmK.shape[2] // visible_until_Nt.shape[1]

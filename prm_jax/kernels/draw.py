@@ -1,4 +1,5 @@
-"""Draws from many distributions over a vocabulary at once, and truncates them by top-k and top-p without a sort.
+"""Draws from many distributions over a vocabulary at once, and truncates them by top-k and top-p without a
+sort.
 
 Dimension key: B rows, V vocabulary; n blocks of b tokens.
 """
@@ -12,8 +13,8 @@ import numpy as np
 
 def most_likely(p_BV, weight_BV, target_B):
     """p_BV with zeros but for the fewest largest entries whose weights sum to the target; equal entries stay
-    together. The smallest entry to keep is bisected over the bits of a float, which order as the floats do. That
-    takes 31 sums, while a sort of the vocabulary would cost more than the model."""
+    together. The smallest entry to keep is bisected over the bits of a float, which order as the floats do.
+    That takes 31 sums, while a sort of the vocabulary would cost more than the model."""
     bits_BV, top = (
         jax.lax.bitcast_convert_type(p_BV, jnp.int32),
         np.float32(1).view(np.int32) + 1,
@@ -31,9 +32,9 @@ def most_likely(p_BV, weight_BV, target_B):
 
 
 def inverse_cdf(p_BV, uniform_B):
-    """id_B: the token of each row at which the cumulative sum of p first exceeds uniform_B times the total. This
-    takes one random number per row; the Gumbel maximum would take V, which cost as much as a small model. It
-    searches blocks of about sqrt(V) tokens first, then the tokens of one."""
+    """id_B: the token of each row at which the cumulative sum of p first exceeds uniform_B times the total.
+    This takes one random number per row; the Gumbel maximum would take V, which cost as much as a small
+    model. It searches blocks of about sqrt(V) tokens first, then the tokens of one."""
     b = math.isqrt(p_BV.shape[1] - 1) + 1
     p_Bnb = jnp.pad(p_BV, ((0, 0), (0, -p_BV.shape[1] % b))).reshape(len(p_BV), -1, b)
     p_Bn = p_Bnb.sum(-1)
@@ -43,8 +44,8 @@ def inverse_cdf(p_BV, uniform_B):
 
 
 def first_exceeding(p_Bn, target_B):
-    """(i_B, rest_B): the first entry with which a row's sum exceeds the target, never a zero, and the target less the
-    sum before it."""
+    """(i_B, rest_B): the first entry with which a row's sum exceeds the target, never a zero, and the target
+    less the sum before it."""
     n = p_Bn.shape[1]
     sum_Bn = jnp.matmul(p_Bn, np.triu(np.ones((n, n), np.float32)), precision=jax.lax.Precision.HIGHEST)
     below_total_B1 = jnp.nextafter(sum_Bn[:, -1:], jnp.zeros(()))  # rounding may lead beyond the last entry

@@ -1,8 +1,8 @@
 """A mixture of experts without dropped tokens (Shazeer et al. 2017; Qwen3-MoE).
 
-The pairs (token, expert) are sorted by expert, so that each expert's matrix multiplies consecutive rows. Experts are
-not split over devices; on a mesh XLA gathers the tokens of all devices to sort them. On CPU XLA multiplies every
-expert's matrix with every row.
+The pairs (token, expert) are sorted by expert, so that each expert's matrix multiplies consecutive rows.
+Experts are not split over devices; on a mesh XLA gathers the tokens of all devices to sort them. On CPU XLA
+multiplies every expert's matrix with every row.
 
 Dimension key: n tokens, E experts, j experts per token, m = n j pairs, D model, F features in or out.
 """
@@ -14,8 +14,9 @@ from prm_jax.kernels.cpu import save_for_backward
 
 
 def mixture(x_BLD, logit_BLE, taken: int, to_one: bool, layer):
-    """The outputs of each token's `taken` experts of highest logit, weighted by the softmax; with `to_one` weights
-    sum to 1. `layer(x_mD, dot)` computes an expert's output with dot(x_mF, w_EFF, None) as its linear layers."""
+    """The outputs of each token's `taken` experts of highest logit, weighted by the softmax; with `to_one`
+    weights sum to 1. `layer(x_mD, dot)` computes an expert's output with dot(x_mF, w_EFF, None) as its linear
+    layers."""
     p_nE = jax.nn.softmax(logit_BLE.astype(jnp.float32).reshape(-1, logit_BLE.shape[-1]))
     share_nj, expert_nj = jax.lax.top_k(p_nE, taken)
     if to_one:
