@@ -1,11 +1,12 @@
 """Reads every published kind of row into `Solution`s and counts what it drops.
 
 A reader is a function (row, its id, counts) -> solutions whose keyword-only arguments are the options that it takes.
-test_sets.py reads evaluation sets. To add one: the function, its place in READERS, conf/data/NAME.yaml and a test.
+test_sets.py reads evaluation sets. One of your own is data=files data.name=FILE.py:FUNCTION (examples/deltabench.py).
 """
 
 import collections
 import dataclasses
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from prm_jax.data.pools import is_pool, parse_problem, pool_solutions
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
 from prm_jax.data.steps import SPLITS, split_steps
 from prm_jax.data.test_sets import TEST_SETS, up_to_error
+from prm_jax.launch.own import load_object
 from prm_jax.solutions import Solution, first_error, is_probability, packed_solutions, relabel_after_error
 
 # The values of each option of `load`; the first leaves a file as it is.
@@ -241,6 +243,16 @@ def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[S
 READERS = {f.__name__: f for f in (native, prm800k, math_shepherd, processbench, prmbench, text, *TEST_SETS)}
 
 
+@functools.cache
+def load_reader(place: str):
+    return load_object("data.name", place)
+
+
+def find_reader(kind: str):
+    """The reader of a name in READERS, or FILE.py:FUNCTION of your own."""
+    return READERS[kind] if kind in READERS else load_reader(kind)
+
+
 def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
     """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set. Without options
     the rows are taken as they are; conf/data/files.yaml explains the options. Duplicates repeat problem, steps, labels,
@@ -252,11 +264,11 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
 
 def load_placed(path, kind: str, counts, *, split=None, labels_required=False, **options):
     """Yields (the row's place in an error, row, solution) of what `load` reads; `counts` has all events at the end."""
-    require(kind in READERS, "kind", kind, f"one of {', '.join(READERS)}")
     options = {name: values[0] for name, values in OPTIONS.items()} | options
     for name, value in options.items():
         require(value in OPTIONS[name], name, value, f"one of {', '.join(OPTIONS[name])}")
-    read, takes = READERS[kind], inspect.getfullargspec(READERS[kind]).kwonlyargs
+    read = find_reader(kind)
+    takes = inspect.getfullargspec(read).kwonlyargs
     available = options | {"labels_required": labels_required, "from_hub": split is not None}
     keywords, seen = {name: available[name] for name in takes}, set()
     counts.update(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)

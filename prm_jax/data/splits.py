@@ -98,15 +98,17 @@ def data_config(node, key: str = "data") -> DataConfig:
     name = node.get("name") if OmegaConf.is_dict(node) and not OmegaConf.is_missing(node, "name") else None
     if name == "mixture" and key == "data":
         return mixture_config(node)
+    is_own = ".py:" in str(name)  # FILE.py:CLASS of a task, or FILE.py:FUNCTION of a reader
     # `defaults` is Hydra's, where a file of conf/data is loaded without it.
-    if name in tuple(sources.READERS):
+    if name in tuple(sources.READERS) or is_own and "path" in node:
         cfg = parse(node, FileData, key, elsewhere=("defaults",))
     else:
         from prm_jax import tasks  # not above: data of files need no embedded task
 
-        is_task = name in tasks.TASKS or ".py:" in str(name)
         names = ", ".join((*tasks.TASKS, "mixture", *sources.READERS))
-        expect(is_task, f"{key}.name", name, f"{names} or FILE.py:CLASS of an embedded task")
+        expect(
+            name in tasks.TASKS or is_own, f"{key}.name", name, f"{names} or one of your own, FILE.py:NAME"
+        )
         section = parse(node.get("task"), tasks.find_task(name).Config, f"{key}.task")
         cfg = parse(node, TaskData, key, elsewhere=("task", "defaults"))
         cfg = dataclasses.replace(cfg, task=section)

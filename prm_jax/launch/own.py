@@ -1,4 +1,4 @@
-"""Loads a user's own function, named FILE.py:FUNCTION, and makes one line of whatever goes wrong in it."""
+"""Loads a user's own function or class, named FILE.py:NAME, and makes one line of whatever goes wrong in it."""
 
 import copy
 import runpy
@@ -9,22 +9,28 @@ from prm_jax import InputError
 from prm_jax.launch.config import expect
 
 
+def load_object(key: str, place: str):
+    """The function or class that the value `place` of a config key names; InputError with the key where it is none."""
+    path, _, name = str(place).rpartition(":")
+    expect(Path(path).is_file(), key, place, "FILE.py:NAME of a file that exists")
+    found = guard(f"{key}: {place}", lambda: runpy.run_path(path).get(name))
+    expect(callable(found), key, place, f"a function or class of {path}")
+    return found
+
+
 def read_function(key: str, place: str, accept: Callable) -> Callable:
-    """The function that the value `place` of a config key names; its results are what accept(where, result, *arguments)
-    makes of them. The function gets copies of its arguments. InputError with key and place where it fails."""
-    path, _, name = place.rpartition(":")
-    expect(Path(path).is_file(), key, place, "FILE.py:FUNCTION of a file that exists")
-    where = f"{key}: {place}"
+    """The function that `place` names; its results are what accept(where, result, *arguments) makes of them. The
+    function gets copies of its arguments. InputError with key and place where it fails."""
+    function, where = load_object(key, place), f"{key}: {place}"
+    return lambda *args: guard(where, lambda: accept(where, function(*map(copy.copy, args)), *args))
 
-    def run(step: Callable):
-        try:
-            return step()
-        except (InputError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # anybody's code, SystemExit too
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{where}: {why[:300]}") from error
 
-    function = run(lambda: runpy.run_path(path).get(name))
-    expect(callable(function), key, place, f"a function of {path}")
-    return lambda *args: run(lambda: accept(where, function(*map(copy.copy, args)), *args))
+def guard(where: str, step: Callable):
+    """step(), with an InputError in place of what goes wrong in it."""
+    try:
+        return step()
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # anybody's code, SystemExit too
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{where}: {why[:300]}") from error

@@ -4,10 +4,8 @@ import collections
 import dataclasses
 import functools
 import itertools
-import runpy
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.rows import read_rows, require
 from prm_jax.launch.config import expect
+from prm_jax.launch.own import load_object
 from prm_jax.solutions import Solution, relabel_after_error
 from prm_jax.tasks.chain import CHAIN
 from prm_jax.tasks.embedded import RATINGS, EmbeddedTask, correctness
@@ -31,12 +30,9 @@ def find_task(name: str) -> EmbeddedTask:
 
 @functools.cache
 def load_task(name: str) -> EmbeddedTask:
-    path, _, class_name = str(name).rpartition(":")
-    expected = f"{', '.join(TASKS)} or FILE.py:CLASS of a file that exists"
-    expect(Path(path).is_file(), "data.name", name, expected)
-    found = runpy.run_path(path).get(class_name)
+    found = load_object("data.name", name)
     is_task = isinstance(found, type) and issubclass(found, EmbeddedTask)
-    expect(is_task, "data.name", name, f"a class of {path} that is an EmbeddedTask")
+    expect(is_task, "data.name", name, f"{', '.join(TASKS)} or FILE.py:CLASS that is an EmbeddedTask")
     task = found()
     task.name = name
     return task
