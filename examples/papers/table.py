@@ -122,11 +122,9 @@ def statements(table: pd.DataFrame, declared: Sequence[Difference]) -> list[str]
         other = f" ({item.b_panel})" if item.b_panel else ""
         spread = "95 % t interval" if len(difference_S) >= FEWEST_SEEDS else "lowest to highest"
         test = f"p {p[item]:.3f}" + (f", by Holm {by_holm[item]:.3f}" if item in by_holm else "")
-        text = (
-            f"{'secondary' if item in by_holm else 'primary'}: {item.panel}{at}: {item.a} - {item.b}{other}: "
-        )
-        text += f"{mean:+.3f} [{low:+.3f}, {high:+.3f}], {test} ({spread}, {len(difference_S)} runs)"
-        lines.append(text)
+        kind = "secondary" if item in by_holm else "primary"
+        number = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}], {test} ({spread}, {len(difference_S)} runs)"
+        lines.append(f"{kind}: {item.panel}{at}: {item.a} - {item.b}{other}: {number}")
     return lines
 
 
@@ -139,8 +137,9 @@ def curves(shown: Sequence[str], xlabel: str, scale: str = "linear") -> Callable
 def _draw_curves(panels_shown: Sequence[str], xlabel: str, scale: str, table: pd.DataFrame):
     shown = table[table.panel.isin(panels_shown)].dropna(subset="x")
     shown = shown[shown.groupby(["panel", "series"]).x.transform("size") > 1]
-    names, series = [x for x in panels_shown if x in set(shown.panel)], list(dict.fromkeys(shown.series))
-    figure, grid = panels(-(-len(names) // 2), min(2, len(names)), 1 + 2.6 * -(-len(names) // 2))
+    names = [name for name in panels_shown if name in set(shown.panel)]
+    series, rows = list(dict.fromkeys(shown.series)), -(-len(names) // 2)
+    figure, grid = panels(rows, min(2, len(names)), 1 + 2.6 * rows)
     for name, axes in zip(names, grid.flat, strict=False):
         for label, rows in shown[shown.panel == name].groupby("series", sort=False):
             style = line_style(series.index(label))
