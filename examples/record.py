@@ -91,7 +91,7 @@ def main(words: list[str] | None = None):
         sys.exit(f"error: {error}")
     command = ["evaluate.py", "task=best_of_n", "fresh.outcome_model=null", f"seed={args.seed}"]
     command += [f"checkpoint=[{','.join(args.runs)}]", f"aggregator={args.aggregator}"]
-    code = subprocess.run([sys.executable, *command, f"hydra.run.dir={args.output}"]).returncode
+    code = subprocess.call([sys.executable, *command, f"hydra.run.dir={args.output}"])
     if code:
         sys.exit(code)
     print(statement(json.loads((Path(args.output) / "results.json").read_text()), costs, args.budget))

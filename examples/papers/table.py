@@ -138,8 +138,8 @@ def _draw_curves(panels_shown: Sequence[str], xlabel: str, scale: str, table: pd
     shown = table[table.panel.isin(panels_shown)].dropna(subset="x")
     shown = shown[shown.groupby(["panel", "series"]).x.transform("size") > 1]
     names = [name for name in panels_shown if name in set(shown.panel)]
-    series, rows = list(dict.fromkeys(shown.series)), -(-len(names) // 2)
-    figure, grid = panels(rows, min(2, len(names)), 1 + 2.6 * rows)
+    series, n_lines = list(dict.fromkeys(shown.series)), -(-len(names) // 2)
+    figure, grid = panels(n_lines, min(2, len(names)), 1 + 2.6 * n_lines)
     for name, axes in zip(names, grid.flat, strict=False):
         for label, rows in shown[shown.panel == name].groupby("series", sort=False):
             style = line_style(series.index(label))
