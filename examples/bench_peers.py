@@ -1,18 +1,14 @@
-"""A script that does the jobs of `python -m prm_jax.bench` in PyTorch or TRL, on CPU, beside ours: time and
-agreement.
+"""A script that trains a PRM as `python -m prm_jax.bench` does, in PyTorch or TRL on CPU, beside ours.
 
-    python -m examples.bench_peers train                                   # a plain PyTorch loop
+    python -m examples.bench_peers                                         # a plain PyTorch loop
     python -m venv TRL && TRL/bin/pip install torch==2.13.0 trl==1.13.0   # the last release with a PRMTrainer
-    python -m examples.bench_peers train --peer trl --python TRL/bin/python
-    python -m examples.bench_peers score --dtype bfloat16
+    python -m examples.bench_peers --peer trl --python TRL/bin/python
 
-Both sides begin with the same weights and get the same random solutions. The peer scores sorted, padded
-batches of 32; ours shares a problem's tokens. Its side of this file (`--job`) imports nothing of ours.
-Dimension key: B rows, L tokens.
+Both sides begin with the same weights and take the same steps on the same random solutions. The peer's side of
+this file (`--job`) imports nothing of ours. Dimension key: B rows, L tokens.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
@@ -33,20 +29,8 @@ def load(folder: Path):
     return AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32)
 
 
-def padded(solutions: list[dict]):
-    """(ids_BL, mask_BL), padded on the right to the longest."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
-    ids = [torch.tensor(s["ids"]) for s in solutions]
-    return pad_sequence(ids, batch_first=True), pad_sequence(
-        [torch.ones_like(x) for x in ids], batch_first=True
-    )
-
-
 def make_adamw(model, job: dict):
-    """(AdamW that decays matrices only, fused as is TRL's default, scheduler with the job's learning
-    rates)."""
+    """(AdamW that decays matrices only, fused as is TRL's default, its scheduler)."""
     import torch
 
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -63,19 +47,19 @@ def make_adamw(model, job: dict):
 def train_torch(folder: Path, job: dict) -> dict:
     """A plain loop: mean cross-entropy of the 2-way head over the step ends of a batch."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     model, seconds, solutions = load(folder), [], job["solutions"]
     adamw, scheduler = make_adamw(model, job)
-    in_bfloat16 = (
-        torch.autocast("cpu", torch.bfloat16) if job["dtype"] == "bfloat16" else contextlib.nullcontext()
-    )
     rows = [b for b, s in enumerate(solutions) for _ in s["step_end"]]
     step_ends = [end for s in solutions for end in s["step_end"]]
     label = torch.tensor([y for s in solutions for y in s["label"]])
     for _ in job["rates"]:
         start = time.perf_counter()
-        ids_BL, mask_BL = padded(solutions)
-        with in_bfloat16:
+        ids = [torch.tensor(s["ids"]) for s in solutions]
+        ids_BL = pad_sequence(ids, batch_first=True)
+        mask_BL = pad_sequence([torch.ones_like(x) for x in ids], batch_first=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=job["dtype"] == "bfloat16"):
             logits = model(ids_BL, attention_mask=mask_BL).logits
         loss = torch.nn.functional.cross_entropy(logits[rows, step_ends].float(), label)
         loss.backward()
@@ -128,55 +112,35 @@ def train_trl(folder: Path, job: dict) -> dict:
     return {"seconds": np.diff(ticks).tolist(), "loss": losses[-1]}
 
 
-def score_torch(folder: Path, job: dict) -> dict:
-    """P(good) of the 2-way head at each step end, in batches of 32 solutions sorted by length and padded."""
-    import torch
-
-    model, solutions = load(folder).to(getattr(torch, job["dtype"])), job["solutions"]
-    order, scores, start = (
-        sorted(range(len(solutions)), key=lambda i: len(solutions[i]["ids"])),
-        {},
-        time.time(),
-    )
-    for first in range(0, len(order), 32):
-        batch = order[first : first + 32]
-        ids_BL, mask_BL = padded([solutions[i] for i in batch])
-        with torch.no_grad():
-            p_BL = model(ids_BL, attention_mask=mask_BL).logits.float().softmax(-1)[..., 1]
-        scores |= {i: p_BL[b, solutions[i]["step_end"]].tolist() for b, i in enumerate(batch)}
-    return {"seconds": [time.time() - start], "score": [scores[i] for i in range(len(order))]}
-
-
 def do_job(folder: Path):
     job = json.loads((folder / "job.json").read_text())
-    result = {"torch train": train_torch, "trl train": train_trl, "torch score": score_torch}[job["name"]]
-    (folder / "result.json").write_text(json.dumps(result(folder, job)))
+    train = {"torch": train_torch, "trl": train_trl}[job["peer"]]
+    (folder / "result.json").write_text(json.dumps(train(folder, job)))
 
 
-def compare(what: str, peer: str, python: str, **changes) -> dict[str, float]:
-    """Tokens a second of both, their ratio and the largest difference, of the last loss or of P(good)."""
+def compare(peer: str, python: str, **changes) -> dict[str, float]:
+    """Tokens a second of ours, how many times the peer's that is, and the difference of the last losses."""
     from prm_jax import bench
     from prm_jax.checkpoints import hf
-    from prm_jax.data.units import probability
     from prm_jax.launch.mesh import MeshConfig
     from prm_jax.training import make_schedule
 
-    sizes = {"shape": "small", "dtype": "float32", "rows": 1 if what == "train" else 2, "mean_tokens": 204}
-    sizes |= {"solutions": 8 if what == "train" else 32, "problems": 16, "new_tokens": 48, "target": "cpu"}
-    cfg = bench.BenchConfig(
-        what=what, mesh=MeshConfig(1, 1, 1), **sizes | {"repeats": 5, "seed": 0} | changes
-    )
-    solutions = bench.random_solutions(cfg, 1 if what == "train" else cfg.problems)
-    job = {"name": f"{peer} {what}", "dtype": cfg.dtype} | vars(bench.OPTIMIZER)
-    job["rates"] = [float(make_schedule(bench.OPTIMIZER, 1000)(i)) for i in range(bench.WARMUP + cfg.repeats)]
-    job["solutions"] = [
-        {
-            "ids": e.ids_L.tolist(),
-            "step_end": e.step_end_T.tolist(),
-            "label": e.targets["label"].astype(int).tolist(),
-        }
-        for e in solutions
-    ]
+    sizes = {
+        "shape": "small",
+        "dtype": "float32",
+        "rows": 1,
+        "mean_tokens": 204,
+        "solutions": 8,
+        "problems": 1,
+    }
+    sizes |= {"new_tokens": 1, "target": "cpu", "repeats": 5, "seed": 0}
+    cfg = bench.BenchConfig(what="train", mesh=MeshConfig(1, 1, 1), **sizes | changes)
+    schedule = make_schedule(bench.OPTIMIZER, 1000)
+    rates = [float(schedule(i)) for i in range(bench.WARMUP + cfg.repeats)]
+    job = vars(bench.OPTIMIZER) | {"peer": peer, "dtype": cfg.dtype, "rates": rates, "solutions": []}
+    for e in bench.random_solutions(cfg, 1):
+        label = e.targets["label"].astype(int).tolist()
+        job["solutions"].append({"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": label})
     with tempfile.TemporaryDirectory() as name:
         model = bench.random_model(cfg, stored=lambda model: model)
         hf.save(Path(name), model, hf.load_tokenizer(hf.EMBEDDED))
@@ -184,20 +148,14 @@ def compare(what: str, peer: str, python: str, **changes) -> dict[str, float]:
         env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
         subprocess.run([python, "-P", __file__, "--job", name], env=env, check=True)
         theirs = json.loads(Path(name, "result.json").read_text())
-    ours = bench.JOBS[what](cfg)
-    seconds = float(np.median(theirs["seconds"][bench.WARMUP if what == "train" else 0 :]))
-    if what == "train":
-        difference = abs(ours["last_loss_nats"] - theirs["loss"])
-    else:
-        ours_n = probability(np.concatenate(bench.random_scorer(cfg).score_encoded(solutions)))
-        difference = float(np.abs(ours_n - np.concatenate(theirs["score"])).max())
-    rates = {"ours_tokens_per_second": ours["tokens_per_second"], "times_peer": seconds / ours["seconds"]}
-    return rates | {"largest_difference": difference}
+    ours = bench.bench_train(cfg)
+    seconds = float(np.median(theirs["seconds"][bench.WARMUP :]))
+    rates = {"tokens_per_second": ours["tokens_per_second"], "times_peer": seconds / ours["seconds"]}
+    return rates | {"loss_difference": abs(ours["last_loss_nats"] - theirs["loss"])}
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Compare our speed with PyTorch's or TRL's.")
-    parser.add_argument("what", nargs="?", choices=("train", "score"))
+    parser = argparse.ArgumentParser(description="Compare our training speed with PyTorch's or TRL's.")
     parser.add_argument("--peer", default="torch", choices=("torch", "trl"))
     parser.add_argument("--python", default=sys.executable, help="an interpreter with the peer's packages")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
@@ -206,8 +164,8 @@ def main():
     if args.job:
         do_job(args.job)
         return
-    for name, x in compare(args.what, args.peer, args.python, dtype=args.dtype).items():
-        print(f"{name:<28}{x:,.4g}")
+    for name, x in compare(args.peer, args.python, dtype=args.dtype).items():
+        print(f"{name:<20}{x:,.4g}")
 
 
 if __name__ == "__main__":

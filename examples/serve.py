@@ -1,6 +1,6 @@
 """A script that serves step scores and rankings over HTTP: copy it and edit it.
 
-    pip install starlette uvicorn
+    pip install starlette uvicorn pydantic
     python -m examples.serve --checkpoint RUN               # http://127.0.0.1:8000, for this machine alone
     PRM_JAX_TOKEN=SECRET python -m examples.serve --checkpoint RUN --host 0.0.0.0   # for others, by the token
     curl localhost:8000/score -d '{"problem": "4 +5 *3 mod7?", "candidates": [["4+5=2", "2*3=6"], ["4+5=3"]]}'
@@ -18,13 +18,14 @@ import argparse
 import asyncio
 import concurrent.futures
 import contextlib
-import dataclasses
 import hmac
 import json
 import os
+from typing import Annotated, Literal
 
 import numpy as np
 import uvicorn
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -50,74 +51,56 @@ SECONDS = 10  # in which a body must arrive
 DRAIN_SECONDS = 0.5  # for which a body that is too large is still read, so that its client sees the answer
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+Steps = Annotated[list[str], Field(min_length=1)]
+
+
+class Problem(BaseModel, extra="forbid", strict=True):
+    problem: str
+    steps: Steps | None = None
+    candidates: Annotated[list[Steps], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def check_solutions(self):
+        if (self.steps is None) == (self.candidates is None):
+            raise ValueError("expected either steps or candidates")
+        return self
+
+    @property
+    def rows(self) -> list[tuple[str, list[str]]]:
+        return [(self.problem, steps) for steps in self.candidates or [self.steps]]
+
+
+class Job(BaseModel, extra="forbid", strict=True):
     """The solutions of one request, problem by problem."""
 
-    rows: list[tuple[str, tuple[str, ...]]]  # (problem, steps)
-    counts: list[int]  # solutions of each problem
-    aggregator: str
+    problems: Annotated[list[Problem], Field(min_length=1)]
+    aggregator: Literal[tuple(AGGREGATORS)]
+
+    @property
+    def rows(self) -> list[tuple[str, list[str]]]:
+        return [row for problem in self.problems for row in problem.rows]
 
 
-def read_texts(value, where: str) -> tuple[str, ...]:
-    """The steps of one solution, which the body has under `where`."""
-    if not isinstance(value, list) or not value:
-        raise HTTPException(
-            400, f"{where}: got {json.dumps(value)[:60]}, expected a list of texts that is not empty"
-        )
-    for t, step in enumerate(value):
-        if not isinstance(step, str):
-            raise HTTPException(400, f"{where}[{t}]: got {json.dumps(step)[:60]}, expected a text")
-    return tuple(value)
-
-
-def read_candidates(problem, where: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The rows (problem, steps) of one problem of the body."""
-    if not isinstance(problem, dict):
-        raise HTTPException(400, f"{where or 'the body'}: got {json.dumps(problem)[:60]}, expected an object")
-    prefix = f"{where}." if where else ""
-    text = problem.get("problem")
-    if not isinstance(text, str):
-        raise HTTPException(400, f"{prefix}problem: got {json.dumps(text)[:60]}, expected a text")
-    if ("steps" in problem) == ("candidates" in problem):
-        raise HTTPException(400, f"{prefix}steps: expected either steps or candidates")
-    if "steps" in problem:
-        return [(text, read_texts(problem["steps"], f"{prefix}steps"))]
-    candidates = problem["candidates"]
-    if not isinstance(candidates, list) or not candidates:
-        raise HTTPException(400, f"{prefix}candidates: expected a list of solutions that is not empty")
-    return [(text, read_texts(steps, f"{prefix}candidates[{c}]")) for c, steps in enumerate(candidates)]
-
-
-def read_job(body: bytes, default_aggregator: str) -> Job:
-    """The job of a request's body."""
+def read_job(body: bytes, aggregator: str) -> Job:
+    """The job of a request's body; a refusal names the first field that is wrong."""
     try:
-        fields = json.loads(body)
-    except ValueError as error:
+        fields = {"aggregator": aggregator} | json.loads(body)
+        is_one = "problems" not in fields
+        if is_one:
+            fields = {"aggregator": fields.pop("aggregator"), "problems": [fields]}
+        job = Job.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in first["loc"]).lstrip(".")
+        place = place.removeprefix("problems[0].") if is_one else place
+        raise HTTPException(400, f"{place}: {first['msg']}") from None
+    except (ValueError, TypeError) as error:  # no JSON, or no object
         raise HTTPException(400, f"the body: {error}") from None
-    if not isinstance(fields, dict):
-        raise HTTPException(400, "the body: expected a JSON object")
-    unknown = fields.keys() - {"problem", "steps", "candidates", "problems", "aggregator"}
-    if unknown:
-        raise HTTPException(400, f"{min(unknown)}: unknown field")
-    aggregator = fields.get("aggregator", default_aggregator)
-    if aggregator not in list(AGGREGATORS):
-        raise HTTPException(400, f"aggregator: expected {', '.join(AGGREGATORS)}")
-    if "problems" in fields:
-        if not isinstance(fields["problems"], list) or not fields["problems"]:
-            raise HTTPException(400, "problems: expected a list of objects that is not empty")
-        groups = [read_candidates(problem, f"problems[{p}]") for p, problem in enumerate(fields["problems"])]
-    else:
-        groups = [read_candidates(fields, "")]
-    rows = [row for group in groups for row in group]
-    if len(rows) > MOST_SOLUTIONS:
-        raise HTTPException(413, f"candidates: got {len(rows)} solutions, expected at most {MOST_SOLUTIONS}")
-    characters = sum(len(problem) + sum(map(len, steps)) for problem, steps in rows)
-    if characters > MOST_CHARACTERS:
-        raise HTTPException(
-            413, f"candidates: got {characters} characters, expected at most {MOST_CHARACTERS}"
-        )
-    return Job(rows, [len(group) for group in groups], aggregator)
+    if len(job.rows) > MOST_SOLUTIONS:
+        raise HTTPException(413, f"candidates: expected at most {MOST_SOLUTIONS} solutions")
+    if sum(len(problem) + sum(map(len, steps)) for problem, steps in job.rows) > MOST_CHARACTERS:
+        raise HTTPException(413, f"candidates: expected at most {MOST_CHARACTERS} characters")
+    return job
 
 
 async def read_body(request: Request) -> bytes:
@@ -188,7 +171,7 @@ class Batcher:
         scores = iter(self.verifier.log_odds([problem for problem, _ in rows], [steps for _, steps in rows]))
         return [[next(scores) for _ in job.rows] for job in jobs]
 
-    def check_tokens(self, rows: list[tuple[str, tuple[str, ...]]]):
+    def check_tokens(self, rows: list[tuple[str, list[str]]]):
         """Refuses a solution with too many tokens, where the verifier, or a member of it, has a tokenizer."""
         for member in getattr(self.verifier.scorer, "members", [self.verifier.scorer]):
             if not hasattr(member, "tokenizer"):
@@ -204,8 +187,8 @@ def describe(job: Job, scores: list[np.ndarray]) -> list[dict]:
     """The answer's problems, from the log-odds of each solution's steps."""
     log_score_N = solution_scores(scores, job.aggregator, rounded=True)
     problems, start = [], 0
-    for count in job.counts:
-        candidates = []
+    for problem in job.problems:
+        count, candidates = len(problem.rows), []
         for log_odds_T, log_score in zip(scores[start : start + count], log_score_N[start : start + count]):
             candidate = {
                 "probability": probability(log_odds_T).tolist(),
