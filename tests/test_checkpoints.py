@@ -1,4 +1,5 @@
-"""Orbax checkpoints of a run: what was trained is what is loaded, damage is noticed, the step before is still there."""
+"""Orbax checkpoints of a run: what was trained is what is loaded, damage is noticed, the step before is
+still there."""
 
 import dataclasses
 import json
@@ -30,7 +31,8 @@ def make(seed, **changes):
 
 
 def run_folder(folder, *steps, objective="prm", **changes):
-    """A run folder as train.py leaves it, with a checkpoint of other weights for each step; returns the last model."""
+    """A run folder as train.py leaves it, with a checkpoint of other weights for each step; returns the
+    last model."""
     settings = {
         "objective": objective, "init": "embedded", "format": {"name": "plain", "separator": "\n"}, "data": {"label_kind": "value"},
         "optimizer": {"trainable": "all"},
@@ -99,7 +101,8 @@ def test_a_stopped_run_without_a_checkpoint_starts_again(tmp_path):
 
 @pytest.mark.parametrize("whole", [0, 2])
 def test_a_best_model_of_later_than_the_state_is_not_kept(tmp_path, whole):
-    """A kill between the two left best/4 beside latest/2; the run that went on elsewhere had another model at step 4."""
+    """A kill between the two left best/4 beside latest/2; the run that went on elsewhere had another model
+    at step 4."""
     run_folder(tmp_path, *range(2, whole + 1, 2), 4)
     shutil.rmtree(tmp_path / "checkpoints/latest/4")
     checkpoints = Checkpoints(tmp_path)

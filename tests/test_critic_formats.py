@@ -1,6 +1,8 @@
-"""Critics' formats: prompts, token by token, and P(good) at the verdict against PyTorch, with a real tokenizer and random weights.
+"""Critics' formats: prompts, token by token, and P(good) at the verdict against PyTorch, with a real
+tokenizer and random weights.
 
-The expected prompts are written out here, as the authors' templates fill in Qwen2.5's chat template, and not made by prm_jax.
+The expected prompts are written out here, as the authors' templates fill in Qwen2.5's chat template, and
+not made by prm_jax.
 """
 
 import dataclasses
@@ -141,7 +143,8 @@ def loaded(critic_folder):
 
 
 def saying(writer, texts, reason="eos"):
-    """The writer made to say the texts one after another, each ended by the end of the text, or cut; the prompts it is given."""
+    """The writer made to say the texts one after another, each ended by the end of the text, or cut; the
+    prompts it is given."""
     last = [writer.policy.eos_ids[0]] * (reason == "eos")
     ids = lambda text: np.array(writer.tokenizer.encode(text) + last, np.int32)
     said, given = iter([Continuation(ids(text), np.zeros(0), text, reason) for text in texts]), []
@@ -169,7 +172,8 @@ def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, loaded,
     assert given[-1] == PROMPTS[name]()
     tokenizer = critic.writer.tokenizer
     assert critic.writer.policy.prefix_ids([(given[-1], ())])[0].tolist() == tokenizer.encode(PROMPTS[name]())
-    # Behind what the critic wrote itself its very ids are read; where it is asked all is one text, as the authors tokenise it.
+    # Behind what the critic wrote itself its very ids are read; where it is asked all is one text, as the
+    # authors tokenise it.
     asks = critic.format.critic.ask is not None
     expected = p_after(
         critic_folder, name, *([PROMPTS[name]() + READ[name]] if asks else [PROMPTS[name](), READ[name]])
@@ -229,7 +233,8 @@ def test_what_is_not_forced_is_counted_and_left_out(critic_folder, loaded, capsy
 
 
 def test_r_prm_is_asked_as_its_authors_published_it():
-    """All 1,568 prompts of src/datasets/ProcessBench/gsm8k_filtered.json of NJUNLP/R-PRM at e3dd605: steps up to the first error."""
+    """All 1,568 prompts of src/datasets/ProcessBench/gsm8k_filtered.json of NJUNLP/R-PRM at e3dd605: steps
+    up to the first error."""
     problems = json.loads(real_data("processbench/gsm8k.json").read_text())
     tokenizer, fmt = hf.load_tokenizer(real_data("tokenizers/qwen2.5")), read_format("r_prm")
     rows = [

@@ -25,8 +25,8 @@ from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution
 from prm_jax.tasks.chain import CHAIN
 
-# The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is good and 2 is bad. So it
-# comes to a verdict often and not always, and its critiques differ.
+# The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is
+# good and 2 is bad. So it comes to a verdict often and not always, and its critiques differ.
 ENDS_IN = Format(
     "ends_in", good="4", bad="2", label_kind="correctness",
     critic=CriticFormat(prompt="{problem}{steps}\n", verdict="=", max_tokens=40, votes=4, unscored=0.25, rows=64),
@@ -325,8 +325,8 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
 
 
 def test_accuracy_on_lines_that_hide_work_stands_apart():
-    """Two problems: of the first a merged right line (P .9) and a plain wrong one (.4), of the second a plain right one (.3), a merged
-    wrong one (.8) and a line after it, which does not count."""
+    """Two problems: of the first a merged right line (P .9) and a plain wrong one (.4), of the second a
+    plain right one (.3), a merged wrong one (.8) and a line after it, which does not count."""
     rows = [
         ("4 +5 *3 max2 -2 mod7?", ("4+5*3=6", "6max2=5"), [0.9, 0.4]),
         ("1 +1 +2 *3 -1 mod7?", ("1+1=2", "2+2*3=6", "6-1=5"), [0.3, 0.8, 0.9]),

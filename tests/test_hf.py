@@ -61,7 +61,8 @@ def run(model, ids):
     return model(jnp.asarray(ids), jnp.tile(jnp.arange(L), (len(ids), 1)), jnp.full(ids.shape, L - 1))
 
 
-# Old length 64 puts the frequencies of 8 pairs on both sides of, and between, the two bounds of Llama 3.1's rule.
+# Old length 64 puts the frequencies of 8 pairs on both sides of, and between, the two bounds of Llama 3.1's
+# rule.
 LLAMA31 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -270,7 +271,8 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
 
 
 def test_what_a_config_leaves_out_is_the_familys_default():
-    """The language model's config of gemma-3-4b says no more than this; a Mixture of experts has two names for a key."""
+    """The language model's config of gemma-3-4b says no more than this; a Mixture of experts has two names
+    for a key."""
     sparse = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
     sparse |= {"num_hidden_layers": 34, "sliding_window": 1024}
     sparse["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
@@ -645,7 +647,8 @@ def test_an_export_refuses_what_a_config_json_cannot_say(tmp_path, tokenizer, ch
 
 
 def test_own_exports_name_their_head(tmp_path, tokenizer, monkeypatch):
-    """A second head of two outputs is told apart by its name alone; one entry of HEADS makes it known everywhere."""
+    """A second head of two outputs is told apart by its name alone; one entry of HEADS makes it known
+    everywhere."""
     from prm_jax import model as model_file
 
     margin = dataclasses.replace(model_file.HEADS["binary"], labels=("worse", "better"))
@@ -746,7 +749,8 @@ print(json.dumps([size, (status("VmHWM") - before) * 1024, seconds, dtypes]))
 
 @pytest.mark.slow
 def test_a_quarter_of_a_billion_parameters_load_in_little_memory(tmp_path):
-    """A bfloat16 checkpoint of the shape of a third of Qwen2.5-0.5B in 3 shards: its dtype kept, the peak hardly above its size."""
+    """A bfloat16 checkpoint of the shape of a third of Qwen2.5-0.5B in 3 shards: its dtype kept, the peak
+    hardly above its size."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 

@@ -1,8 +1,9 @@
 """Released PRMs, the whole path: text -> ids -> score, against references written from the authors' own code.
 
-Each reference below says what it follows. The weights are random and tiny; the tokenizers are the real ones where the data
-folder has them. The literal ids were worked out from the authors' rules, piece by piece, and not by running prm_jax; a second
-time from the authors' repositories and the tokenizers alone, with the same result.
+Each reference below says what it follows. The weights are random and tiny; the tokenizers are the real
+ones where the data folder has them. The literal ids were worked out from the authors' rules, piece by
+piece, and not by running prm_jax; a second time from the authors' repositories and the tokenizers alone,
+with the same result.
 """
 
 import dataclasses
@@ -29,7 +30,8 @@ torch.set_num_threads(1)  # of tensors this small, two take longer
 
 @pytest.fixture(scope="module", autouse=True)
 def read_once():
-    """A tokenizer of 150,000 entries takes seconds to read: of folders whose tokenizers are equal to the byte, the first's."""
+    """A tokenizer of 150,000 entries takes seconds to read: of folders whose tokenizers are equal to the
+    byte, the first's."""
     from transformers import AutoTokenizer
 
     known, read = {}, AutoTokenizer.from_pretrained
@@ -110,7 +112,8 @@ def mistral(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def marked_qwen(tmp_path_factory):
-    """Qwen2.5's tokenizer with Granite's turns, PQM's mark, and a beginning-of-sequence token that is never written."""
+    """Qwen2.5's tokenizer with Granite's turns, PQM's mark, and a beginning-of-sequence token that is
+    never written."""
     tokenizer = hf.load_tokenizer(real_data("tokenizers/qwen2.5"))
     marks = ["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "[PRM]"]
     tokenizer.add_special_tokens({"additional_special_tokens": marks, "bos_token": "<|end_of_text|>"})
@@ -129,7 +132,8 @@ def reasoneval_tokenizer(mistral):
 
 @pytest.fixture
 def skywork_tokenizer(qwen):
-    """With a beginning-of-sequence token, which the authors' code needs; which one theirs has was not to be seen."""
+    """With a beginning-of-sequence token, which the authors' code needs; which one theirs has was not to
+    be seen."""
     qwen.bos_token = "<|endoftext|>"
     yield qwen
     qwen.bos_token = None
@@ -178,7 +182,8 @@ def plain_ids(tok, text):
 
 
 def trl(tok, problem, steps, separator="\n"):
-    """trl.experimental.prm PRMTrainer.tokenize_row: prompt, completions + separator ids, label on the last separator id."""
+    """trl.experimental.prm PRMTrainer.tokenize_row: prompt, completions + separator ids, label on the last
+    separator id."""
     sep, ids, marks = plain_ids(tok, separator), plain_ids(tok, problem), []
     for step in steps:
         ids = ids + plain_ids(tok, step) + sep
@@ -220,8 +225,9 @@ def math_shepherd(tok, problem, steps):
 
 
 def openr_psa(tok, problem, steps):
-    """openr reason/inference/rm_call.py replace_step_tag, with prm_step_tag of reason/evaluation/evaluate.py, which ends in
-    a blank, and prm/infer_fns.py: marks where the id is 76325."""
+    """openr reason/inference/rm_call.py replace_step_tag, with prm_step_tag of
+    reason/evaluation/evaluate.py, which ends in a blank, and prm/infer_fns.py: marks where the id is
+    76325."""
     tag = "\n\n\n\n\n "
     ids = tok.encode(f"{problem} " + f" {tag}".join(step.strip() for step in steps) + f" {tag}")
     return ids, [i for i, token in enumerate(ids) if token == 76325]
@@ -237,7 +243,8 @@ def llama31(messages):
 
 
 def rlhflow(tok, problem, steps):
-    """math-rm/prm_evaluate.py: a dialogue for each step, read at its third last token; (the last one's ids, those marks)."""
+    """math-rm/prm_evaluate.py: a dialogue for each step, read at its third last token; (the last one's
+    ids, those marks)."""
     messages, marks = [], []
     for t, step in enumerate(steps):
         messages += [("user", f"{problem} {step.strip()}" if t == 0 else step.strip()), ("assistant", "+")]
@@ -253,7 +260,8 @@ def versaprm(tok, problem, steps):
 
 
 def spare(tok, problem, steps):
-    """The README's sample: system, user, assistant; Llama 3's template trims turns, Qwen's does not. Marks at the last id of " ки"."""
+    """The README's sample: system, user, assistant; Llama 3's template trims turns, Qwen's does not. Marks
+    at the last id of " ки"."""
     is_llama = "<|eot_id|>" in tok.get_vocab()
     (instruction,) = re.findall(
         r"system<\|end_header_id\|>\n\n(.*?)<", read_format("spare").prefix, re.DOTALL
@@ -274,7 +282,8 @@ def spare(tok, problem, steps):
 
 
 def fover(tok, problem, steps):
-    """src/prm/preprocessing.py and get_step_token_position of postprocessing.py: the line break of an assistant's header."""
+    """src/prm/preprocessing.py and get_step_token_position of postprocessing.py: the line break of an
+    assistant's header."""
     task = "Your task is to evaluate the accuracy of each step in the provided solution to the above question. For each step, "
     task += 'respond with "correct" if the reasoning is logically valid and mathematically sound, or if the step is a general '
     task += 'statement or transition that does not contain reasoning. Respond with "incorrect" if the step includes any errors '
@@ -320,7 +329,8 @@ def pqm(tok, problem, steps):
 
 
 def reasonflux(tok, problem, steps):
-    """ReasonFlux_PRM/README.md: user and assistant in the tokenizer's template, steps joined and ended by <extra_0>."""
+    """ReasonFlux_PRM/README.md: user and assistant in the tokenizer's template, steps joined and ended by
+    <extra_0>."""
     answer = "<extra_0>".join(steps) + "<extra_0>"
     messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
     ids = tok.encode(tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=False))
@@ -361,7 +371,8 @@ def reasoneval(tok, problem, steps):
 
 
 def eurus_implicit(tok, problem, steps):
-    """ImplicitPRM eval/processbench.py build_item_tensors, ends of steps as indices of the shifted log-probabilities."""
+    """ImplicitPRM eval/processbench.py build_item_tensors, ends of steps as indices of the shifted
+    log-probabilities."""
     system = "Please reason step by step, and put your final answer within \\boxed{}."
     answers = [f"Step {n}: {step}" for n, step in enumerate(steps, 1)]
 
@@ -389,7 +400,8 @@ def difference(logit_TC):
     return logit_TC.softmax(-1)[:, 1] - logit_TC.softmax(-1)[:, 0]
 
 
-# format -> (tokenizer fixture, model_type, tensors of the head as {name: shape}, ids and marks, logits at marks -> score)
+# format -> (tokenizer fixture, model_type, tensors of the head as {name: shape}, ids and marks, logits at
+# marks -> score)
 D = SHAPE["hidden_size"]
 LINEAR2 = {"score.weight": (2, D), "score.bias": (2,)}
 MLP = {"score.0.weight": (D, D), "score.0.bias": (D,), "score.2.weight": (2, D), "score.2.bias": (2,)}
@@ -438,7 +450,8 @@ NO_EMPTY = ("openr_psa", "reasoneval", "versaprm", "spare", "fover_llama")
 
 ONE, TWO, ODD = ("1+1?", ("2.",)), ("1+1?", ("One.", "Two.")), ("A\nB", ("x\ny", "", "z "))
 ODD_W = ("A\nB", ("x\ny", "w", "z "))
-# <|im_start|>system \n Please reason step by step , and put your final answer within \ boxed {}. <|im_end|> \n <|im_start|>user \n
+# <|im_start|>system \n Please reason step by step , and put your final answer within \ boxed {}. <|im_end|>
+# \n <|im_start|>user \n
 SYSTEM = [151644, 8948, 198, 5501, 2874, 3019, 553, 3019, 11, 323, 2182, 697, 1590, 4226, 2878, 1124, 79075, 46391,
           151645, 198, 151644, 872, 198]  # fmt: skip
 REPLY, STOP = (
@@ -463,7 +476,8 @@ DATED = [
 ]  # fmt: skip
 PLUS = [128009, *ASSISTANT, 10, 128009]
 LITERALS = {
-    # 1 + 1 ?, then 2 . \n: the separator's id comes after the full stop and is not fused with it (that would be 624)
+    # 1 + 1 ?, then 2 . \n: the separator's id comes after the full stop and is not fused with it (that would
+    # be 624)
     "trl": [
         (ONE, [16, 10, 16, 30, 17, 13, 198], [6]),
         (TWO, [16, 10, 16, 30, 3966, 13, 198, 11613, 13, 198], [6, 9]),
@@ -486,8 +500,9 @@ LITERALS = {
         (TWO, [16, 10, 16, 30, 3776, 13, 76325, 9043, 13, 76325, 220], [6, 9]),
         (ODD_W, [32, 198, 33, 856, 198, 88, 76325, 289, 76325, 1147, 76325, 220], [6, 8, 10]),
     ],
-    # Step ▁ 1 : ...; .\n\n fuses to 382. A step that is not the last ends two tokens after its line breaks where they
-    # fused, one where they did not: <|im_end|> and \n\n stand at its end when it is counted. The last ends at <|im_end|>.
+    # Step ▁ 1 : ...; .\n\n fuses to 382. A step that is not the last ends two tokens after its line breaks
+    # where they fused, one where they did not: <|im_end|> and \n\n stand at its end when it is counted. The
+    # last ends at <|im_end|>.
     "eurus_implicit": [
         (ONE, [*SYSTEM, 16, 10, 16, 30, *REPLY, 8304, 220, 16, 25, 220, 17, 13, *STOP], [39]),
         (TWO, [*SYSTEM, 16, 10, 16, 30, *REPLY, 8304, 220, 16, 25, 3776, 382, 8304, 220, 17, 25, 9043, 13, *STOP],
@@ -530,7 +545,8 @@ def test_literal_ids(request, name):
 
 
 def make_checkpoint(folder, family, tokenizer, head, seed=0):
-    """A random checkpoint as released ones are laid out; returns a function from ids to the head's logits, logit_LC."""
+    """A random checkpoint as released ones are laid out; returns a function from ids to the head's logits,
+    logit_LC."""
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -604,7 +620,8 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
 
 
 def test_rlhflow_in_one_pass_equals_one_dialogue_a_step(tmp_path, llama):
-    """The authors run a dialogue a step and read logits[-3]; no token sees a later one, so one pass is the same."""
+    """The authors run a dialogue a step and read logits[-3]; no token sees a later one, so one pass is the
+    same."""
     logits = make_checkpoint(tmp_path, "llama", llama, {})
     verifier = open_checkpoint(tmp_path, "best", read_format("rlhflow"), "float32")
     problem, steps = CONVERSATIONS[1][0], (*CONVERSATIONS[1][1], "So 12.")
@@ -617,7 +634,8 @@ def test_rlhflow_in_one_pass_equals_one_dialogue_a_step(tmp_path, llama):
 
 
 def test_implicit_scores_equal_the_authors(tmp_path, qwen):
-    """ImplicitPRM eval/processbench.py: running sum of coef * (log pi - log pi_ref) from the first response token on."""
+    """ImplicitPRM eval/processbench.py: running sum of coef * (log pi - log pi_ref) from the first
+    response token on."""
     models = [
         make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))
     ]
@@ -645,7 +663,8 @@ def test_implicit_scores_equal_the_authors(tmp_path, qwen):
 
 
 def test_exact_zeros_are_scores(tmp_path, qwen):
-    """The Qwen card's function keeps the non-zero entries alone, which loses a step of probability 0 and shifts the rest."""
+    """The Qwen card's function keeps the non-zero entries alone, which loses a step of probability 0 and
+    shifts the rest."""
     from safetensors.torch import load_file, save_file
 
     make_checkpoint(tmp_path, "qwen2", qwen, MLP)
@@ -798,7 +817,8 @@ OUTCOME_MODELS = {  # format -> (head, class, system message)
 
 @pytest.mark.parametrize("name", OUTCOME_MODELS)
 def test_outcome_models_score_the_last_token_of_a_conversation(tmp_path, qwen, name):
-    """The model cards: apply_chat_template without a generation prompt, the logit at the last token; every step bears it."""
+    """The model cards: apply_chat_template without a generation prompt, the logit at the last token; every
+    step bears it."""
     head, kind, system = OUTCOME_MODELS[name]
     logits = make_checkpoint(tmp_path, "qwen2", qwen, head)
     set_class(tmp_path, kind)
@@ -864,7 +884,8 @@ def make_adapter(folder, base, tokenizer, updates, whole=None, **settings):
 
 
 def test_math_psa_as_it_is_released_an_adapter(tmp_path, qwen):
-    """OpenR's release is q and v of every layer by PEFT: W + alpha / r B A, with its patterns, a base model found beside it."""
+    """OpenR's release is q and v of every layer by PEFT: W + alpha / r B A, with its patterns, a base
+    model found beside it."""
     from safetensors.torch import load_file
 
     logits = make_checkpoint(tmp_path / "base", "qwen2", qwen, {})

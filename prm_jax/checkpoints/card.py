@@ -30,23 +30,24 @@ def step_tag(fmt, tokenizer) -> int | None:
 
 def model_card(name: str, run_name: str, architecture: str, run, summary: dict, tag: int | None) -> ModelCard:
     """The card of an export of `run`, a configuration; `tag`: the step tag's id."""
-    is_lm, data = run.objective in ("lm", "implicit"), OmegaConf.to_container(run.data, resolve=True)
+    is_lm = run.objective in ("lm", "implicit")
+    data = json.dumps(OmegaConf.to_container(run.data, resolve=True))
+    data = re.sub(r'"/[^"]*/', '"', data)  # names of files, not their folders on this machine
     init = str(run.get("policy") or run.get("init"))  # of RL, of training
     base = init if init.count("/") == 1 and not Path(init).exists() else None
     task = "text-generation" if is_lm else "token-classification"
     tags = ["process-reward-model", "prm_jax"]
     about = ModelCardData(library_name="transformers", pipeline_tag=task, tags=tags, base_model=base)
-    text = f"---\n{about.to_yaml()}\n---\n# {name}\n\nMade with prm_jax: {Path(run_name).name}, objective {run.objective}.\n"
-    text += f"Weights are laid out for the class {architecture}.\n"
+    text = f"---\n{about.to_yaml()}\n---\n# {name}\n\nMade with prm_jax from {Path(run_name).name}, "
+    text += f"objective {run.objective}, laid out for the class {architecture}.\n"
     if not is_lm:
-        text += f"A step's score: {MEANING[run.data.label_kind]} ({run.data.label_kind} labels). It is read at the\n"
-        text += f"step tag, token {tag} (vLLM's pooler takes it as step_tag_id), after each step.\n"
+        kind = run.data.label_kind
+        text += f"\nA step's score: {MEANING[kind]} ({kind} labels). It is read after each step, at the step "
+        text += f"tag, token {tag} (step_tag_id of vLLM's pooler).\n"
         text += f"\n```python\n{SCORE.format(name=name)}\n```\n"
     blocks = {
         "Format": OmegaConf.to_container(run.format, resolve=True),
-        "Data": json.loads(
-            re.sub(r'"/[^"]*/', '"', json.dumps(data))
-        ),  # names of files, not their folders here
+        "Data": json.loads(data),
         "Metrics": {key: x for key, x in summary.items() if type(x) in (int, float)},
         "Versions": summary.get("versions", versions()),
     }

@@ -1,5 +1,5 @@
-"""Finds the folder of a checkpoint by its name; reads its safetensors files (model.safetensors, or shards and their
-index), merging a PEFT adapter into its base model, and writes them.
+"""Finds the folder of a checkpoint by its name; reads its safetensors files (model.safetensors, or shards
+and their index), merging a PEFT adapter into its base model, and writes them.
 
 Dimension key: O out, I in, as PyTorch stores a projection; r rank.
 """
@@ -20,7 +20,7 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json, write_json
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
-# The default task's policy, from which runs are fine-tuned; a PRM (the default run) and an outcome model of its samples.
+# The default task's policy, from which runs are fine-tuned, a PRM (the default run) and an outcome model.
 SHIPPED = {
     "embedded": EMBEDDED,
     "embedded_prm": EMBEDDED.with_name("prm"),
@@ -33,7 +33,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def training_tokens(name: str) -> int | None:
-    """Policy tokens of the samples that a model was trained on, by its run's summary or its export's notes, if known."""
+    """Policy tokens of the samples that a model was trained on, by its run or its export, if known."""
     folder = SHIPPED.get(name) or Path(name)
     for file, key in (("summary.json", "counts"), ("config.json", "prm_jax")):
         if (folder / file).exists():
@@ -42,7 +42,7 @@ def training_tokens(name: str) -> int | None:
 
 
 def locate(name: str) -> Path:
-    """The folder of a checkpoint: a name of SHIPPED, a local folder, or a hub name `owner/model` (downloaded once)."""
+    """The folder of a checkpoint: a name of SHIPPED, a folder, or a hub name owner/model (downloaded once)."""
     if name in SHIPPED:
         return SHIPPED[name]
     folder = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
@@ -63,7 +63,7 @@ def locate(name: str) -> Path:
 
 
 def adapter_settings(folder: Path) -> dict | None:
-    """The adapter_config.json of a folder with an adapter and no model, else None; InputError if no plain LoRA."""
+    """The adapter_config.json of a folder with a LoRA adapter, None of one with a model."""
     path = folder / ADAPTER
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
@@ -73,14 +73,14 @@ def adapter_settings(folder: Path) -> dict | None:
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens"):
         expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null, plain LoRA")
     for key in settings.get("alpha_pattern") or {}:
-        # PEFT runs keys as regular expressions, which from a file might never end: only those that mean themselves.
+        # PEFT runs them as regular expressions, which from a file might never end.
         expected = "the end of a module's name, such as q_proj; other regular expressions are not run"
         expect(re.fullmatch(r"\^?(\w|-|\\?\.)+", key), f"{path}: alpha_pattern", key, expected)
     return settings
 
 
 def base_of(folder: Path) -> Path | None:
-    """The folder of an adapter's base model, relative to the adapter or the working folder; None for other folders."""
+    """The folder of an adapter's base model, relative to the adapter or to here; None for other folders."""
     if (settings := adapter_settings(folder)) is None:
         return None
     name = settings["base_model_name_or_path"]
@@ -112,9 +112,9 @@ class Updated:
 def open_weights(folder: Path) -> dict:
     """{tensor name: its slice} of a checkpoint, or of an adapter's base model with the updates added.
 
-    An update is alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023), transposed for an
-    embedding. Tensors that the adapter holds whole (a step head) replace the base's. InputError where an update fits no
-    tensor.
+    An update is alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023),
+    transposed for an embedding. Tensors that the adapter holds whole (a step head) replace the base's.
+    InputError where an update fits no tensor.
     """
     if (base := base_of(folder)) is None:
         return without_wrapper(open_tensors(folder))
@@ -145,7 +145,7 @@ def open_weights(folder: Path) -> dict:
 
 
 def lora_scale(settings: dict, module: str, r: int) -> float:
-    """The factor of a module's update: alpha, or that of the first pattern that ends its name, over r or its root."""
+    """The factor of a module's update: alpha, or that of the pattern that ends its name, over r or its root."""
     alpha = settings["lora_alpha"]
     for key, other in reversed((settings.get("alpha_pattern") or {}).items()):
         key = key.replace("\\.", ".")
@@ -155,17 +155,18 @@ def lora_scale(settings: dict, module: str, r: int) -> float:
 
 
 def without_wrapper(tensors: dict) -> dict:
-    """The tensors of the language model inside TRL's value-head class (PQM) or beside a vision tower (Gemma 3), without
-    `pretrained_model.` and `language_model.` in their names."""
+    """The tensors of the language model inside TRL's value-head class (PQM) or beside a vision tower
+    (Gemma 3), without `pretrained_model.` and `language_model.` in their names."""
     wrapper = re.compile(r"^pretrained_model\.|^language_model\.|(?<=^model\.)language_model\.")
     vision = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
     return {wrapper.sub("", name): x for name, x in tensors.items() if not vision.match(name)}
 
 
 def open_tensors(folder: Path) -> dict:
-    """{tensor name: its slice} of model.safetensors or of all shards of the index; reads only the headers. A slice
-    has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped, since mapped pages
-    count as memory. The library refuses truncated files and overlapping tensors; nothing is unpickled."""
+    """{tensor name: its slice} of model.safetensors or of all shards of the index; reads only the headers.
+    A slice has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped,
+    since mapped pages count as memory. The library refuses truncated files and overlapping tensors;
+    nothing is unpickled."""
     index, files = folder / INDEX, {"model.safetensors"}
     if index.exists():
         files = {*read_json(index, weight_map=dict)["weight_map"].values()}
@@ -188,8 +189,9 @@ def open_file(path: Path) -> dict:
 
 
 def write_tensors(folder: Path, tensors: dict[str, tuple]):
-    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`: {name: (array, index into its first
-    axes: (), a layer, or a layer and an expert; stored transposed)}. Needs the memory of one file (5 GB) beside them."""
+    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`: {name: (array, index into
+    its first axes: (), a layer, or a layer and an expert; stored transposed)}. Needs the memory of one
+    file (5 GB) beside them."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
     sizes = {name: 4 * math.prod(x.shape[len(index) :]) for name, (x, index, _) in tensors.items()}

@@ -1,6 +1,7 @@
 """Reads and writes Hugging Face checkpoints: a model's safetensors files, its config.json and its tokenizer.
 
-Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a projection as [out, in]; ours is [in, out].
+Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a projection as [out, in]; ours
+is [in, out].
 """
 
 import functools
@@ -33,7 +34,7 @@ from prm_jax.launch.files import write_json
 from prm_jax.launch.mesh import shardings
 from prm_jax.model import PRM, ModelConfig, cast_backbone, head_scale
 
-# Our parameter -> (tensor name without `model.`, stored transposed); {} stands for the layer, then the expert.
+# Our parameter -> (tensor name without `model.`, stored transposed); {} is the layer, then the expert.
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
 NORMS = {"norm_attn": "input_layernorm", "norm_ffn": "post_attention_layernorm"}
 NORMS |= {f"norm_{x}": f"self_attn.{x}_norm" for x in "qk"}
@@ -63,7 +64,7 @@ def layer_names(cfg: ModelConfig) -> dict:
 
 
 def places(name: str, cfg: ModelConfig) -> list[tuple]:
-    """The (layer,) or (layer, expert) indices that fill the {} of a tensor's name; [()] for a name without."""
+    """The (layer,) or (layer, expert) indices that fill the {} of a tensor's name; [()] without any."""
     return list(np.ndindex((cfg.layers, cfg.experts)[: name.count("{}")]))
 
 
@@ -75,8 +76,8 @@ def is_less_one(key: str, cfg: ModelConfig) -> bool:
 def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
 
-    Of several heads with this number of outputs it is the one that our export `named`, else the first of HEADS.
-    InputError on several heads, on a part of one, and on a head that no known system uses.
+    Of several heads with this number of outputs it is the one that our export `named`, else the first of
+    HEADS. InputError on several heads, on a part of one, and on a head that no known system uses.
     """
     layers = dict.fromkeys(fmt.layer for fmt in all_formats() if fmt.layer != "lm_head")
     present = [layer for layer in layers if f"{layer}.weight" in tensors]
@@ -109,14 +110,14 @@ def from_array(x: np.ndarray) -> Source:
 
 
 class Weights:
-    """A checkpoint folder's tensors as sources of a model's parameters; `used` collects the names of those read."""
+    """A folder's tensors as sources of a model's parameters; `used`: the names of those that are read."""
 
     def __init__(self, folder: Path, cfg: ModelConfig):
         self.folder, self.cfg, self.tensors, self.used = folder, cfg, open_weights(folder), set()
         self.prefix = "model." if any(name.startswith("model.") for name in self.tensors) else ""
 
     def source(self, key: str, pattern: str, transposed: bool, shape: tuple[int, ...]) -> Source:
-        """The tensors of a pattern, stacked on the first axes; InputError where one is missing or does not fit."""
+        """The tensors of a pattern, stacked on the first axes."""
         n_stacked, less_one, dtypes = pattern.count("{}"), is_less_one(key, self.cfg), []
         names = np.empty(shape[:n_stacked], object)
         for place in places(pattern, self.cfg):
@@ -164,7 +165,7 @@ class Weights:
         return self.source(key, name, transposed, shape)
 
     def check_all_used(self):
-        """InputError where a tensor has no place in the model; the LM head, or any head of an LM, may go unused."""
+        """InputError where a tensor has no place in the model, but for the LM head, or any head of an LM."""
         heads = {fmt.layer.split(".")[0] for fmt in all_formats()} if self.cfg.head == "none" else set()
         unused = sorted(self.tensors.keys() - self.used - {"lm_head.weight"})
         unused = [name for name in unused if name.split(".")[0] not in heads]
@@ -182,10 +183,10 @@ def load(
 ) -> PRM:
     """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part.
 
-    stored: the type of arrays in memory: float32, as in the file, or compute: as `model.cast_backbone` stores them.
-    new_head, seed: a step head that the folder lacks starts at random; without new_head that is an InputError.
-    verdicts: ids of a bad and of a good token. The binary head then consists of these two rows of the vocabulary
-        projection: their softmax is the score of a PRM that answers in tokens (Math-Shepherd, RLHFlow).
+    stored: the type of arrays: float32, as in the file, or compute, as `model.cast_backbone` stores them.
+    new_head, seed: a step head that the folder lacks starts at random; an InputError without new_head.
+    verdicts: ids of a bad and of a good token. The binary head then consists of these two rows of the
+        vocabulary projection, as in a PRM that answers in tokens (Math-Shepherd, RLHFlow).
     InputError where a tensor is missing, of another shape, or unknown.
     """
     weights, layer = Weights(folder, cfg), "lm_head"
@@ -239,9 +240,9 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
-    """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with `notes`
-    (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError where a file cannot
-    hold a field or a parameter of the model."""
+    """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with
+    `notes` (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError
+    where a file cannot hold a field or a parameter of the model."""
     config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
     save_weights(folder, model)
     tokenizer.save_pretrained(folder)
@@ -295,7 +296,7 @@ def load_tokenizer(folder: str | Path):
 
 
 def check_pieces(tokenizer, path: Path):
-    """InputError where transformers encodes otherwise than SentencePiece, whose file it has read: it does for Llama."""
+    """InputError where transformers encodes otherwise than SentencePiece, as it does for Llama."""
     from sentencepiece import SentencePieceProcessor
 
     expected = SentencePieceProcessor(model_file=str(path)).encode(PROBE)

@@ -1,7 +1,8 @@
 """Converts the config.json of a Hugging Face checkpoint to our ModelConfig, and back.
 
-transformers' AutoConfig reads it: what a family takes where a key is missing, both layouts of rotary settings, and the
-types are its own. It gets the parsed file, so it never asks the hub, and code beside a checkpoint is never run.
+transformers' AutoConfig reads it: what a family takes where a key is missing, both layouts of rotary
+settings, and the types are its own. It gets the parsed file, so it never asks the hub, and code beside a
+checkpoint is never run.
 """
 
 import copy
@@ -82,7 +83,7 @@ def read_config(folder: Path) -> dict:
 
 
 def model_config(config: dict, where: str = "config.json", **changes) -> ModelConfig:
-    """The ModelConfig of a Hugging Face config, with `changes`; InputError where model.py cannot compute it."""
+    """The ModelConfig of a Hugging Face config, with `changes`; InputError if model.py cannot compute it."""
     try:
         return ModelConfig(**shape_of(config, where) | changes)
     except AssertionError as error:
@@ -198,8 +199,8 @@ ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", 
 
 
 def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
-    """(ModelConfig of a Hugging Face config with the chosen fields, {field: (chosen, in config)} where the config says
-    otherwise). `uses` are further fields that the objective decides, such as lm_head."""
+    """(ModelConfig of a Hugging Face config with the chosen fields, {field: (chosen, in config)} where the
+    config says otherwise). `uses` are further fields that the objective decides, such as lm_head."""
     chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
     chosen["dtype"] = choose_dtype(chosen.get("dtype", "auto"))
     chosen["remat"] = choose_remat(chosen.get("remat", "none"))
@@ -211,7 +212,7 @@ def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tupl
 
 
 def find_changes(cfg: ModelConfig, other: ModelConfig) -> dict:
-    """{field: (value, the other's)} where two models differ, but for ELSEWHERE and the last digit of a number."""
+    """{field: (value, the other's)} where two models differ by more than ELSEWHERE and rounding."""
     changes = {}
     for field in dataclasses.fields(cfg):
         x, y = getattr(cfg, field.name), getattr(other, field.name)
@@ -222,7 +223,7 @@ def find_changes(cfg: ModelConfig, other: ModelConfig) -> dict:
 
 
 def export_config(cfg: ModelConfig, tokenizer) -> dict:
-    """`hf_config`; InputError names a field that it cannot carry: the export would be read as another model."""
+    """`hf_config`; InputError names a field that it cannot carry, and with which it would be read otherwise."""
     config = hf_config(cfg, tokenizer)
     for name, (value, read) in find_changes(cfg, model_config(config, "export")).items():
         where = f"a {cfg.family} config.json, which would be read as {read}"
@@ -235,8 +236,8 @@ CLASSES = {name: name.title().replace("_Text", "").replace("_", "") for name in 
 
 
 def architecture(cfg: ModelConfig) -> str:
-    """Name of the class that reads an export. Qwen's own, code beside its checkpoints, have a hidden layer in the head.
-    For other families no class has one; transformers' classes would initialise it at random, silently."""
+    """Name of the class that reads an export. Of heads with a hidden layer only Qwen has a class, code
+    beside its checkpoints; transformers' own classes would start such a head at random, silently."""
     kind, head = "ForCausalLM", HEADS.get(cfg.head)
     if head is not None and not head.hidden:
         kind = "ForTokenClassification"

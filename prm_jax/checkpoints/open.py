@@ -57,8 +57,8 @@ class Loaded:
 def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str, reference=None) -> Loaded:
     """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name.
 
-    Runs and our exports bring their format. Other checkpoints are read with `fmt`, with `auto` by their step head, and
-    with None as a language model. `reference` names the second model of an implicit PRM.
+    Runs and our exports bring their format. Other checkpoints are read with `fmt`, with `auto` by their
+    step head, and with None as a language model. `reference` names the second model of an implicit PRM.
     """
     path, is_implicit = str(path), fmt is not None and fmt.head == "implicit"
     expect(
@@ -130,7 +130,7 @@ def load_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded
 
 
 def load_verifier(folder: Path, config, tensors, fmt: Format, kind: str, layer: str, ids, dtype: str) -> PRM:
-    """The model of a Hugging Face folder, with the step head that its format reads; `ids`: of its verdicts."""
+    """The model of a Hugging Face folder with the step head that its format reads; `ids`: its verdicts'."""
     head = {"tokens": "binary", "vocabulary": "none", "ensemble": "none"}.get(fmt.head, kind)
     where, keeps_lm = str(folder / "config.json"), fmt.head == "vocabulary"
     cfg = hf_config.model_config(config, where, head=head, lm_head=keeps_lm, dtype=dtype)
@@ -156,8 +156,8 @@ def note_ignored(stored: Format, requested: Format | None, path: str):
 
 
 def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str) -> Format:
-    """`fmt`, or for auto the one format whose checkpoints have this head; InputError where the head does not fit.
-    `classes` are the architectures of config.json, which distinguish an outcome model from a PRM."""
+    """`fmt`, or for auto the one format whose checkpoints have this head; InputError where the head does
+    not fit. `classes` are the architectures of config.json, which distinguish an outcome model from a PRM."""
     is_outcome = kind != "none" and any(str(name).endswith(OUTCOME) for name in classes)
     heads = (None, kind) if kind != "none" else ("tokens", "vocabulary", "implicit")
     suitable = (is_outcome,) if classes else (True, False)  # values of Format.outcome

@@ -33,8 +33,8 @@ MODEL = "model_config.json"
 
 
 class Checkpoints:
-    """`checkpoints/latest/STEP` holds model, optimiser and notes, `best/STEP` model and notes. Each keeps two steps, in
-    case the newest is damaged. Saves are asynchronous."""
+    """`checkpoints/latest/STEP` holds model, optimiser and notes, `best/STEP` model and notes. Each keeps
+    two steps, in case the newest is damaged. Saves are asynchronous."""
 
     def __init__(self, run: Path):
         self.latest, self.best = (
@@ -52,8 +52,9 @@ class Checkpoints:
             self.latest.save(step, args=args.Composite(**state, notes=args.JsonSave(notes)))
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
-        """(step, notes) of the newest state that can be read, which fills `model` and `opt` in place with their
-        shardings. Later steps are deleted, since the run makes them again. None where no checkpoint was saved yet."""
+        """(step, notes) of the newest state that can be read, which fills `model` and `opt` in place with
+        their shardings. Later steps are deleted, since the run makes them again. None where no checkpoint
+        was saved yet."""
         for saved in (self.best, self.latest):
             saved.wait_until_finished()  # a save under way has no name yet
         restored = restore_newest(self.latest, model=model, opt=opt)
@@ -72,7 +73,7 @@ class Checkpoints:
 
 
 def skip_coroutines(unraisable):
-    """sys.unraisablehook without TensorStore's reports on reads and writes that an error, raised besides, has left."""
+    """sys.unraisablehook without TensorStore's reports on what an error, raised besides, has left."""
     if not inspect.iscoroutine(unraisable.object):
         sys.__unraisablehook__(unraisable)
 
@@ -89,16 +90,17 @@ def write_errors(saved: ocp.CheckpointManager) -> Iterator[None]:
 
 
 def manager(folder: Path, **options) -> ocp.CheckpointManager:
-    """A manager that keeps two steps. Its barriers carry the folder's name, since `latest` and `best` may save the same
-    step."""
+    """A manager that keeps two steps."""
+    # Its barriers carry the folder's name, since `latest` and `best` may save the same step.
     barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
     options = {"max_to_keep": 2, "multiprocessing_options": barriers} | options
     return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(**options))
 
 
 def restore_newest(saved: ocp.CheckpointManager, **modules) -> tuple[int, dict] | None:
-    """(step, notes) of the newest step that can be read, which fills the modules (abstract or not) in place, sharded
-    over the mesh in use; None where there is none. A line names each that cannot; InputError if no step can."""
+    """(step, notes) of the newest step that can be read, which fills the modules (abstract or not) in
+    place, sharded over the mesh in use; None where there is none. A line names each that cannot;
+    InputError if no step can."""
     states = {name: nnx.state(module) for name, module in modules.items()}
     target = {name: args.StandardRestore(abstract_arrays(x, shardings(x))) for name, x in states.items()}
     steps = sorted(saved.all_steps(), reverse=True)
@@ -137,8 +139,8 @@ def load_description(folder: Path) -> ModelConfig:
 
 
 def restore_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
-    """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, sharded over the mesh in
-    use. Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype."""
+    """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, sharded over the
+    mesh in use. Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype."""
     expect(which in ("best", "latest"), "which", which, "best or latest")
     run, saved = run_config(folder), folder.resolve() / "checkpoints" / which
     cfg = dataclasses.replace(load_description(folder / "model"), dtype=dtype, remat="none")

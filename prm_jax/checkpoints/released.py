@@ -15,8 +15,8 @@ from prm_jax.model import PRM
 
 
 class ReleasedHead(nnx.Module):
-    """A PRM whose step logits a subclass computes from the hidden states x_BTD, with the ids of its verdicts' tokens;
-    HeadScorer takes it as `head`."""
+    """A PRM whose step logits a subclass computes from the hidden states x_BTD, with the ids of its
+    verdicts' tokens; HeadScorer takes it as `head`."""
 
     head = "scalar"
 
@@ -28,7 +28,7 @@ class ReleasedHead(nnx.Module):
 
 
 class TokenShareHead(ReleasedHead):
-    """P(good) is the softmax probability of the good verdict's token over the whole vocabulary (Granite's PRMs)."""
+    """P(good) is the probability of the good verdict's token among the whole vocabulary (Granite's PRMs)."""
 
     def step_logits(self, x_BTD):
         logit_BTV, (good,) = self.model.vocab_logits(x_BTD), self.ids

@@ -1,11 +1,11 @@
 """Opens a verifier by its name.
 
-FOLDER, owner/model, embedded_prm      a run of ours, a Hugging Face folder, a hub name, a shipped model
-math_shepherd:FOLDER, judge:http://... one of these or a server, read with its own format
-checker, values, checker-0.05-3        the embedded task's exact checker and values, with faults: missed, d'
-policy, policy:FOLDER                  the likelihood under the embedded task's policy, or under a language model
-random                                 noise
-mean:[A,B,C]                           an entry of ENSEMBLES, of members with names like these
+FOLDER, owner/model, embedded_prm       a run of ours, a Hugging Face folder, a hub name, a shipped model
+math_shepherd:FOLDER, judge:http://...  one of these or a server, read with its own format
+checker, values, checker-0.05-3         the embedded task's exact checker and values, with faults: missed, d'
+policy, policy:FOLDER                   the likelihood under the embedded task's policy, or a language model
+random                                  noise
+mean:[A,B,C]                            an entry of ENSEMBLES, of members with names like these
 """
 
 import dataclasses
@@ -100,8 +100,7 @@ def open_verifier(name: str, options: OpenOptions):
 
 
 def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
-    """The log-odds of each step's own probability under the policy of the embedded task, or under policy:NAME: what a
-    language model knows of its steps before anybody has labelled one."""
+    """The log-odds of each step's own probability under a language model: what it knows before any label."""
     path = name.partition(":")[2] or (options.data or {}).get("policy")
     expect(path, "checkpoint", name, "policy:NAME, where the data have no policy of their own")
     loaded = open_checkpoint(path, options.which, None, options.dtype)
@@ -113,7 +112,7 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
 
 
 def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions):
-    """The exact checker or the exact values of the embedded task, with `faults` (missed, d') if there are two."""
+    """The exact checker or values of the embedded task, with `faults` (missed, d') if there are two."""
     if kind == "checker":
         task = tasks.read_task(options.files, options.task)
         judge = task.are_right if faults else task.step_labels

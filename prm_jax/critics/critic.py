@@ -1,9 +1,10 @@
-"""A Scorer that writes before it judges: a critique of each step, then P(good) from the logits of its two verdicts.
+"""A Scorer that writes before it judges: a critique of each step, then P(good) by its two verdicts' logits.
 
-A step's score depends only on the step and those before it. n votes are n critiques, rows of one batch. Vote j of a
-prompt is a function of seed, j and the prompt, so n votes are n single runs (`first_vote`), whatever is scored beside
-them. A critique without a verdict within its tokens is counted and printed. The format's text `force` then asks for
-the verdict; a format without it leaves the critique out, and gives a step without any vote P(good) = `unscored`.
+A step's score depends only on the step and those before it. n votes are n critiques, rows of one batch.
+Vote j of a prompt is a function of seed, j and the prompt, so n votes are n single runs (`first_vote`),
+whatever is scored beside them. A critique without a verdict within its tokens is counted and printed. The
+format's text `force` then asks for the verdict; a format without it leaves the critique out, and gives a
+step without any vote P(good) = `unscored`.
 
 Dimension key: N votes, n critiques.
 """
@@ -143,7 +144,7 @@ class Critic:
         return Draft(prompt_text(self.format, self.writer.tokenizer, problem, steps, critiques), len(steps))
 
     def write(self, drafts: Sequence[Draft], votes: Sequence[int]):
-        """Writes the critiques. One is drawn with 31 bits of its vote and prompt, and depends on nothing else."""
+        """Writes the critiques; each is drawn with 31 bits of its vote and prompt alone."""
         keys = [json.dumps([vote, d.prompt]).encode() for d, vote in zip(drafts, votes, strict=True)]
         numbers = [int.from_bytes(hashlib.sha256(key).digest()[:4], "big") >> 1 for key in keys]
         written = self.writer.write([d.prompt for d in drafts], numbers, jax.random.key(self.seed))
@@ -151,7 +152,7 @@ class Critic:
             draft.written, draft.text = new, new.text
 
     def has_ended(self, draft: Draft) -> bool:
-        """Whether a critique reached a text of `cut` or, in a format without these, its end; then it is asked."""
+        """Whether a critique may be asked: it reached a text of `cut` or, in a format without, its end."""
         if draft.written is None or not self.format.critic.cut:
             return draft.written is None or draft.written.finish_reason == "eos"
         return cut_at(self.format, draft.text, draft.step) is not None
@@ -169,7 +170,7 @@ class Critic:
 
 
 def combine(logit_n: np.ndarray, rule: str) -> float:
-    """Log-odds of the mean P(good), or of the share of votes with P(good) >= .5, half a vote of each kind added."""
+    """Log-odds of the mean P(good), or of the share of good votes, half a vote of each kind added."""
     if rule == "majority":
         good = int((logit_n >= 0).sum())
         return float(np.log(good + 0.5) - np.log(len(logit_n) - good + 0.5))

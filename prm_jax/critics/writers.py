@@ -1,4 +1,4 @@
-"""Language models that write critiques and give the log-odds of verdicts: one of ours, or one behind a server."""
+"""Language models that write critiques and give the log-odds of verdicts: ours, or behind a server."""
 
 import concurrent.futures
 import dataclasses
@@ -20,7 +20,7 @@ from prm_jax.scoring import HeadScorer
 
 
 class Writer:
-    """A policy that writes critiques. Its whole prompt goes to it as the problem of a solution without steps."""
+    """A policy that writes critiques. A whole prompt goes to it as the problem of a solution without steps."""
 
     def __init__(self, fmt: Format):
         c = fmt.critic
@@ -86,8 +86,8 @@ class LocalWriter(Writer):
 
 
 class RemoteWriter(Writer):
-    """A model behind a server of the completions protocol, which scores prompt, critique and either verdict as one text
-    (`echo`), so that the verdict's log-probability is exact."""
+    """A model behind a server of the completions protocol, which scores prompt, critique and either
+    verdict as one text (`echo`), so that the verdict's log-probability is exact."""
 
     computed = 0  # a server does not say what it reads
 

@@ -1,8 +1,8 @@
 """Prompts of models that write before they judge a step, and the place of the verdict in what they wrote.
 
-Their formats have a section `critic` (conf/format: genprm, thinkprm, r_prm, judge, lab_critic). The verdict is one
-token, `good` or `bad`. It follows the text `verdict` if the critic writes it, else a text that is appended to the
-critique: `ask`, or `force` if the critic reached no verdict.
+Their formats have a section `critic` (conf/format: genprm, thinkprm, r_prm, judge, lab_critic). The
+verdict is one token, `good` or `bad`. It follows the text `verdict` if the critic writes it, else a text
+that is appended to the critique: `ask`, or `force` if the critic reached no verdict.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ PLACE = re.compile(r"\{(problem|steps|before|step|n|next)\}")
 
 @dataclasses.dataclass(frozen=True)
 class CriticFormat:
-    """A critic's templates, and how its verdict is read. {step} is the step to judge, {before} those before it, {steps}
-    all up to it, {n} its number from 1, {next} n + 1."""
+    """A critic's templates, and how its verdict is read. {step} is the step to judge, {before} those
+    before it, {steps} all up to it, {n} its number from 1, {next} n + 1."""
 
     prompt: str  # the user's message; without the format's `chat` the whole text
     next: str | None = (
@@ -76,7 +76,8 @@ def fill(template: str, **values) -> str:
 
 
 def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> list[dict]:
-    """The turns up to the question about the last step; a conversation holds the `critiques` of the steps before it."""
+    """The turns up to the question about the last step; a conversation holds the `critiques` of the steps
+    before it."""
     c, n = fmt.critic, len(steps)
     if c.drop:
         drop = re.escape(c.drop).replace(r"\{n\}", r"\d+")
