@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 
 from prm_jax.evals.setup import EvaluateConfig, Setup, check_data, check_inputs
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import checkpoints, trained
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import CONF, parse, store_defaults
 from prm_jax.launch.hosts import writable_folder
@@ -49,7 +48,11 @@ def evaluate(cfg) -> float | None:
     common = parse(OmegaConf.masked_copy(cfg, COMMON), EvaluateConfig)
     task = Chosen(parse(cfg, Chosen.Config, elsewhere=(*COMMON, *ELSEWHERE)))
     common = dataclasses.replace(common, dtype=choose_dtype(common.dtype))
-    names = checkpoints(common, task.needs_checkpoint)
+    names = []
+    if task.needs_checkpoint or common.checkpoint is not None:
+        from prm_jax.evals import verifiers  # models, critics and servers, which other tasks do without
+
+        names = verifiers.checkpoints(common)
     if not resumes:
         cfg.checkpoint = names or None  # a resumed evaluation must not find another newest run
     mesh = make_mesh(common.mesh, common.batch.rows)
@@ -59,9 +62,8 @@ def evaluate(cfg) -> float | None:
         results = task.run(Setup(common, names, cfg.data, folder, files))
         results |= {"task": cfg.task, "seed": common.seed} | run_folder.made_by(folder)
     if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # each run or scorer has its own
-        results["trained"] = trained(names[0])
-    metric = task.metric(results)
-    results["metric"] = metric
+        results["trained"] = verifiers.trained(names[0])
+    results["metric"] = task.metric(results)
     run_folder.write_json(folder / "results.json", results)
     with (folder / "report.txt").open("w") as report, contextlib.redirect_stdout(report):
         task.show(results)
@@ -71,7 +73,7 @@ def evaluate(cfg) -> float | None:
     paths = task.figures(results, folder / "figures") if jax.process_index() == 0 else []
     if paths:
         print(f"figures     {folder / 'figures'}: {', '.join(path.name for path in paths)}")
-    return metric
+    return results["metric"]
 
 
 if __name__ == "__main__":

@@ -66,11 +66,5 @@ def test_every_report_says_them(monkeypatch, tmp_path):
         -1 < results["length_correlation"]["random"]["r"] < 0
     )  # random scores: a product falls with every step
     report = (tmp_path / "out/report.txt").read_text()
-    assert "bias checks" not in out and out.splitlines()[-1].startswith(
-        "blind       It chooses a wrong answer to "
-    )
-    assert [line.split()[0] for line in out.splitlines()[-3:]] == ["solved", "against", "blind"]
-    assert (
-        report.count("bias checks ") == 4
-        and "given problem and correctness (ECE of steps): random -0." in report
-    )
+    assert "bias checks" not in out
+    assert report.count("bias checks ") == 2 and report.count("rank correlation of score and length") == 2

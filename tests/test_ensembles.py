@@ -10,7 +10,7 @@ from conftest import LAST_DECIDES, call, printed
 
 import evaluate
 from prm_jax import InputError, load
-from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.pools import Candidate, Problem, write_pool
 from prm_jax.scorers import EnsembleScorer
 
@@ -58,20 +58,6 @@ def test_members_that_mean_different_things_are_one_line(key, value):
         InputError, match=f"^checkpoint: mean: got the {key} .* of a, {value} of b, expected one for all"
     ):
         EnsembleScorer("x", "mean", [member("a"), member("b", **{key: value})])
-
-
-def test_names():
-    assert members_of("mean:[runs/a, checker-0-2,policy:x]") == ["runs/a", "checker-0-2", "policy:x"]
-    assert members_of("runs/a") == ["runs/a"] and not needs_folder("min:[a,b]") and needs_folder("mean:a")
-    for name in ("mean:[a]", "vote:[]", "min:[a,,b]"):
-        with pytest.raises(
-            InputError, match="^checkpoint: got '.*', expected at least two verifiers, .*\\[A,B\\]$"
-        ):
-            open_verifier(name, OpenOptions())
-    with pytest.raises(
-        InputError, match="^checkpoint: mean: got the objective orm of embedded_orm, prm of embedded_prm"
-    ):
-        load("mean:[embedded_orm,embedded_prm]")
 
 
 def test_an_ensemble_of_one_twice_is_that_one():

@@ -17,7 +17,7 @@ from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import data_config, load_splits
-from prm_jax.evals import processbench, steps
+from prm_jax.evals import exact, processbench, steps
 from prm_jax.evals.verifiers import new_name
 from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
@@ -25,7 +25,6 @@ from prm_jax.launch.config import CONF, parse
 from prm_jax.rl.problems import file_problems
 from prm_jax.solutions import Solution
 from prm_jax.tasks import chain
-from prm_jax.tasks.chain import CHAIN
 from prm_jax.tasks.checkers import open_grader
 
 PROBLEM = "4 +5 max3 mod7?"
@@ -64,18 +63,17 @@ def test_steps_after_the_first_error_are_reported_where_labels_go_on(monkeypatch
             evaluate.main, monkeypatch, *call, "checkpoint=checker", f"hydra.run.dir={labels}", cwd=tmp_path
         )
         results = json.loads((tmp_path / labels / "results.json").read_text())
-        report = (tmp_path / labels / "report.txt").read_text()
         assert (
             ("later steps" in out)
             == ("later_auroc" in results)
-            == ("later steps after" in report)
+            == ("later_auroc" in results["runs"][0])
             == is_there
         )
         assert ("bad_steps_in_right_answers" in results) != is_there
         if is_there:
             assert (results["propagation_seen"], results["cessation_seen"]) == (1, 0)
             assert results["later_auroc"] == 0.5 and results["step_auroc"] == 1
-            assert results["runs"][0]["later"]["counts"]["cessation"] > 20
+            assert results["runs"][0]["later"]["cessation"] > 20
 
 
 def test_scores_are_measured_against_both_exact_meanings():
@@ -83,55 +81,10 @@ def test_scores_are_measured_against_both_exact_meanings():
     cfg = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
     texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3")  # 4 + 5 = 2 modulo 7; max hides the error
     test = [Solution(PROBLEM, steps, id=str(i)) for i, steps in enumerate(texts)]
-    found = steps.against_exact(CHAIN, cfg, test, [np.array([1.0, 1.0]), np.array([0.0, 0.0])], 0)
-    first, other = CHAIN.values(cfg, PROBLEM, texts[0])[0], CHAIN.values(cfg, PROBLEM, texts[1])[0]
-    done, left = found["value_depth"]["done"], found["value_depth"]["left"]
-    assert done["1"]["bias"] == pytest.approx((1 - first - other) / 2) and done["1"]["n"] == 2
-    assert (
-        done["1"]["error"] == pytest.approx((1 - first + other) / 2)
-        and left["1"]["bias"] == done["1"]["bias"]
-    )
-    assert (done["2"]["bias"], done["2"]["error"], done["2"]["value"], done["2"]["constant"]) == (
-        -0.5,
-        0.5,
-        1,
-        0,
-    )
+    data_cfg = SimpleNamespace(name="chain", task=cfg)
+    found = exact.exact_numbers(data_cfg, test, [np.array([1.0, 1.0]), np.array([0.0, 0.0])], 0.5, 0)
     assert found["auroc_correctness"] == 1 and found["auroc_value_ceiling"] >= found["auroc_value"]
-    assert np.isnan(done["1"]["bias_interval"]).all()  # of one problem
-
-
-def test_settings_of_a_run_leave_out_what_changes_no_result(tmp_path):
-    (tmp_path / ".hydra").mkdir()
-    OmegaConf.save(
-        {"seed": 3, "mesh": {"data": 2}, "optimizer": {"lr": 1e-3}}, tmp_path / ".hydra/config.yaml"
-    )
-    assert run_folder.settings(tmp_path) == {"optimizer.lr": 1e-3}
-
-
-@pytest.mark.parametrize("text", ["", "a: [", "- 1\n"])
-def test_a_broken_configuration_is_named(text, tmp_path):
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra/config.yaml").write_text(text)
-    with pytest.raises(InputError, match=r"\.hydra/config\.yaml: "):
-        run_folder.run_config(tmp_path)
-
-
-def test_a_kill_at_the_start_leaves_a_free_folder(tmp_path, monkeypatch):
-    """The record appears whole or not at all, and an empty one of an earlier version does not block."""
-    (tmp_path / ".hydra").mkdir()
-    task = OmegaConf.create({"overrides": {"task": ["a=1"]}})
-    monkeypatch.setattr(run_folder.HydraConfig, "get", lambda: task)
-    monkeypatch.setattr(run_folder.os, "rename", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        run_folder.create_run_folder(tmp_path, OmegaConf.create({"a": 1}))
-    assert not any((tmp_path / ".hydra").iterdir())
-    monkeypatch.undo()
-    monkeypatch.setattr(run_folder.HydraConfig, "get", lambda: task)
-    run_folder.create_run_folder(tmp_path, OmegaConf.create({"a": 1}))
-    assert run_folder.run_config(tmp_path).a == 1
-    with pytest.raises(InputError, match="already holds a run"):
-        run_folder.create_run_folder(tmp_path, OmegaConf.create({"a": 2}))
+    assert found["errors"]["kinds"]["+"]["n"] == 1 and found["errors"]["kinds"]["+"]["missed"] == 0
 
 
 def test_file_names_of_ids_do_not_collide():
@@ -172,7 +125,7 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     args = ("task=best_of_n", "input=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
     monkeypatch.chdir(tmp_path)
-    why = "error: pool.jsonl: task: found 'none', expected one of chain in all rows, or checker=NAME (evaluate.py"
+    why = "error: pool.jsonl: task: found 'none', expected one of chain, countdown in all rows, or checker=NAME (evaluate.py"
     assert call(evaluate.main, monkeypatch, "evaluate.py", *args).startswith(
         why
     )  # whose checker is not guessed
@@ -196,20 +149,16 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
         ({"verifier": "checker"}, 1),
         ({"verifier": "random"}, 1),
     ]
-    exact, noise = results["runs"]
-    assert exact["auroc_correctness"] == 1 and exact["auroc_value"] > noise["auroc_value"] + 0.1
-    low, high = exact["intervals"]["auroc_value"]
-    assert low < exact["auroc_value"] < high < exact["auroc_value_ceiling"] < 1
-    assert exact["value_depth"]["done"]["1"]["bias"] > 0.1  # what is right so far may still fail
+    checker, noise = results["runs"]
+    assert checker["auroc_correctness"] == 1 and checker["auroc_value"] > noise["auroc_value"] + 0.1
+    low, high = checker["intervals"]["auroc_value"]
+    assert low < checker["auroc_value"] < high < checker["auroc_value_ceiling"] < 1
     report = (tmp_path / "out/report.txt").read_text()
-    assert (
-        "exact       AUROC against correctness" in report and "exact" not in out and "value_depth.png" in out
-    )
+    assert "AUROC against exact labels" in report and "exact" not in out
     assert [path.name for path in steps.Steps().figures(results, tmp_path)] == [
         "steps_0.png",
         "steps_1.png",
         "errors.png",
-        "value_depth.png",
     ]
 
 
@@ -296,7 +245,7 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
     assert train == written and {s.task for s in written} == {"chain"}
     problems = [(q.problem, q.answer) for q in read_questions(tmp_path / "a/problems.jsonl")]
     assert (
-        problems == [(p, CHAIN.gold_answer(p)) for p in dict.fromkeys(s.problem for s in train)]
+        problems == [(p, chain.gold_answer(p)) for p in dict.fromkeys(s.problem for s in train)]
         and len(problems) == 3
     )
     printed(
@@ -312,20 +261,6 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
         s.id for s in train
     ]
     assert any(0 < y < 1 for row in values for y in row["labels"])
-
-
-def test_labels_of_another_kind_than_the_verifier_learned_are_said(capsys):
-    run = {"verifier": "v", "objective": "prm", "label_kind": "correctness", "data": {"label_kind": "value"}}
-    numbers = dict.fromkeys(steps.METRICS, 0.5) | {"n_solutions": 3, "n_steps": 9, "mean_of": 1}
-    steps.Steps().show(numbers | {"runs": [run]})
-    out = capsys.readouterr().out
-    assert "the verifier learned correctness labels and is measured on value labels" in out
-    assert "9 labelled steps (value labels)" in out
-    steps.Steps().show(numbers | {"runs": [run | {"label_kind": "value"}]})
-    steps.Steps().show(
-        numbers | {"step_auroc": 0.0, "runs": [run | {"label_kind": "value"}]}
-    )  # no policy to compare with
-    assert "learned" not in capsys.readouterr().out
 
 
 def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_path):
@@ -382,7 +317,7 @@ def test_misses_at_equal_refusals_leave_out_what_a_verifier_gains_by_refusing_mu
     texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3"), ("4+5=1", "1max3=3")
     test = [Solution(PROBLEM, text, id=str(i)) for i, text in enumerate(texts)]
     p = [np.array(x) for x in ([0.2, 0.2], [0.1, 0.1], [0.3, 0.1])]
-    kinds = steps.errors_by_kind(CHAIN, test, p, 0.5, 0)["kinds"]
+    kinds = steps.errors_by_kind(chain, test, p, 0.5, 0)["kinds"]
     assert kinds["+"]["n"] == 2 and (kinds["+"]["missed"], kinds["+"]["missed_at_equal_refusals"]) == (0, 0.5)
 
 

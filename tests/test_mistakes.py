@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT, call, printed, real_data
+from conftest import printed, real_data
 from test_benchmarks import write
 
 import evaluate
@@ -15,7 +15,6 @@ from prm_jax import InputError
 from prm_jax.data.sources import load
 from prm_jax.evals import mistakes, prmbench
 from prm_jax.evals.published import SOCRATIC_GROUPS
-from prm_jax.metrics import mcc
 
 
 def bbm(error=None, steps=("a", "b", "c"), answer="7"):
@@ -113,9 +112,7 @@ def delta(errors=(2,), unuseful=(), judged=4, **more):
 
 def test_deltabench_rows(tmp_path):
     bare = {key: x for key, x in delta((4, 9), final_correct=1).items() if key != "sections_labeled_info"}
-    rows, counts = load(
-        write(tmp_path / "d.jsonl", delta((2,), (3,)), bare), f"{ROOT}/examples/deltabench.py:deltabench"
-    )
+    rows, counts = load(write(tmp_path / "d.jsonl", delta((2,), (3,)), bare), "deltabench")
     assert [s.labels for s in rows] == [(1, 0, 0, 1, None), (1, 1, 1, 0, 1)]
     assert rows[0].steps == tuple("abcde") and [s.outcome for s in rows] == [0, 1] and rows[0].problem == "q"
     assert counts["error_sections_out_of_range"] == 1 and rows[1].id == "d.jsonl:2"
@@ -125,7 +122,7 @@ def test_deltabench_rows(tmp_path):
         (delta(final_correct=2), "final_correct: found 2, expected 0, 1 or null"),
     ):
         with pytest.raises(InputError, match=f"line 1: {message}"):
-            load(write(tmp_path / "bad.jsonl", bad), f"{ROOT}/examples/deltabench.py:deltabench")
+            load(write(tmp_path / "bad.jsonl", bad), "deltabench")
 
 
 def agent(labels, final=1):
@@ -163,15 +160,6 @@ def test_toolprmbench_rows_are_pairs(tmp_path):
     assert right.problem == wrong.problem == '[{"name": "f"}]\nuser: go'
     assert (right.steps, right.labels, right.id) == (("f(1)",), (1.0,), "t.jsonl:1/chosen")
     assert (wrong.steps, wrong.labels, wrong.id) == (('{"name": "g"}',), (0.0,), "t.jsonl:1/rejected")
-
-
-def test_mcc_by_hand():
-    y, says = np.array([1, 1, 1, 0, 0, 0], bool), np.array([1, 1, 0, 1, 0, 0], bool)
-    assert (
-        mcc(y, says) == pytest.approx((2 * 2 - 1 * 1) / 9)
-        and mcc(y, y) == pytest.approx(1)
-        and mcc(y, ~y | y) == 0
-    )
 
 
 def command(monkeypatch, tmp_path, kind, rows, scores, ids=None):
@@ -250,16 +238,6 @@ def test_agent_and_tool_metrics(monkeypatch, tmp_path):
     scores = [[0.9], [0.1], [0.4], [0.4], [0.2], [0.3]]
     results, out = command(monkeypatch, tmp_path / "t", "toolprmbench", [turn] * 3, scores, ids)
     assert results["all"]["numbers"] == {"pair_accuracy": 0.5} and "pair_accuracy" in out
-
-
-def test_a_set_must_be_named(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "s.jsonl")
-    error = call(evaluate.main, monkeypatch, "evaluate.py", "task=mistakes", "scores_file=s.jsonl")
-    assert (
-        "data: got 'of_run', expected data=NAME, a set of labelled mistakes: big_bench_mistake, mr_gsm8k"
-        in error
-    )
 
 
 def test_socratic_prmbench_has_groups_of_its_own(monkeypatch, tmp_path):

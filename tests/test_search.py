@@ -546,16 +546,12 @@ def test_the_policy_alone_is_measured_as_any_pool(capsys):
     inputs = evals_search.SearchInputs(questions, Solver(), SimpleNamespace(checker=None), samples)
     right_P, baseline = evals_search.policy_baseline(inputs, 0)
     assert right_P.tolist() == [0.25, 0.5] and baseline["pass_at_1"] == pytest.approx(0.375)
-    assert baseline["policy_source"] == "votes"  # which stand in for log p where the final choice asks for it
     row = {"method": "beam", "budget": 60, "policy_tokens": 60, "policy": {"share": 0.5}}
     about = {"verifier": "v", "label_kind": "value", "aggregator": "last", "policy": "p", "problems": 2}
-    evals_search.show(
+    evals_search.Search().show(
         {"choice": "policy", "samples": 4, "verifiers": [about | baseline | {"searches": [row]}]}
     )
-    assert (
-        "note        the policy gives no log p of its texts: the shares of equal answers"
-        in capsys.readouterr().out
-    )
+    assert "pass@1 0.375" in capsys.readouterr().out
     samples[:] = [of("a", (True, False)), of("b", (True, True))]
     assert evals_search.policy_baseline(inputs, 0)[1]["pass_at_n"] == 0.5
 
@@ -618,7 +614,7 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
         r"^  beam, spent [.\d]+ to [.\d]+ of it +([.\d]+) +([.\d]+)$", out, re.MULTILINE
     )  # a row a method; the costs stand in the report
     assert shown[0] == tuple(f"{s['best']['share']:.3f}" for s in first if s["method"] == "beam")
-    assert "best of n less" not in out and "best of n less" in (folder / "report.txt").read_text()
+    assert "minus best of n" not in out and "minus best of n" in (folder / "report.txt").read_text()
     assert (folder / "figures" / "search.png").exists()
     kept, tables = (folder / "searches" / "0_beam_120.json").stat().st_mtime_ns, results["verifiers"]
     (folder / "searches" / "1_beam_120.json").unlink()  # as if it had been stopped there

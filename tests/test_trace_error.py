@@ -1,7 +1,5 @@
 """Trace error, selective prediction and agreement (evals/trace_error.py) on a pool that is small enough to do by hand."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -45,10 +43,6 @@ def test_errors_of_the_chosen_by_hand():
             (0.5, 1.0)
         ),  # of the answer 1 its best candidate, c; 4 by .9 against .6
     }
-    assert [(d["b"], d["difference"]) for d in chosen["differences"]] == [
-        ("mean", pytest.approx(1 / 6)),
-        ("majority", pytest.approx(0)),
-    ]
     table = results["scorers"]["prm"]["prod"]
     best = chosen["rules"]["prm.best_of_n"]
     assert 1 - table["best_of_n"]["4"] == pytest.approx(best["final_error"], abs=1e-6)
@@ -79,22 +73,3 @@ def test_abstaining_keeps_the_problems_with_the_highest_scores():
         "prm.weighted_vote": pytest.approx((0.5, 0.0), abs=1e-6),
     }
     assert trace_error.selective([1.0] * 4, [1, 0, 0, 1])[half] == 0.5  # equal scores: any two
-
-
-def test_agreement_counts_steps_up_to_the_first_wrong_one():
-    table = measured()["chosen"]["agreement"]
-    assert table == {
-        "labels": 7 / 8,
-        "prm": {"correctness": 6 / 8, "outcome": 7 / 8},
-    }  # i, cut, has no outcome
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_pool_whose_candidates_were_all_cut_has_no_agreement():
-    cut = [
-        dataclasses.replace(p, candidates=tuple(dataclasses.replace(c, finished=False) for c in p.candidates))
-        for p in POOL
-    ]
-    assert np.isnan(
-        trace_error.agreement(pool_arrays(cut, step_labels=LABELS), ["prm"], "probability")["labels"]
-    )

@@ -9,7 +9,8 @@ HIDDEN_BY_DEFAULT = ("max", "sum_logit", "weighted", "softmin")
 
 
 def shown_aggregators(names: str | list | None, headlines: Iterable[str] = ()) -> list[str]:
-    """The aggregators of tables and figures: `names`, or `all`, by default without HIDDEN_BY_DEFAULT; and headlines."""
+    """The aggregators of tables and figures: `names`, or `all`, by default without HIDDEN_BY_DEFAULT; and
+    headlines."""
     if names is None:
         names = [name for name in AGGREGATORS if name not in HIDDEN_BY_DEFAULT]
     if isinstance(names, str):

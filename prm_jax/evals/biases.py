@@ -1,10 +1,12 @@
-"""Bias checks of every report: wrong steps behind right answers, scores that depend on length at equal correctness."""
+"""Bias checks of every report: wrong steps behind right answers, scores that depend on length at equal
+correctness."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import rankdata
 
+from prm_jax.evals.tables import show_table
 from prm_jax.solutions import first_error
 from prm_jax.stats import bootstrap_interval
 
@@ -12,9 +14,10 @@ from prm_jax.stats import bootstrap_interval
 def step_shares(
     labels: Sequence[Sequence[float | None]], outcomes: Sequence[float | None]
 ) -> dict[str, float]:
-    """Shares over all steps: wrong ones in solutions with the right answer, right ones in others; nan of no steps.
-    labels: correctness, so the first bad step and all after it are wrong; unlabelled ones before it do not count.
-    (SRaR, arXiv 2605.17291, judges each step by itself: .182 and .499.) outcomes: answer right, or None."""
+    """Shares over all steps: wrong ones in solutions with the right answer, right ones in others; nan of no
+    steps. labels: correctness, so the first bad step and all after it are wrong; unlabelled ones before it do
+    not count. (SRaR, arXiv 2605.17291, judges each step by itself: .182 and .499.) outcomes: answer right, or
+    None."""
     counts = np.zeros((2, 2))  # [answer right, step right]
     for label_T, outcome in zip(labels, outcomes, strict=True):
         if outcome is not None:
@@ -36,10 +39,11 @@ def ranks_within(x: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 
 def length_correlation(score, length, group, problem, seed: int) -> dict:
-    """Partial rank correlation of score and length given the group, `r` in [-1, 1]; 95 % bootstrap over problems.
-    Spearman's with each group's mean rank taken away. The group of a candidate is its problem, whether its answer is
-    right and whether its first step repeats the problem, which makes it longer; the group of a step is whether it is
-    right. CoLD (arXiv 2507.15698) finds that PRMs prefer length at equal correctness; 0 is no preference."""
+    """Partial rank correlation of score and length given the group, `r` in [-1, 1]; 95 % bootstrap over
+    problems. Spearman's with each group's mean rank taken away. The group of a candidate is its problem,
+    whether its answer is right and whether its first step repeats the problem, which makes it longer; the
+    group of a step is whether it is right. CoLD (arXiv 2507.15698) finds that PRMs prefer length at equal
+    correctness; 0 is no preference."""
     columns = np.atleast_2d(np.asarray(group, int).T)
     group = np.ravel_multi_index(columns, columns.max(1, initial=0) + 1)
     a, b = ranks_within(np.asarray(score), group), ranks_within(np.asarray(length), group)
@@ -62,15 +66,6 @@ def show_shares(shares: dict):
 
 
 def show_length(correlations: dict[str, dict], condition: str):
-    """correlations: {name of the scores: their `length_correlation`, and `ece` of their steps}."""
-    texts = []
-    for name, x in correlations.items():
-        r = (
-            "{:+.2f} [{:+.2f}, {:+.2f}]".format(x["r"], *x["interval"])
-            if np.isfinite(x["r"])
-            else "undefined"
-        )
-        texts.append(f"{name} {r} ({x['ece']:.3f})")
-    print(
-        f"bias checks rank correlation of score and length given {condition} (ECE of steps): {', '.join(texts)}"
-    )
+    """correlations: {name of the scores: their `length_correlation`}."""
+    rows = {name: {"r": x["r"], "interval": x["interval"]} for name, x in correlations.items()}
+    show_table(f"rank correlation of score and length given {condition}", rows, digits=2)

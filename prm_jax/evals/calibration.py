@@ -1,7 +1,8 @@
-"""Calibration of probabilities, and what its repair costs: temperature and Platt scaling (Guo et al. 2017; Platt 1999).
+"""Calibration of probabilities, and what its repair costs: temperature and Platt scaling (Guo et al. 2017;
+Platt 1999).
 
-P(step good) = sigmoid(a z + b) of log-odds z; temperature scaling has b = 0 and T = 1 / a. Neither changes a ranking by
-one step's score. Arrays have one entry a step.
+P(step good) = sigmoid(a z + b) of log-odds z; temperature scaling has b = 0 and T = 1 / a. Neither changes a
+ranking by one step's score. Arrays have one entry a step.
 """
 
 from pathlib import Path
@@ -20,7 +21,8 @@ WAYS = {"temperature": False, "platt": True}  # {way: whether it has a bias}
 
 
 def calibration_numbers(p, y) -> dict:
-    """ECE, Brier score and AUROC of probabilities p of labels y in [0, 1], and the curve of a calibration figure."""
+    """ECE, Brier score and AUROC of probabilities p of labels y in [0, 1], and the curve of a calibration
+    figure."""
     p = np.clip(p, 0.0, 1.0)  # exp(log(...)) may pass 1 by a rounding
     return {
         "ece": ece(p, y),
@@ -35,33 +37,38 @@ def reliability_table(p, y) -> dict:
 
 
 def pool_calibration(pool, scorer: str, unit: str, score_PN, by_labels: bool) -> dict:
-    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against the outcome for
-    every aggregator whose score is the log of a probability; of candidates that have an outcome."""
+    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against the
+    outcome for every aggregator whose score is the log of a probability; of candidates that have an
+    outcome."""
     ended_n = pool.finished_n
     right = pool.right_PN[pool.present_PN][ended_n].astype(float)
     solutions = {}
-    for aggregator in [name for name, entry in AGGREGATORS.items() if entry.is_log_probability]:
-        score_n = np.asarray(score_PN[aggregator], float)[pool.present_PN][ended_n]
-        solutions[aggregator] = calibration_numbers(np.exp(score_n), right)
-    exact = pool.labels is not None and by_labels
-    by_outcome = np.repeat(ended_n, pool.steps_n), np.repeat(right, pool.steps_n[ended_n])
-    kept_m, y_m = pool.labelled() if exact else by_outcome
+    for aggregator, entry in AGGREGATORS.items():
+        if entry.is_log_probability:
+            score_n = np.asarray(score_PN[aggregator], float)[pool.present_PN][ended_n]
+            solutions[aggregator] = calibration_numbers(np.exp(score_n), right)
+    if by_labels and pool.labels is not None:
+        step_label, (kept_m, y_m) = "exact", pool.labelled()
+    else:
+        step_label, kept_m = "outcome", np.repeat(ended_n, pool.steps_n)
+        y_m = np.repeat(right, pool.steps_n[ended_n])
     steps = calibration_numbers(as_probability(pool.scores[scorer][kept_m], unit), y_m)
-    return {"solutions": solutions, "steps": steps, "step_label": "exact" if exact else "outcome"}
+    return {"solutions": solutions, "steps": steps, "step_label": step_label}
 
 
 def fit(z, y, bias: bool) -> tuple[float, float]:
-    """(a, b) of the least cross-entropy with labels y in [0, 1]; b is 0 without `bias`. A tiny pull to (1, 0) keeps them
-    finite where the steps can be separated."""
-    x, start = np.stack([z, np.ones_like(z)][: 1 + bias], -1), np.array([1.0, 0.0][: 1 + bias])
-    w = fit_logistic(x, y, 2e-6 * len(y), start)
+    """(a, b) of the least cross-entropy with labels y in [0, 1]; b is 0 without `bias`. A tiny pull to (1, 0)
+    keeps them finite where the steps can be separated."""
+    x = np.stack([z, np.ones_like(z)][: 1 + bias], -1)
+    w = fit_logistic(x, y, l2=2e-6 * len(y), start=np.array([1.0, 0.0][: 1 + bias]))
     return float(w[0]), float(w[1]) if bias else 0.0
 
 
 def recalibrated(p, y, problem, elsewhere: dict[str, list[float]] | None = None) -> dict[str, dict]:
-    """{way: calibration numbers and parameters (a, b)}: of scores as they are (`none`), after temperature and Platt. A
-    scaling is fitted on the steps of one half of the problems and measured on the other half, and the reverse; its
-    `parameters` are fitted on all. `elsewhere`, the parameters of another evaluation, are applied as they are."""
+    """{way: calibration numbers and parameters (a, b)}: of scores as they are (`none`), after temperature and
+    Platt. A scaling is fitted on the steps of one half of the problems and measured on the other half, and
+    the reverse; its `parameters` are fitted on all. `elsewhere`, the parameters of another evaluation, are
+    applied as they are."""
     z = np.clip(UNITS["probability"].log_odds(p), -MOST, MOST)
     ways = {"none": calibration_numbers(p, y) | {"parameters": [1.0, 0.0]}}
     halves = [np.asarray(problem) % 2 == side for side in (0, 1)]
@@ -80,11 +87,10 @@ def parameters_of(folder: str | None) -> dict[str, list[float]] | None:
     """{way: (a, b)} that another evaluation by task=steps has fitted to its first run's scores."""
     if folder is None:
         return None
-    path = f"{folder}/results.json"
+    path = Path(folder) / "results.json"
     try:
-        first = run_folder.read_json(Path(path))["runs"][0]
+        first = run_folder.read_json(path)["runs"][0]
         return {way: first["recalibrated"][way]["parameters"] for way in WAYS}
     except (OSError, LookupError, TypeError):
-        raise InputError(
-            f"calibrated_by: {path}: expected the results of task=steps with fitted scalings"
-        ) from None
+        expected = "the results of task=steps with fitted scalings"
+        raise InputError(f"calibrated_by: {path}: expected {expected}") from None

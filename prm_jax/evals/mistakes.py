@@ -1,14 +1,13 @@
-"""task=mistakes: sets of labelled mistakes, each measured by its own metric; data=NAME, a name of OWN, is the set."""
+"""task=mistakes: sets of labelled mistakes, each measured by its own metric; data=NAME, a name of OWN, is the
+set."""
 
 import functools
 
 import numpy as np
 
-from prm_jax.evals import benchmarks
-from prm_jax.evals.benchmarks import Config, Row
+from prm_jax.evals.benchmarks import Benchmark, Row, rows_and_scores
 from prm_jax.evals.setup import Setup
-from prm_jax.evals.tables import interval_of, plus_minus
-from prm_jax.evals.task import Task
+from prm_jax.evals.tables import interval_of, show_table
 from prm_jax.launch.config import expect
 from prm_jax.metrics import (
     auroc,
@@ -38,102 +37,95 @@ OWN = {
 }
 
 
-def run(setup: Setup, cfg: Config) -> dict:
-    kind = setup.data.name
-    expect(kind in OWN, "data", kind, f"data=NAME, a set of labelled mistakes: {', '.join(OWN)}")
-    rows, scores, origin = benchmarks.rows_and_scores(setup, cfg, kind)
-    groups = {}
-    for row, score_T in zip(rows, scores, strict=True):
-        groups.setdefault(row.group, []).append((row, score_T))
-    rule = kind, cfg.threshold, setup.cfg.seed
-    return {
-        **origin, "threshold": float(cfg.threshold), "threshold_origin": "given", "own": OWN[kind], "n_rows": len(rows),
-        "groups": {name: group_numbers(members, *rule) for name, members in groups.items()},
-        "all": group_numbers([pair for members in groups.values() for pair in members], *rule),
-    }  # fmt: skip
+class Mistakes(Benchmark):
+    def run(self, setup: Setup) -> dict:
+        kind, threshold = setup.data.name, self.cfg.threshold
+        expect(kind in OWN, "data", kind, f"data=NAME, a set of labelled mistakes: {', '.join(OWN)}")
+        rows, scores, origin = rows_and_scores(setup, self.cfg, kind)
+        pairs, groups = list(zip(rows, scores, strict=True)), {}
+        for row, score_T in pairs:
+            groups.setdefault(row.group, []).append((row, score_T))
+        measure = functools.partial(group_numbers, kind=kind, threshold=threshold, seed=setup.cfg.seed)
+        return origin | {
+            "threshold": float(threshold),
+            "threshold_origin": "given",
+            "own": OWN[kind],
+            "n_rows": len(rows),
+            "groups": {name: measure(members) for name, members in groups.items()},
+            "all": measure(pairs),
+        }
 
+    def show(self, results: dict):
+        """Prints the set's own numbers of each group, and all numbers of all rows."""
+        super().show(results)
+        for name, x in (*results["groups"].items(), ("all", results["all"])):
+            steps = f"{x['n_steps']} labelled steps, {x['n_bad_steps']} bad"
+            title = f"{name}: {x['n']} solutions, {x['n_error']} with a mistake; {steps}"
+            shown = x["numbers"] if name == "all" else results["own"]
+            rows = {key: {"": x["numbers"][key]} for key in shown}
+            for key in results["own"]:
+                rows[key] |= {"interval": x["intervals"][key], "the set's own": "*"}
+            show_table(title, rows)
 
-def show(results: dict):
-    """Prints the set's own numbers of each group, and all numbers of all rows."""
-    benchmarks.show_verifier(results)
-    for name, x in (*results["groups"].items(), ("all", results["all"])):
-        steps = f"{x['n_steps']} labelled steps, {x['n_bad_steps']} bad"
-        print(f"{name}: {x['n']} solutions, {x['n_error']} with a mistake; {steps}")
-        for key, value in x["numbers"].items():
-            if key in results["own"]:
-                print(f"  {key:<22}{value:.4f} {plus_minus(x['intervals'][key])}  the set's own")
-            elif name == "all":
-                print(f"  {key:<22}{value:.4f}")
+    def metric(self, results: dict) -> float | None:
+        """The first of the set's own metrics over all rows."""
+        return results["all"]["numbers"][results["own"][0]]
 
 
 def solution_numbers(predicted, error) -> dict[str, float]:
-    """Metrics of first errors (index or -1): accuracy over all; ProcessBench's two accuracies and F1; balanced F1 and
-    MCC of the verdict whether there is an error, with a sound solution as positive."""
+    """Metrics of first errors (index or -1): accuracy over all; ProcessBench's two accuracies and F1;
+    balanced F1 and MCC of the verdict whether there is an error, with a sound solution as positive."""
     calls_sound, is_sound = predicted == -1, error == -1
     split = first_error_f1(predicted, error)
-    balanced = harmonic_mean(mean(calls_sound[is_sound]), mean(~calls_sound[~is_sound]))
     return {
-        "location_accuracy": first_error_accuracy(predicted, error), "accuracy_error": split["accuracy_error"],
-        "accuracy_clean": split["accuracy_clean"], "first_error_f1": split["f1"], "solution_balanced_f1": balanced,
+        "location_accuracy": first_error_accuracy(predicted, error),
+        "accuracy_error": split["accuracy_error"],
+        "accuracy_clean": split["accuracy_clean"],
+        "first_error_f1": split["f1"],
+        "solution_balanced_f1": harmonic_mean(mean(calls_sound[is_sound]), mean(~calls_sound[~is_sound])),
         "mcc": mcc(is_sound, calls_sound),
-    }  # fmt: skip
+    }
 
 
 def step_numbers(p, is_good, threshold: float) -> dict[str, float]:
     """Metrics of all labelled steps, those after an error too: AUROC, accuracy, balanced F1."""
     hit = (p >= threshold) == is_good
     balanced = harmonic_mean(mean(hit[is_good]), mean(hit[~is_good]))
-    return {"step_auroc": auroc(p, is_good), "step_accuracy": float(hit.mean()), "step_balanced_f1": balanced}
+    return {"step_auroc": auroc(p, is_good), "step_accuracy": mean(hit), "step_balanced_f1": balanced}
 
 
 def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: float, seed: int) -> dict:
-    labels = [row.solution.labels for row, _ in members]
-    problem = problem_numbers(row.problem for row, _ in members)
-    steps = [
-        (k, t) for k, label_T in enumerate(labels) for t, label in enumerate(label_T) if label is not None
-    ]
-    owner_n = np.array([k for k, _ in steps])
-    p_n, good_n = (
-        np.array([members[k][1][t] for k, t in steps]),
-        np.array([labels[k][t] for k, t in steps]) >= 0.5,
-    )
-    predicted = np.array([predict_first_error(score_T, threshold) for _, score_T in members])
+    rows, scores = zip(*members)
+    labels = [row.solution.labels for row in rows]
+    problem = problem_numbers(row.problem for row in rows)
+    steps = [(k, t) for k, label_T in enumerate(labels) for t, y in enumerate(label_T) if y is not None]
+    problem_n = problem[[k for k, _ in steps]]
+    p_n = np.array([scores[k][t] for k, t in steps])
+    good_n = np.array([labels[k][t] for k, t in steps]) >= 0.5
+    predicted = np.array([predict_first_error(score_T, threshold) for score_T in scores])
     error = np.array([first_error(label_T) for label_T in labels])
+    step_table = functools.partial(step_numbers, threshold=threshold)
+    # (problems, {name: number} of arrays, arrays with an entry a problem)
+    tables = [(problem, solution_numbers, predicted, error), (problem_n, step_table, p_n, good_n)]
     if kind == "toolprmbench":  # the right action of each pair comes first
         win_n = (p_n[::2] > p_n[1::2]) + 0.5 * (p_n[::2] == p_n[1::2])
         tables = [(problem[::2], lambda win: {"pair_accuracy": mean(win)}, win_n)]
-    else:
-        step_table = functools.partial(step_numbers, threshold=threshold)
-        tables = [(problem, solution_numbers, predicted, error), (problem[owner_n], step_table, p_n, good_n)]
     if kind == "agent_process_bench":
-        hit_n = np.where(p_n >= threshold, 1, -1) == [members[k][0].solution.ratings[t] for k, t in steps]
-        tables.append((problem[owner_n], lambda hit: {"rating_accuracy": mean(hit)}, hit_n))
+        hit_n = np.where(p_n >= threshold, 1, -1) == [rows[k].solution.ratings[t] for k, t in steps]
+        tables.append((problem_n, lambda hit: {"rating_accuracy": mean(hit)}, hit_n))
     numbers, intervals = {}, {}
     for owner, table, *arrays in tables:
         values = table(*arrays)
         numbers |= values
         for name in [name for name in OWN[kind] if name in values]:
-            intervals[name] = interval_of(
-                lambda *x, name=name, table=table: table(*x)[name], owner, seed, *arrays
-            )
+            statistic = lambda *x, name=name, table=table: table(*x)[name]
+            intervals[name] = interval_of(statistic, owner, seed, *arrays)
     return {
-        "n": len(members), "n_error": int((error != -1).sum()), "n_problems": len(np.unique(problem)),
-        "n_steps": len(p_n), "n_bad_steps": int((~good_n).sum()), "numbers": numbers, "intervals": intervals,
-    }  # fmt: skip
-
-
-class Mistakes(Task):
-    Config = Config
-
-    @property
-    def needs_checkpoint(self) -> bool:
-        return self.cfg.scores_file is None
-
-    def run(self, setup: Setup) -> dict:
-        return run(setup, self.cfg)
-
-    def show(self, results: dict):
-        show(results)
-
-    def metric(self, results: dict) -> float | None:
-        return results["all"]["numbers"][results["own"][0]]
+        "n": len(members),
+        "n_error": int((error != -1).sum()),
+        "n_problems": len(np.unique(problem)),
+        "n_steps": len(p_n),
+        "n_bad_steps": int((~good_n).sum()),
+        "numbers": numbers,
+        "intervals": intervals,
+    }

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax import InputError
 from prm_jax.evals import benchmarks
-from prm_jax.evals.benchmarks import Row
+from prm_jax.evals.benchmarks import Benchmark, Row
 from prm_jax.evals.published import PROCESSBENCH
 from prm_jax.evals.setup import Setup
-from prm_jax.evals.tables import interval_of, plus_minus
-from prm_jax.evals.task import Task
+from prm_jax.evals.tables import interval_of, show_table
+from prm_jax.launch.config import expect
 from prm_jax.metrics import first_error_f1, predict_first_error
 from prm_jax.solutions import first_error
 from prm_jax.stats import problem_numbers
@@ -25,83 +24,98 @@ class Config(benchmarks.Config):
     threshold_split: str | None
 
 
-def run(setup: Setup, cfg: Config) -> dict:
-    rows, scores, origin = benchmarks.rows_and_scores(setup, cfg, "processbench")
-    return {**origin, **f1_results(rows, scores, cfg.threshold, cfg.threshold_split, setup.cfg.seed)}
+class Processbench(Benchmark):
+    Config = Config
 
+    def run(self, setup: Setup) -> dict:
+        rows, scores, origin = benchmarks.rows_and_scores(setup, self.cfg, "processbench")
+        return origin | f1_results(rows, scores, self.cfg.threshold, self.cfg.threshold_split, setup.cfg.seed)
 
-def show(results: dict):
-    benchmarks.show_verifier(results)
-    print(f"  {'split':<15}{'n':>5}  erroneous   clean      F1")
-    for name, x in results["splits"].items():
-        accuracies = f"{x['accuracy_error']:9.4f}  {x['accuracy_clean']:6.4f}"
-        missing = [kind for kind, n in (("erroneous", "n_error"), ("clean", "n_clean")) if not x[n]]
-        note = "".join(f"  undefined: no {kind} solution" for kind in missing)
-        print(f"  {name:<15}{x['n']:5}  {accuracies}  {x['f1']:.4f} {plus_minus(x['f1_interval'])}{note}")
-    print(f"  {'mean':<41}{results['mean_f1']:.4f} {plus_minus(results['mean_f1_interval'])}")
+    def show(self, results: dict):
+        super().show(results)
+        rows = {}
+        for name, x in results["splits"].items():
+            row = {"n": x["n"], "erroneous": x["accuracy_error"], "clean": x["accuracy_clean"]}
+            rows[name] = row | {"F1": x["f1"], "interval": x["f1_interval"]}
+        rows["mean"] = {"F1": results["mean_f1"], "interval": results["mean_f1_interval"]}
+        show_table("split", rows)
+
+    def figures(self, results: dict, folder: Path) -> list[Path]:
+        from prm_jax.figures.benchmarks import processbench_figures
+
+        return processbench_figures(results, folder)
+
+    def metric(self, results: dict) -> float | None:
+        """Mean F1 over the splits."""
+        return results["mean_f1"]
 
 
 def f1_results(
     rows: list[Row], scores, threshold: float, threshold_split: str | None = None, seed: int = 0
 ) -> dict:
-    """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1. threshold_split: the
-    split whose best threshold is used for all splits, as the paper does for scalar PRMs with gsm8k; else `threshold`.
-    Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split without erroneous or without clean
-    solutions has F1 nan, and so has the mean."""
+    """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1.
+    threshold_split: the split whose best threshold is used for all splits, as the paper does for scalar PRMs
+    with gsm8k; else `threshold`. Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split
+    without erroneous or without clean solutions has F1 nan, and so has the mean."""
     scores = [np.asarray(score, np.float64) for score in scores]
     error = np.array([first_error(row.solution.labels) for row in rows])
     is_wrong, right_answer = error != -1, np.array([row.solution.outcome == 1 for row in rows])
     problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
-    members = {
-        name: np.flatnonzero(split == k) for k, name in enumerate(dict.fromkeys(row.group for row in rows))
-    }
+    names = list(dict.fromkeys(row.group for row in rows))
+    members = {name: np.flatnonzero(split == k) for k, name in enumerate(names)}
     low, high = np.array([right_window(*pair) for pair in zip(scores, error, strict=True)]).T
-    windows = {name: (low[rows_of], high[rows_of], is_wrong[rows_of]) for name, rows_of in members.items()}
+    windows = {name: (low[here], high[here], is_wrong[here]) for name, here in members.items()}
     origin = "given"
     if threshold_split is not None:
-        if len(np.unique(windows[threshold_split][2])) < 2:
-            expected = "a split with erroneous and with clean solutions"
-            raise InputError(f"threshold_split: {threshold_split} has no F1 to tune on, expected {expected}")
+        expect(threshold_split in windows, "threshold_split", threshold_split, ", ".join(names))
+        tunable = len(np.unique(windows[threshold_split][2])) == 2
+        expect(tunable, "threshold_split", threshold_split, "a split with erroneous and with clean solutions")
         threshold, origin = best_threshold(*windows[threshold_split]), f"best F1 on {threshold_split}"
     predicted = np.array([predict_first_error(score, threshold) for score in scores])
     splits = {}
-    for name, rows_of in members.items():
-        numbers = first_error_f1(predicted[rows_of], error[rows_of])
-        arrays = problem[rows_of], seed, predicted[rows_of], error[rows_of]
+    for name, here in members.items():
+        numbers = first_error_f1(predicted[here], error[here])
+        arrays = problem[here], seed, predicted[here], error[here]
         for key in tuple(numbers):
             numbers[f"{key}_interval"] = interval_of(lambda *x, key=key: first_error_f1(*x)[key], *arrays)
         splits[name] = numbers | {
-            "n": len(rows_of), "n_error": int(is_wrong[rows_of].sum()),
-            "n_error_with_right_answer": int((is_wrong & right_answer)[rows_of].sum()),
-            "n_clean": int((~is_wrong)[rows_of].sum()), "n_problems": len(np.unique(problem[rows_of])),
-            "n_steps": sum(len(scores[i]) for i in rows_of),
-        }  # fmt: skip
+            "n": len(here),
+            "n_error": int(is_wrong[here].sum()),
+            "n_error_with_right_answer": int((is_wrong & right_answer)[here].sum()),
+            "n_clean": int((~is_wrong)[here].sum()),
+            "n_problems": len(np.unique(problem[here])),
+            "n_steps": sum(len(scores[i]) for i in here),
+        }
 
     def mean_f1(predicted, error, split):
-        return np.mean(
-            [first_error_f1(predicted[split == k], error[split == k])["f1"] for k in range(len(members))]
-        )
+        pairs = [(predicted[split == k], error[split == k]) for k in range(len(names))]
+        return np.mean([first_error_f1(*pair)["f1"] for pair in pairs])
 
     thresholds = np.linspace(0, 1, 401)
     curve = {name: f1_curve(*window, thresholds).tolist() for name, window in windows.items()}
     return {
-        "splits": splits, "mean_f1": float(mean_f1(predicted, error, split)),
+        "splits": splits,
+        "mean_f1": float(mean_f1(predicted, error, split)),
         "mean_f1_interval": interval_of(mean_f1, problem, seed, predicted, error, split),
-        "threshold": float(threshold), "threshold_origin": origin,
-        "curve": {"threshold": thresholds.tolist(), "f1": curve}, "n_rows": len(rows),
+        "threshold": float(threshold),
+        "threshold_origin": origin,
+        "curve": {"threshold": thresholds.tolist(), "f1": curve},
+        "n_rows": len(rows),
         "published": PROCESSBENCH,
-    }  # fmt: skip
+    }
 
 
 def right_window(score: Sequence[float], error: int) -> tuple[float, float]:
-    """(low, high]: the thresholds whose first step below is the first `error` (-1: none); empty if low >= high."""
+    """(low, high]: the thresholds whose first step below is the first `error` (-1: none); empty if low >=
+    high."""
     if error == -1:
         return -np.inf, min(score)
     return score[error], min(score[:error], default=np.inf)
 
 
 def f1_curve(low, high, is_wrong, thresholds) -> np.ndarray:
-    """F1 at every threshold. A solution is right where its window (low, high] holds it. is_wrong: has an error."""
+    """F1 at every threshold. A solution is right where its window (low, high] holds it. is_wrong: has an
+    error."""
     low = np.minimum(low, high)  # an empty window holds no threshold
 
     def accuracy(x):
@@ -113,7 +127,8 @@ def f1_curve(low, high, is_wrong, thresholds) -> np.ndarray:
 
 
 def best_threshold(low, high, is_wrong) -> float:
-    """The threshold of the highest F1 over all thresholds, midway between two scores; of equal ones the lowest."""
+    """The threshold of the highest F1 over all thresholds, midway between two scores; of equal ones the
+    lowest."""
     edges = np.unique([low, high])
     edges = edges[np.isfinite(edges)]  # no solution's prediction changes between two of them
     candidates = np.append((edges[:-1] + edges[1:]) / 2, edges[-1])
@@ -121,8 +136,8 @@ def best_threshold(low, high, is_wrong) -> float:
 
 
 def f1_by_threshold(p: list[np.ndarray], labels: list, problem) -> dict[str, list]:
-    """ProcessBench's F1 of first errors at each of THRESHOLDS: `all`, and of each half of the problems (`halves`), so that
-    what is chosen on one can be measured on the other."""
+    """ProcessBench's F1 of first errors at each of THRESHOLDS: `all`, and of each half of the problems
+    (`halves`), so that what is chosen on one can be measured on the other."""
     labelled = [i for i, label_T in enumerate(labels) if any(y is not None for y in label_T)]
     p, labels, problem = ([x[i] for i in labelled] for x in (p, labels, problem))
     error_N = np.array([first_error(label_T) for label_T in labels])
@@ -130,25 +145,3 @@ def f1_by_threshold(p: list[np.ndarray], labels: list, problem) -> dict[str, lis
     parts = [slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))]
     curves = [f1_curve(low_N[part], high_N[part], error_N[part] != -1, THRESHOLDS).tolist() for part in parts]
     return {"threshold": THRESHOLDS.tolist(), "all": curves[0], "halves": curves[1:]}
-
-
-class Processbench(Task):
-    Config = Config
-
-    @property
-    def needs_checkpoint(self) -> bool:
-        return self.cfg.scores_file is None
-
-    def run(self, setup: Setup) -> dict:
-        return run(setup, self.cfg)
-
-    def show(self, results: dict):
-        show(results)
-
-    def figures(self, results: dict, folder: Path) -> list[Path]:
-        from prm_jax.figures.benchmarks import processbench_figures
-
-        return processbench_figures(results, folder)
-
-    def metric(self, results: dict) -> float | None:
-        return results["mean_f1"]

@@ -42,5 +42,6 @@ class Report(Task):
         return [path for part in parts(results) for path in part.figures(results, folder)]
 
     def metric(self, results: dict) -> float | None:
-        """The share solved by the first verifier's headline selection where there is a pool, else step AUROC."""
+        """The share solved by the first verifier's headline selection where there is a pool, else step
+        AUROC."""
         return parts(results)[-1].metric(results)

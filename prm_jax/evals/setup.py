@@ -24,7 +24,8 @@ class ScoreBatch:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """The keys that every task has. conf/evaluate.yaml says what each means, conf/task/NAME.yaml those of a task."""
+    """The keys that every task has. conf/evaluate.yaml says what each means, conf/task/NAME.yaml those of a
+    task."""
 
     checkpoint: str | list | None
     resume: str | None

@@ -1,4 +1,4 @@
-"""Intervals and spreads of an evaluation's numbers, and how tables print them."""
+"""Intervals and spreads of an evaluation's numbers, and how tables are printed."""
 
 from collections.abc import Sequence
 
@@ -14,17 +14,30 @@ def interval_of(statistic, problems, seed: int, *arrays):
     return bootstrap_interval(lambda rows: statistic(*(x[rows] for x in arrays)), problems, seed=seed)
 
 
-def plus_minus(interval) -> str:
-    return "[{:.4f}, {:.4f}]".format(*interval) if np.isfinite(interval).all() else f"{'no interval':<16}"
-
-
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """SPREAD of one number over runs that differ in their seed alone; sd: standard deviation of the sample."""
+    """SPREAD of one number over runs that differ in their seed alone; sd: standard deviation of the
+    sample."""
     return {name: float(f(values)) for name, f in SPREAD.items()} | {"sd": float(np.std(values, ddof=1))}
 
 
-def show_spread(title: str, rows: dict[str, dict[str, float]]):
-    columns = (*SPREAD, "sd")
-    print(f"over seeds  {title:<26}" + "".join(f"{name:>10}" for name in columns))
-    for name, x in rows.items():
-        print(f"  {name:<36}" + "".join(f"{x[key]:>10.4f}" for key in columns))
+def cell(value, digits: int) -> str:
+    """A number, the two ends of an interval (none where there are too few problems), or a text."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return (
+            f"[{value[0]:.{digits}f}, {value[1]:.{digits}f}]" if np.isfinite(value).all() else "no interval"
+        )
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def show_table(title: str, rows: dict[str, dict], digits: int = 4):
+    """Prints {row: {column: value}}; a row may lack columns."""
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    texts = {
+        name: [cell(row[column], digits) if column in row else "" for column in columns]
+        for name, row in rows.items()
+    }
+    first = max(len(name) for name in (title, *rows)) + 2
+    widths = [max(map(len, column)) + 2 for column in zip(columns, *texts.values(), strict=True)]
+    print(f"{title:<{first}}" + "".join(f"{name:>{w}}" for name, w in zip(columns, widths, strict=True)))
+    for name, row in texts.items():
+        print(f"  {name:<{first - 2}}" + "".join(f"{text:>{w}}" for text, w in zip(row, widths, strict=True)))

@@ -1,4 +1,5 @@
-"""The verifiers of an evaluation: from the key `checkpoint` to Scorers, what is recorded of them, the data of a run."""
+"""The verifiers of an evaluation: from the key `checkpoint` to Scorers, what is recorded of them, the data of
+a run."""
 
 import itertools
 from pathlib import Path
@@ -19,13 +20,12 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
 
 
-def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
-    """The verifiers of the key `checkpoint`, a sweep's runs for its folder; if it is null and needed, the newest."""
+def checkpoints(cfg: EvaluateConfig) -> list[str]:
+    """The verifiers of the key `checkpoint`, a sweep's runs for its folder; the newest run where it is null."""
     if cfg.checkpoint is None:
-        return [str(run_folder.newest_run())] if needed else []
+        return [str(run_folder.newest_run())]
     names = list(map(str, cfg.checkpoint)) if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
-    if not names:
-        raise InputError("checkpoint: got an empty list, expected at least one")
+    expect(names, "checkpoint", names, "at least one verifier")
     groups = [run_folder.runs_of(Path(name)) if needs_folder(name) else [name] for name in names]
     verifiers = [str(name) for group in groups for name in group]
     for name in verifiers:
@@ -34,7 +34,8 @@ def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
 
 
 def check_there(name: str, which: str):
-    """Raises InputError where a verifier's folder, or a member's, is missing, before another one works for an hour."""
+    """Raises InputError where a verifier's folder, or a member's, is missing, before another one works for an
+    hour."""
     for x in filter(needs_folder, members_of(name)):
         if is_run(x):
             run_folder.run_config(Path(x))
@@ -97,7 +98,8 @@ def is_run(name: str) -> bool:
 
 
 def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
-    """(the data to evaluate a verifier on, the seed of its run): the data of the key `data`, or the run's own."""
+    """(the data to evaluate a verifier on, the seed of its run): the data of the key `data`, or the run's
+    own."""
     run = next((run_folder.run_config(Path(member)) for member in members_of(name) if is_run(member)), None)
     if setup.data.name != "of_run":
         return data_config(setup.data), run.seed if run else 0
@@ -121,7 +123,8 @@ def trained(name: str) -> dict:
 
 
 def trained_on(name: str, data: Data, test) -> int:
-    """How many distinct problems of `test` a run was trained on; prints which files of its data have changed since."""
+    """How many distinct problems of `test` a run was trained on; prints which files of its data have changed
+    since."""
     record = record_of(name, "data.json", files=dict, problems=list)
     for file, fingerprint in data.fingerprints.items():
         if record.get("files", {}).get(file, fingerprint) != fingerprint:
@@ -130,7 +133,8 @@ def trained_on(name: str, data: Data, test) -> int:
 
 
 def new_name(name: str | None, scorer, taken: set[str]) -> str:
-    """The name of a verifier's scores in a pool: `name`, or the first free of prm, prm_1, ... (checker, checker_1)."""
+    """The name of a verifier's scores in a pool: `name`, or the first free of prm, prm_1, ... (checker,
+    checker_1)."""
     is_free = name is None or not (name in taken or "/" in name)
     expect(is_free, "scores_name", name, "a name without / that the pool does not have")
     built_in = BUILT_IN.fullmatch(scorer.name) or ENSEMBLE.fullmatch(scorer.name)

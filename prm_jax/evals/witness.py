@@ -1,4 +1,5 @@
-"""task=witness: the policies of the toy trace witness at one aggregator and beta, and over the whole plane."""
+"""task=witness: the policies of the toy trace witness at one aggregator and beta, and over the whole
+plane."""
 
 import dataclasses
 from pathlib import Path

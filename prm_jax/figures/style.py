@@ -1,10 +1,10 @@
-"""What every figure shares: colours, markers, curves over runs, captions, saving. Nothing outside this folder draws.
+"""What every figure shares: colours, markers, curves over runs, captions, saving. Nothing outside this folder
+draws.
 
-Figures take numbers from results.json, fresh or as read back, where nan is null. S: runs that differ in their seed.
+Figures take numbers from results.json, fresh or as read back, where nan is null. S: runs that differ in their
+seed.
 """
 
-import dataclasses
-import io
 import re
 import textwrap
 from pathlib import Path
@@ -14,14 +14,24 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from PIL import Image
 from scipy import special
 
 from prm_jax.launch.run_folder import short_commit
 
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
-SAVED = {"figure.dpi": 150, "figure.constrained_layout.use": True, "savefig.bbox": "tight"}
-plt.rcParams.update(STYLE | SAVED)
+plt.rcParams.update(
+    {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 9,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+        "figure.dpi": 150,
+        "figure.constrained_layout.use": True,
+        "savefig.bbox": "tight",
+        "pdf.fonttype": 42,  # text stays text
+    }
+)
 
 # Okabe-Ito, distinct for every colour vision; several are as light as another, so in grey their markers and dashes tell them apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -36,8 +46,8 @@ WIDTH = 6.4  # inches of a paper's figure: legible at 600 pixels
 def line_style(i: int) -> dict:
     turn, i = divmod(i, len(LINES))
     colour, marker = LINES[i]
-    dash = {"linestyle": ("--", ":")[turn % 2 - 1]} if turn else {}  # the eighth line is no first one again
-    return {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 1.4} | dash
+    style = {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 1.4}
+    return style | {"linestyle": ("-", "--", ":")[turn % 3]}  # the eighth line is no first one again
 
 
 def floats(x) -> np.ndarray:
@@ -50,8 +60,9 @@ def percent(x) -> np.ndarray:
 
 
 def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean_X, low_X, high_X) of the defined values over runs; intervals of fewer than two, and means of none, are nan.
-    kind: "t", a 95 % t interval; "range", lowest to highest; "auto", t from FEWEST_SEEDS on, else the range."""
+    """(mean_X, low_X, high_X) of the defined values over runs; intervals of fewer than two, and means of
+    none, are nan. kind: "t", a 95 % t interval; "range", lowest to highest; "auto", t from FEWEST_SEEDS on,
+    else the range."""
     y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
     n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
     half_X = special.stdtrit(n_X - 1, 0.975) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
@@ -61,35 +72,12 @@ def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.nda
     return mean_X, *(np.where(n_X > 1, end_X, np.nan) for end_X in ends)
 
 
-@dataclasses.dataclass
-class Drawn:
-    """A figure and the text of its caption. Of several runs thin lines are runs, a bold line is their mean, a band
-    its interval (over_seeds)."""
-
-    figure: plt.Figure
-    text: str
-    spread: str = "thin lines: runs, bands: 95 % t intervals of their mean"
-
-    def curve(self, axes, series: str, x, y_SX, style: dict, share=True, band=True, interval=None):
-        """Draws the mean over runs with its band. share: values lie in [0, 1], and so does the band. interval:
-        (low_X, high_X) of a single run."""
-        x, (mean_X, *ends) = np.asarray(x, float), over_seeds(y_SX)
-        ends = ends if interval is None else floats(interval)
-        for y_X in y_SX if len(np.unique(floats(y_SX), axis=0)) > 1 else ():
-            axes.plot(x, y_X, "." * (len(x) == 1), color=style["color"], linewidth=0.5, alpha=0.35)
-        if band:
-            axes.fill_between(
-                x, *(np.clip(ends, 0, 1) if share else ends), color=style["color"], alpha=0.12, linewidth=0
-            )
-        axes.plot(x, mean_X, **style, label=plain(series))
-
-    def legend_above(self, axes, columns: int):
-        handles, labels = axes.get_legend_handles_labels()
-        self.figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8)
+def band(axes, x, low_X, high_X, style: dict):
+    axes.fill_between(x, floats(low_X), floats(high_X), color=style["color"], alpha=0.12, linewidth=0)
 
 
-def panels(rows: int, columns: int, height: float, width: float = 0, **kwargs):
-    return plt.subplots(rows, columns, figsize=(max(WIDTH, width), height), dpi=125, squeeze=False, **kwargs)
+def panels(rows: int, columns: int, height: float, width: float = WIDTH, **kwargs):
+    return plt.subplots(rows, columns, figsize=(width, height), squeeze=False, **kwargs)
 
 
 def size_axis(axes, sizes, label: str):
@@ -99,8 +87,13 @@ def size_axis(axes, sizes, label: str):
     axes.set_xlabel(label)
 
 
+def legend_above(figure, axes, columns: int):
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns)
+
+
 def caption(figure, text: str, results: dict):
-    """Writes below the figure what it was made from, of absolute paths the last two parts; the commit last."""
+    """Writes below the figure what it was made from, of absolute paths the last two parts; the commit
+    last."""
     text = re.sub(r"(?<![\w.:/-])/(?:[^\s/,;]+/)*(?=[^\s/,;]+/[^\s/,;]+)", "", text)
     text += f". Commit {short_commit(results['versions']['commit'])}."
     text = textwrap.fill(text, int(17 * figure.get_figwidth()))  # characters of this size
@@ -108,20 +101,17 @@ def caption(figure, text: str, results: dict):
 
 
 def plain(text: str) -> str:
-    """Text with $ escaped: matplotlib would read text between two $ as its own mathematics, and fail on \\boxed."""
+    """Text with $ escaped: matplotlib would read text between two $ as its own mathematics, and fail on
+    \\boxed."""
     return text.replace("$", r"\$")
 
 
 def save(figure, path: Path, text: str = "", results: dict | None = None) -> Path:
-    """Writes a PNG, with the caption `text` if there is one; 256 colours make it a third of the size."""
+    """Writes a PNG, and beside it a PDF for a paper, with the caption `text` if there is one; returns the
+    PNG."""
     if text:
         caption(figure, text, results)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", pil_kwargs={"compress_level": 0})  # it is read again at once
+    figure.savefig(path)
+    figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
     plt.close(figure)
-    few = {
-        "method": Image.Quantize.FASTOCTREE,
-        "dither": Image.Dither.NONE,
-    }  # median cut may lose a thin line's colour
-    Image.open(drawn).convert("RGB").quantize(256, **few).save(path, optimize=True)
     return path
