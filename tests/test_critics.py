@@ -6,7 +6,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, call, printed
+from conftest import printed
 
 import evaluate
 from prm_jax.checkpoints.open import open_checkpoint
@@ -14,8 +14,6 @@ from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder,
 from prm_jax.critics.critic import Critic, combine
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
-from prm_jax.evals.solutions import critiques as lab_critiques
-from prm_jax.evals.steps import by_hidden_work
 from prm_jax.formats import Encoded, Format, read_format
 from prm_jax.generate import relabeling
 from prm_jax.packing import layout_tokens
@@ -288,56 +286,15 @@ def test_a_critic_rewards_the_steps_of_roll_outs():
     np.testing.assert_array_equal(score_T, scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0])
 
 
-def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path):
+def test_critiques_of_the_lab_write_out_what_a_line_hides():
     problem, steps = "4 +5 *3 max2 -2 mod7?", ("4+5*3=6", "6max2=6", "6-2=5")
     assert CHAIN.written_out(problem, steps) == [["4+5=2", "2*3=6"], ["6max2=6"], ["6-2=4"]]
     # A wrong first value, a wrong operation and a line that is none: what should have stood there.
     assert CHAIN.written_out(problem, ("3+5=1", "1-3=5", "?")) == [["4+5=2"], ["1*3=3"], ["5max2=5"]]
-    cli = ["task=solutions", "data=chain", "data.samples=solver", "data.solutions=40", "critiques=hops"]
-    printed(evaluate.main, monkeypatch, *cli, f"hydra.run.dir={tmp_path}/a", cwd=tmp_path)
-    lines = lambda name: [json.loads(x) for x in (tmp_path / "a" / name).read_text().splitlines()]
-    solutions, critiques = lines("solutions.jsonl"), lines("critiques.jsonl")
-    expected = []
-    for s in solutions:
-        hops = CHAIN.written_out(s["prompt"], s["completions"])
-        for t, label in enumerate(s["labels"]):
-            if label is not None:
-                prompt = s["prompt"] + "\n".join(s["completions"][: t + 1]) + "\n?"
-                expected.append((prompt, [*hops[t], "Yes" if label else "No"]))
-    assert [(c["prompt"], c["completions"]) for c in critiques] == expected and len(expected) > 40
-    unlabelled = Solution(problem, steps, task="chain")
-    assert list(lab_critiques(unlabelled, "hops")) == []  # rows without labels have no right verdict
+    solution = Solution(problem, steps, labels=(1.0, None, 0.0), task="chain")
+    first, last = critiques(solution, "hops")
+    assert (first["prompt"], first["completions"]) == (problem + "4+5*3=6\n?", ["4+5=2", "2*3=6", "Yes"])
+    assert last["completions"] == ["6-2=4", "No"]
+    assert [row["completions"] for row in critiques(solution, "verdict")] == [["Yes"], ["No"]]
     fmt = read_format("lab_critic")
     assert prompt_text(fmt, None, problem, steps[:2]) == "4 +5 *3 max2 -2 mod7?4+5*3=6\n6max2=6\n?"
-    said = call(
-        evaluate.main,
-        monkeypatch,
-        "evaluate.py",
-        "task=solutions",
-        "data=embedded",
-        f"data.name={ROOT}/examples/countdown.py:Countdown",
-        *cli[2:],
-        f"hydra.run.dir={tmp_path}/b",
-    )
-    assert (
-        said == "error: critiques: got 'hops', expected null: only the steps of data=chain can be written out"
-    )
-
-
-def test_accuracy_on_lines_that_hide_work_stands_apart():
-    """Two problems: of the first a merged right line (P .9) and a plain wrong one (.4), of the second a
-    plain right one (.3), a merged wrong one (.8) and a line after it, which does not count."""
-    rows = [
-        ("4 +5 *3 max2 -2 mod7?", ("4+5*3=6", "6max2=5"), [0.9, 0.4]),
-        ("1 +1 +2 *3 -1 mod7?", ("1+1=2", "2+2*3=6", "6-1=5"), [0.3, 0.8, 0.9]),
-    ]
-    test = [Solution(problem, steps, (None,) * len(steps)) for problem, steps, _ in rows]
-    found = by_hidden_work(CHAIN, test, [np.array(p_T) for *_, p_T in rows], 0.5, 0)
-    assert {kind: (x["n"], x["wrong"], x["accuracy"], x["balanced"]) for kind, x in found.items()} == {
-        "plain": (2, 1, 0.5, 0.5), "merged": (2, 1, 0.5, 0.5),
-    }  # fmt: skip
-    assert found["merged"]["auroc"] == 1.0 and found["plain"]["auroc"] == 0.0
-    one = by_hidden_work(CHAIN, test[:1], [np.array([0.9, 0.4])], 0.5, 0)
-    assert (one["merged"]["accuracy"], one["plain"]["accuracy"]) == (1.0, 1.0) and np.isnan(
-        one["merged"]["balanced"]
-    )

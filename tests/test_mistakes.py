@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import printed, real_data
+from conftest import ROOT, printed, real_data
 from test_benchmarks import write
 
 import evaluate
@@ -15,6 +15,8 @@ from prm_jax import InputError
 from prm_jax.data.sources import load
 from prm_jax.evals import mistakes, prmbench
 from prm_jax.evals.published import SOCRATIC_GROUPS
+
+DELTABENCH = f"{ROOT}/examples/deltabench.py:deltabench"
 
 
 def bbm(error=None, steps=("a", "b", "c"), answer="7"):
@@ -112,7 +114,7 @@ def delta(errors=(2,), unuseful=(), judged=4, **more):
 
 def test_deltabench_rows(tmp_path):
     bare = {key: x for key, x in delta((4, 9), final_correct=1).items() if key != "sections_labeled_info"}
-    rows, counts = load(write(tmp_path / "d.jsonl", delta((2,), (3,)), bare), "deltabench")
+    rows, counts = load(write(tmp_path / "d.jsonl", delta((2,), (3,)), bare), DELTABENCH)
     assert [s.labels for s in rows] == [(1, 0, 0, 1, None), (1, 1, 1, 0, 1)]
     assert rows[0].steps == tuple("abcde") and [s.outcome for s in rows] == [0, 1] and rows[0].problem == "q"
     assert counts["error_sections_out_of_range"] == 1 and rows[1].id == "d.jsonl:2"
@@ -122,7 +124,7 @@ def test_deltabench_rows(tmp_path):
         (delta(final_correct=2), "final_correct: found 2, expected 0, 1 or null"),
     ):
         with pytest.raises(InputError, match=f"line 1: {message}"):
-            load(write(tmp_path / "bad.jsonl", bad), "deltabench")
+            load(write(tmp_path / "bad.jsonl", bad), DELTABENCH)
 
 
 def agent(labels, final=1):
