@@ -22,23 +22,19 @@ class CriticFormat:
     before it, {steps} all up to it, {n} its number from 1, {next} n + 1."""
 
     prompt: str  # the user's message; without the format's `chat` the whole text
-    next: str | None = (
-        None  # the user's message for later steps of a conversation; null: each step has its own prompt
-    )
+    # The user's message for later steps of a conversation; null: each step has its own prompt
+    next: str | None = None
     step: str = "{step}"  # a step in {before} and {steps}, {n} its number
     between: str = "\n"  # between two steps
     no_before: str = ""  # {before} of the first step
-    drop: str = (
-        ""  # removed from steps with the white space at their ends, {n} any number: numbers that steps bring
-    )
+    # Removed from steps with the white space at their ends, {n} any number: numbers that steps bring
+    drop: str = ""
     opening: str = ""  # the critique's first words, written for the critic
     verdict: str = ""  # text right before the verdict
-    ask: str | None = (
-        None  # appended to a finished critique, to ask for its verdict; null: the critic writes it
-    )
-    force: str | None = (
-        None  # the same if the critic reached no verdict, which is read at its {verdict} or after it
-    )
+    # Appended to a finished critique, to ask for its verdict; null: the critic writes it
+    ask: str | None = None
+    # The same if the critic reached no verdict, which is read at its {verdict} or after it
+    force: str | None = None
     cut: tuple[str, ...] = ()  # `ask` and `force` replace the first of these texts and all after it
     max_tokens: Natural = 1024  # of a critique; 0: it writes nothing and is asked at once
     temperature: NotNegative = 1.0
@@ -49,24 +45,16 @@ class CriticFormat:
     decision_temperature: Positive = 1.0  # divides the log-odds of a vote
     unscored: Share | None = None  # without `force`: P(good) of a step without any verdict
     rows: Count = 64  # critiques decoded at a time
-    model: str | None = (
-        None  # of a critic behind a server: its name there, as server.model of conf/sampling.yaml
-    )
-    tokenizer: str | None = (
-        None  # behind a server with chat: folder or hub name of the tokenizer that writes the turns
-    )
+    # Of a critic behind a server: its name there, as server.model of conf/sampling.yaml
+    model: str | None = None
+    # Behind a server with chat: folder or hub name of the tokenizer that writes the turns
+    tokenizer: str | None = None
 
     def __post_init__(self):
-        expect(
-            self.max_tokens or self.ask is not None,
-            "format.critic.max_tokens",
-            0,
-            "above 0 where `ask` is null",
-        )
+        is_asked = self.max_tokens or self.ask is not None
+        expect(is_asked, "format.critic.max_tokens", 0, "above 0 where `ask` is null")
         decides = not self.max_tokens or self.force is not None or self.unscored is not None
-        expected = (
-            "a text that asks for a missing verdict, or format.critic.unscored=0.5, P(good) of such steps"
-        )
+        expected = "a text that asks for a missing verdict, or format.critic.unscored=P, that of such steps"
         expect(decides, "format.critic.force", None, expected)
 
 
@@ -85,14 +73,14 @@ def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] =
     turns = [{"role": "system", "content": fmt.system}] if fmt.system is not None else []
     if c.next is None:
         written = [fill(c.step, step=step, n=i) for i, step in enumerate(steps, 1)]
-        before, upto = c.between.join(written[:-1]) if n > 1 else c.no_before, c.between.join(written)
-        question = fill(c.prompt, problem=problem, step=steps[-1], n=n, before=before, steps=upto)
-        return [*turns, {"role": "user", "content": question}]
+        before = c.between.join(written[:-1]) if n > 1 else c.no_before
+        places = {"step": steps[-1], "n": n, "before": before, "steps": c.between.join(written)}
+        return [*turns, {"role": "user", "content": fill(c.prompt, problem=problem, **places)}]
     for t, step in enumerate(steps):
-        turns.append(
-            {"role": "user", "content": fill(c.next if t else c.prompt, problem=problem, step=step, n=t + 1)}
-        )
-        turns += [{"role": "assistant", "content": critiques[t]}] if t + 1 < n else []
+        template = c.next if t else c.prompt
+        turns.append({"role": "user", "content": fill(template, problem=problem, step=step, n=t + 1)})
+        if t + 1 < n:
+            turns.append({"role": "assistant", "content": critiques[t]})
     return turns
 
 
@@ -101,12 +89,8 @@ def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: S
     turns, opening = messages(fmt, problem, steps, critiques), fill(fmt.critic.opening, n=len(steps))
     if not fmt.chat:
         return "".join(turn["content"] for turn in turns) + opening
-    expect(
-        tokenizer is not None,
-        "format.critic.tokenizer",
-        None,
-        "the tokenizer whose chat template writes the turns",
-    )
+    expected = "the tokenizer whose chat template writes the turns"
+    expect(tokenizer is not None, "format.critic.tokenizer", None, expected)
     return conversation(fmt, tokenizer, turns, asks=True) + opening
 
 
@@ -116,9 +100,8 @@ def conversation(fmt, tokenizer, turns: list[dict], asks: bool) -> str:
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # no template, one that cannot be read, or one that raises at a role
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(
-            f"format={fmt.name}: needs the tokenizer's chat template, which fails ({reason})"
-        ) from error
+        where = f"format={fmt.name}"
+        raise InputError(f"{where}: needs the tokenizer's chat template, which fails ({reason})") from error
 
 
 def verdict_at(fmt, text: str) -> int | None:

@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -38,7 +38,7 @@ VERDICTS = ("same", "different", "unparsable", "timeout", "crash", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
 MEMORY = (
     4 << 30
-)  # bytes of address space of a worker (it needs 0.2 GB): a power tower must not fill the machine
+)  # bytes of address space of its process, which needs 0.2 GB: no power tower fills the machine
 LONGEST = 1000  # characters of an answer that is read as a number or an expression
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
@@ -59,9 +59,11 @@ def extract(text: str) -> str | None:
     The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's `#### x` with
     x the last line or a number alone on its line (not a Markdown heading); "answer is x", "Answer: x" or PRM800K's "#
     Answer" above x, x up to the end of its sentence, formula or line; never a mere last number. Takes linear time."""
-    return next(
-        filter(None, (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))), None
-    )
+    for kind in (boxed_answers, hashed_answers, stated_answers):
+        for answer in kind(text):
+            if bare := bare_answer(answer):
+                return bare
+    return None
 
 
 def read_gold(text: str | None) -> str | None:
@@ -70,7 +72,7 @@ def read_gold(text: str | None) -> str | None:
     return is_solution and extract(text) or text
 
 
-def _boxes(text):
+def boxed_answers(text: str) -> Iterator[str]:
     """Yields the contents of the boxes, the last to open first; an unclosed box is empty."""
     closing, open_braces = {}, []
     for brace in BRACE.finditer(text):
@@ -82,22 +84,21 @@ def _boxes(text):
         yield match["bare"] or text[match.end() : closing.get(match.end(), match.end())]
 
 
-def _hashes(text):
-    last_line = text.rstrip().rpartition("\n")[2]
-    if "#" not in (last := last_line.rpartition("####"))[2] and last[1]:
-        yield last[2]
+def hashed_answers(text: str) -> Iterator[str]:
+    _, hashes, answer = text.rstrip().rpartition("\n")[2].rpartition("####")
+    if hashes and "#" not in answer:
+        yield answer
     yield from (match[1] for match in reversed(list(HASHES.finditer(text))))
 
 
-def _stated(text):
+def stated_answers(text: str) -> Iterator[str]:
     for match in reversed(list(ANSWER_IS.finditer(text))):
         answer = STATED_END.split(match[1], 1)[0]
-        yield (
-            AGAIN.split(answer)[-1] or answer
-        )  # Final Answer: The final answer is $5$. I hope it is correct.
+        # Final Answer: The final answer is $5$. I hope it is correct.
+        yield AGAIN.split(answer)[-1] or answer
 
 
-def _bare(answer):
+def bare_answer(answer: str) -> str:
     start, end = BEFORE.match(answer).end(), len(answer)
     while match := AFTER.search(answer[max(start, end - 7) : end]):  # 7: `\right.`
         end -= len(match[0])
