@@ -119,7 +119,7 @@ def best_of_32():
     return rows
 
 
-def data_node(name, **changes):
+def data_node(name, /, **changes):
     """The keys of conf/data/NAME.yaml, some of them changed."""
     node = OmegaConf.load(ROOT / f"conf/data/{name}.yaml")
     del node["defaults"]  # of Hydra

@@ -11,7 +11,7 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.data import grading
-from prm_jax.data.grading import Checker, as_number, extract, grade_pool, group_pool, normal
+from prm_jax.data.grading import Checker, as_number, extract, grade_pool, group_pool
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import read_questions
 
@@ -229,21 +229,6 @@ def test_extract_takes_time_in_proportion_to_the_text(text, answer):
     assert extract(text) == answer
 
 
-@pytest.mark.parametrize("how", grading.RULES)
-def test_very_long_answers_are_compared_as_strings_alone(how):
-    long = "1+" * 500_000 + "1"
-    checker = Checker(how)
-    assert checker.verdict(long, long + ".") == "same"
-    assert checker.verdict("5", long) == ("different" if how == "string" else "unparsable")
-    assert checker.checked == 0
-    checker.close()
-
-
-def test_blanks_between_digits_keep_numbers_apart():
-    assert normal("1  1/2") == normal("1 1/2") == "1 1/2" and as_number("1   1/2") == Fraction(3, 2)
-    assert normal("x  y") == "xy"
-
-
 def test_a_comparison_that_hangs_ends_in_bounded_time(monkeypatch):
     monkeypatch.setattr(grading, "SECONDS", 1)
     checker, start = Checker("math"), time.monotonic()
@@ -254,20 +239,6 @@ def test_a_comparison_that_hangs_ends_in_bounded_time(monkeypatch):
     checker.close()
     assert verdicts == ["timeout", "same", "different"]
     assert time.monotonic() - start < 30  # processor time is limited, so a busy machine takes longer
-
-
-def test_verdicts_do_not_depend_on_order_or_workers():
-    golds = [r"\frac{1}{2}", "x+y", r"\{1,2,3\}", "(1,2)", "a<b"]
-    pairs = [(gold, answer) for gold in golds for answer in ["0.5", r"\{3,2,1\}", "b>a", "y+x", "1,2"]]
-
-    def verdicts(workers, order):
-        checker = Checker("math", workers)
-        found = checker.map(lambda pair: checker.verdict(*pair), order, "checking", "pair")
-        checker.close()
-        return dict(zip(order, found, strict=True))
-
-    runs = [verdicts(1, pairs), verdicts(2, pairs[::-1])]
-    assert runs[0] == runs[1] and runs[0]["a<b", "b>a"] == "same"
 
 
 def test_the_right_answer_of_a_whole_solution_is_what_it_states(tmp_path):

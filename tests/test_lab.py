@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError, tasks
+from prm_jax import tasks
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.splits import data_config, load_splits
@@ -97,26 +97,6 @@ def test_kept_samples_are_graded_by_the_checker_of_today(kept, monkeypatch, caps
     ]  # alone: the hash is the same everywhere
     digest = hashlib.sha256("".join(map(repr, texts)).encode()).hexdigest()[:8]
     assert f"4 problems x 8 of embedded, 1.000 right, hash {digest}, kept in" in capsys.readouterr().out
-
-
-def test_code_that_decides_a_sample_names_the_kept_ones(kept, monkeypatch, tmp_path):
-    problems, *_ = kept
-    one, two = tmp_path / "one.py", tmp_path / "two.py"
-    one.write_text("def draw(x):\n    return x + 1\n")
-    two.write_text("# Adds one.\ndef draw(x):\n\n    return (x + 1)  # again\n")
-    assert run_folder.code_fingerprint([one]) == run_folder.code_fingerprint([two])
-    two.write_text("def draw(x):\n    return x + 2\n")
-    assert run_folder.code_fingerprint([one]) != run_folder.code_fingerprint([two])
-    monkeypatch.setattr(lab, "CODE", [*lab.CODE, "metrics.py"])  # as if other code drew
-    monkeypatch.setattr(Policy, "extend", None)
-    with pytest.raises(TypeError):
-        lab.policy_pool(CFG, problems, 8, 0)
-
-
-def test_a_policy_that_is_none_is_named_by_its_key(cache):
-    for path, message in (("/nowhere", "no such folder"), ("embedded_orm", "is a verifier")):
-        with pytest.raises(InputError, match=f"^data.policy: {path}: {message}"):
-            lab.policy_pool(dataclasses.replace(CFG, policy=path), ["4 +5 mod7?"], 1, 0)
 
 
 def test_samples_become_labelled_solutions(cache):

@@ -99,9 +99,8 @@ def data_config(node, key: str = "data") -> DataConfig:
     if name == "mixture" and key == "data":
         return mixture_config(node)
     is_own = ".py:" in str(name)  # FILE.py:CLASS of a task, or FILE.py:FUNCTION of a reader
-    # `defaults` is Hydra's, where a file of conf/data is loaded without it.
     if name in tuple(sources.READERS) or is_own and "path" in node:
-        cfg = parse(node, FileData, key, elsewhere=("defaults",))
+        cfg = parse(node, FileData, key)
     else:
         from prm_jax import tasks  # not above: data of files need no embedded task
 
@@ -110,7 +109,7 @@ def data_config(node, key: str = "data") -> DataConfig:
             name in tasks.TASKS or is_own, f"{key}.name", name, f"{names} or one of your own, FILE.py:NAME"
         )
         section = parse(node.get("task"), tasks.find_task(name).Config, f"{key}.task")
-        cfg = parse(node, TaskData, key, elsewhere=("task", "defaults"))
+        cfg = parse(node, TaskData, key, elsewhere=("task",))
         cfg = dataclasses.replace(cfg, task=section)
     if cfg.label_kind != "correctness":
         expected = f"keep with label_kind={cfg.label_kind}: {cfg.label_kind} labels know no first error"
