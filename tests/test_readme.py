@@ -1,6 +1,5 @@
 """README and docs are true: files, links, choices and tables that they name exist, and the Python example runs."""
 
-import ast
 import json
 import re
 import shutil
@@ -11,7 +10,8 @@ import hydra
 import pytest
 from conftest import ROOT
 
-from prm_jax.launch.config import CONF
+import evaluate
+from prm_jax.launch.config import CONF, store_defaults
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
@@ -47,37 +47,36 @@ def test_headings_that_links_name_exist(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_choices_that_are_named_exist(page):
     """data=NAME and the like, each a file of conf/; NAME, FILE and other words in capitals stand for the reader's own."""
-    found = re.findall(r"(?<![.\w])(data|task|format|experiment)=([a-z]\w*)", PAGES[page])
+    found = re.findall(r"(?<![.\w])(data|task|format|experiment|algorithm)=([a-z]\w*)", PAGES[page])
     assert [x for x in found if not (CONF / x[0] / f"{x[1]}.yaml").exists() and x not in ADDED] == []
     figures = re.findall(r"examples/papers/run.py ([a-z]\w*)", PAGES[page])
     assert [x for x in figures if not (ROOT / f"examples/papers/{x}.py").exists()] == []
 
 
 COMMAND = re.compile(
-    r"(?:python (?:-m prm_jax\.)?)(train|evaluate|sampling|labeling|relabeling|rl|export|bench)(?:\.py)? ([^`|\n#]+)"
+    r"python (?:-m prm_jax\.)?(train|evaluate|sampling|labeling|relabeling|rl|export|sweeps)(?:\.py)? ([^`|\n#]+)"
 )
-COMMANDS = sorted(
-    {
-        (name, words.split(" && ")[0].strip())
-        for text in PAGES.values()
-        for name, words in COMMAND.findall(text)
-    }
-)
+COMMANDS = sorted({found for text in PAGES.values() for found in COMMAND.findall(text)})
 
 
 @pytest.mark.parametrize("name, words", COMMANDS)
 def test_commands_of_the_pages_compose(name, words):
     """Each key of a command is one of its configuration, each group's choice a file."""
-    overrides = [
-        x.strip("'") for x in re.findall(r"'[^']*'|\S+", words) if "=" in x and not x.startswith("-")
-    ]
-    overrides = [
-        x for x in overrides if not x.startswith(("hydra.", "hydra/")) and tuple(x.split("=")) not in ADDED
-    ]
-    if words.startswith("-m "):
-        overrides = [x.split(",")[0] for x in overrides]  # the first job
+    words = [word.strip("'") for word in re.findall(r"'[^']*'|\S+", words.split(" && ")[0])]
+    task = [word.partition("=")[2] for word in words if word.startswith("task=")] or ["report"]
+    __import__(
+        "prm_jax.rl.__main__"
+        if name == "rl"
+        else name
+        if name in ("train", "evaluate")
+        else f"prm_jax.{name}"
+    )
+    if name == "evaluate" and ("task", task[0]) not in ADDED:
+        store_defaults("task_defaults", evaluate.task_class(task[0]).Config)
+    overrides = [x for x in words if "=" in x and not x.startswith(("-", "hydra.", "hydra/"))]
+    overrides = [x.split(",")[0] if "-m" in words else x for x in overrides]  # of a sweep the first job
     with hydra.initialize_config_dir(str(CONF), version_base=None):
-        hydra.compose(name, overrides)
+        hydra.compose(name, [x for x in overrides if tuple(x.split("=")) not in ADDED])
 
 
 def test_the_python_example_runs(capsys):

@@ -193,9 +193,11 @@ FIELDS = {
 FIELDS |= dict.fromkeys(("rope_theta", "norm_eps"), Positive)
 FIELDS |= {"head": Annotated[str, one_of(HEADS)], "head_dropout": BelowOne}
 FIELDS["remat"] = Annotated[str, one_of(("auto", "none", *REMAT))]
-# The model section of a run (conf/model): any field of ModelConfig; null or absent means as in config.json.
+# The section `model` of a run: any field of ModelConfig, where null or absent means as in config.json.
+# new_head: whether a checkpoint without a step head gets a random one.
 choices = [(name, hint | None, None) for name, hint in FIELDS.items()]
 ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", bool, True)], frozen=True)
+ModelChoice.is_open = True  # conf/train.yaml lists those that are often set
 
 
 def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:

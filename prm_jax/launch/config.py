@@ -61,7 +61,8 @@ def has_default(field: dataclasses.Field) -> bool:
 
 def store_defaults(name: str, cls: type, group: str | None = None):
     """Gives Hydra the defaults of a config dataclass, and of those in it, as the node `name`, which stands first in the
-    defaults list of its command: so a field with a default is a key without a line in YAML."""
+    defaults list of its command: so a field with a default is a key without a line in YAML. Left out are sections that
+    read other keys than their fields (`from_keys`) or have many that are seldom set (`is_open`: +SECTION.KEY=VALUE)."""
     ConfigStore.instance().store(name=name, node=_defaults(cls), group=group)
 
 
@@ -72,7 +73,7 @@ def _defaults(cls: type) -> dict:
         if has_default(field):
             default = field.default_factory() if field.default is dataclasses.MISSING else field.default
             values[name] = dataclasses.asdict(default) if dataclasses.is_dataclass(default) else default
-        elif dataclasses.is_dataclass(hint) and not hasattr(hint, "from_keys"):  # whose keys are its fields
+        elif dataclasses.is_dataclass(hint) and not (hasattr(hint, "from_keys") or hasattr(hint, "is_open")):
             values[name] = _defaults(hint)
     return values
 
