@@ -1,9 +1,9 @@
 import collections
 import dataclasses
 import gzip
+import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,21 +15,12 @@ from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.rows import read_rows, write_rows
 from prm_jax.data.sources import load, prm800k, prmbench
-from prm_jax.data.splits import (
-    assign_fold,
-    count_known,
-    data_config,
-    load_evaluation,
-    load_splits,
-    problem_hashes,
-    split_by_problem,
-)
+from prm_jax.data.splits import assign_fold, data_config, load_evaluation, load_splits, split_by_problem
 from prm_jax.launch.config import CONF
 from prm_jax.solutions import Solution, first_error, packed_solutions
 from prm_jax.solutions import native_row as row_of
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
-TOO_DEEP = "maximum recursion depth exceeded" if sys.version_info < (3, 14) else "Stack overflow"
 OPTIONS = {
     "neutral": "good",
     "after_first_error": "mask",
@@ -102,87 +93,40 @@ def test_first_error_skips_masked_and_takes_the_first_below_half():
     assert first_error(()) == -1
 
 
-def test_native_row_literally(tmp_path):
-    row = {
-        "prompt": "p",
-        "completions": ["", "a\nb", "ки"],
-        "labels": [True, 0.75, None],
-        "ratings": [1, 0, None],
-        "outcome": True,
-        "answer": "7",
-        "id": 12,
-    }
-    solutions, counts = read(jsonl(tmp_path, row), "native")
-    assert solutions == [Solution("p", ("", "a\nb", "ки"), (1.0, 0.75, None), (1, 0, None), 1.0, "7", "12")]
-    assert counts == {"rows": 1, "solutions": 1, "steps": 3, "labels": 2, "duplicates_dropped": 0}
-    assert [type(label) for label in solutions[0].labels] == [float, float, type(None)]
-
-
 def test_native_ids_default_to_file_and_line_and_labels_are_optional(tmp_path):
     path = tmp_path / "x.jsonl"
     text = json.dumps({"prompt": "p", "completions": ["a"]})
     path.write_bytes(b"\xef\xbb\xbf" + f"{text}\r\n\n   \n{text}\n".encode())
     solutions, counts = read(path, "native")
-    assert [(s.id, s.labels, s.outcome) for s in solutions] == [
-        ("x.jsonl:1", None, None),
-        ("x.jsonl:4", None, None),
-    ]
+    assert [(s.id, s.labels, s.outcome) for s in solutions] == [(f"x.jsonl:{n}", None, None) for n in (1, 4)]
     assert (counts["rows"], counts["labels"]) == (2, 0)
-    with pytest.raises(
-        InputError, match=r"x\.jsonl line 1: labels: missing, expected a list; found prompt, completions"
-    ):
+    with pytest.raises(InputError, match=r"x\.jsonl line 1: labels: missing"):
         read(path, "native", labels_required=True)
 
 
 @pytest.mark.parametrize(
-    ("option", "labels", "ratings", "count"),
+    ("option", "labels", "ratings", "changed"),
     [
-        (
-            "mask",
-            (1.0, 0.4, None, None, None),
-            (1, -1, None, None, None),
-            {"labels_after_first_error_mask": 2},
-        ),
-        ("bad", (1.0, 0.4, 0.0, 0.0, 0.0), (1, -1, -1, -1, -1), {"labels_after_first_error_bad": 2}),
-        ("keep", (1.0, 0.4, 0.9, None, 0.0), (1, -1, 1, None, -1), {}),
+        ("mask", (1.0, 0.4, None, None, None), (1, -1, None, None, None), 2),
+        ("bad", (1.0, 0.4, 0.0, 0.0, 0.0), (1, -1, -1, -1, -1), 2),
+        ("keep", (1.0, 0.4, 0.9, None, 0.0), (1, -1, 1, None, -1), 0),
     ],
 )
-def test_after_first_error(tmp_path, option, labels, ratings, count):
-    row = {
-        "prompt": "p",
-        "completions": list("abcde"),
-        "labels": [1, 0.4, 0.9, None, 0],
-        "ratings": [1, -1, 1, None, -1],
-    }
+def test_after_first_error(tmp_path, option, labels, ratings, changed):
+    row = native_row(completions=list("abcde"), labels=[1, 0.4, 0.9, None, 0], ratings=[1, -1, 1, None, -1])
     [solution], counts = read(jsonl(tmp_path, row), "native", after_first_error=option)
     assert (solution.labels, solution.ratings) == (labels, ratings)
-    assert {key: value for key, value in counts.items() if "first_error" in key} == count
+    assert counts.get(f"labels_after_first_error_{option}", 0) == changed
 
 
 def test_duplicates_are_exact_repeats(tmp_path):
-    rows = [
-        native_row(),
-        native_row(id="b"),
-        native_row(labels=[1, None]),
-        native_row(outcome=1),
-        native_row(prompt="q"),
-    ]
-    path = jsonl(tmp_path, *rows)
+    changes = {}, {"id": "b"}, {"labels": [1, None]}, {"outcome": 1}, {"prompt": "q"}
+    path = jsonl(tmp_path, *[native_row(**change) for change in changes])
     kept, counts = read(path, "native", duplicates="drop")
     assert [s.id for s in kept] == ["rows.jsonl:1", "rows.jsonl:3", "rows.jsonl:4", "rows.jsonl:5"]
     assert (counts["rows"], counts["solutions"], counts["duplicates_dropped"]) == (5, 4, 1)
     assert read([path, path], "native", duplicates="drop")[1]["duplicates_dropped"] == 6
     assert len(read([path, path], "native")[0]) == 10
-
-
-@pytest.mark.parametrize(
-    ("neutral", "labels", "ratings", "masked"),
-    [("good", (1.0, 1.0, 0.0), (1, 0, -1), 0), ("mask", (1.0, None, 0.0), (1, None, -1), 1)],
-)
-def test_neutral_of_flat_rows(tmp_path, neutral, labels, ratings, masked):
-    [solution], counts = read(jsonl(tmp_path, flat_row(1, 0, -1, id="x")), "prm800k", neutral=neutral)
-    assert (solution.labels, solution.ratings, solution.id) == (labels, ratings, "x")
-    assert counts["neutral_masked"] == masked
 
 
 def test_neutral_bad_is_an_error_like_any_other(tmp_path):
@@ -194,17 +138,6 @@ def test_neutral_bad_is_an_error_like_any_other(tmp_path):
     ]:
         [solution], _ = read(path, "prm800k", neutral="bad", after_first_error=option)
         assert (solution.labels, solution.ratings) == (labels, ratings)
-
-
-def test_flat_rows_without_any_label_are_dropped_and_counted(tmp_path):
-    path = jsonl(tmp_path, flat_row(None, None), flat_row(0, 0), flat_row(1))
-    solutions, counts = read(path, "prm800k", neutral="mask")
-    assert [s.id for s in solutions] == ["rows.jsonl:3"]
-    assert (counts["solutions_without_label_dropped"], counts["neutral_masked"]) == (2, 2)
-    with pytest.raises(
-        InputError, match=r"no solution left, expected at least one; counts: .*'neutral_masked': 1"
-    ):
-        read(jsonl(tmp_path, flat_row(0)), "prm800k", neutral="mask")
 
 
 def test_flat_row_answer_comes_from_the_tail():
@@ -307,17 +240,6 @@ def test_real_prm800k_flat():
     assert read(path, "prm800k", neutral="mask")[1]["neutral_masked"] == 340
 
 
-def test_real_prm800k_folds_never_share_a_problem():
-    solutions, _ = read(data_file("prm800k_val1818/prm800k_val1818.jsonl"), "prm800k", duplicates="drop")
-    tested = []
-    for fold in range(5):
-        sides = split_by_problem(solutions, 5, fold).values()
-        problems = [{s.problem for s in side} for side in sides]
-        assert sum(map(len, problems)) == 110 and sum(map(len, sides)) == 729
-        tested += list(sides)[1]
-    assert collections.Counter(tested) == collections.Counter(solutions)
-
-
 def test_real_prm800k_raw():
     _, counts = read(data_file("openr_samples/samples_prm800k.jsonl"), "prm800k", alternatives="chosen")
     assert (counts["rows"], counts["solutions"], counts["steps"], counts["labels"]) == (6, 4, 25, 24)
@@ -369,23 +291,6 @@ def test_math_shepherd_dirt_is_counted(tmp_path, text, problem, steps, labels, c
     assert [counts[key] for key in keys] == counted
 
 
-def test_real_math_shepherd():
-    path = data_file("openr_samples/samples_math-shepherd.jsonl")
-    solutions, counts = read(path, "math_shepherd", after_first_error="keep")
-    assert counts["rows"] == counts["solutions"] == 7
-    assert [len(s.steps) for s in solutions] == [5, 3, 2, 5, 5, 2, 3]
-    assert solutions[0].labels == (1.0, 1.0, 1.0, 1.0, 0.0) and solutions[4].labels == (
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-    )
-    assert [s.answer for s in solutions] == ["13520", "16000", "40", "900", "52", "2.2", "210"]
-    assert all(s.steps[0].startswith("Step 1: ") and s.problem.endswith("?") for s in solutions)
-    assert counts["rows_without_step_1"] == counts["texts_after_last_mark_dropped"] == 0
-
-
 def test_processbench_rows_literally(tmp_path):
     row = {"id": "g-0", "problem": "p", "steps": ["a", "b", "c"], "final_answer_correct": True, "label": 1}
     path = jsonl(
@@ -399,15 +304,6 @@ def test_processbench_rows_literally(tmp_path):
     ]
     assert read(path, "processbench", after_first_error="bad")[0][0].labels == (1.0, 0.0, 0.0)
     assert read(path, "processbench", after_first_error="keep")[0][0].labels == (1.0, 0.0, None)
-    for changes, message in [
-        ({"label": 3}, "label: found 3, expected -1 to 2 for 3 steps"),
-        ({"label": -2}, "label: found -2, expected -1 to 2 for 3 steps"),
-        ({"label": True}, "label: found True, expected a whole number"),
-        ({"final_answer_correct": 1}, "final_answer_correct: found 1, expected true or false"),
-    ]:
-        with pytest.raises(InputError) as error:
-            read(jsonl(tmp_path, row | changes), "processbench")
-        assert str(error.value) == f"{path} line 1: {message}"
 
 
 @pytest.mark.parametrize(
@@ -437,8 +333,6 @@ def test_prmbench_row_literally():
     counts = collections.Counter()
     assert prmbench(row, "f:1", counts) == [Solution("q", ("a", "b", "c"), (1.0, 0.0, 1.0), id="f:1")]
     assert counts == {"error_steps_out_of_range": 2, "rows_with_error_steps_out_of_range": 1}
-    with pytest.raises(InputError, match=r"error_steps\[1\]: found 0, expected a step number from 1"):
-        prmbench(row | {"error_steps": [1, 0]}, "f:1", counts)
 
 
 def test_real_prmbench():
@@ -517,35 +411,20 @@ def test_write_then_read_is_exact(tmp_path_factory, rows, suffix):
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_written_file_is_literal_and_a_failed_write_leaves_the_old_one(tmp_path):
+def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "x.jsonl"
-    rows = Solution("p", ("a",), (0.1,), (1,), id="i"), Solution("q", ("b",), outcome=0.0)
-    write_rows(path, [row_of(rows[0]), row_of(rows[1]), row_of(rows[0], [0.5])])
-    text = '{"id": "i", "prompt": "p", "completions": ["a"], "outcome": null, "answer": null, "labels": [0.1], "ratings": [1]}\n'
-    text += '{"id": null, "prompt": "q", "completions": ["b"], "outcome": 0.0, "answer": null, "labels": null, "ratings": null}\n'
-    text += (
+    write_rows(path, [row_of(Solution("p", ("a",), (0.1,), (1,), id="i"), [0.5])])
+    text = (
         '{"id": "i", "prompt": "p", "completions": ["a"], "outcome": null, "answer": null, "labels": [0.5]}\n'
     )
     assert path.read_text() == text
     with pytest.raises(ZeroDivisionError):
         write_rows(path, (row_of(Solution("p", ("a",), (1 / n,))) for n in (1, 0)))
     assert path.read_text() == text and len(list(tmp_path.iterdir())) == 1
-    with pytest.raises(InputError, match=r"x\.txt: unknown type of file to write"):
-        write_rows(tmp_path / "x.txt", [])
 
 
-FOLDS = [
-    3,
-    1,
-    3,
-    2,
-    4,
-    3,
-    1,
-    0,
-    0,
-    0,
-]  # of "problem 0" to "problem 9" among 5; a change moves every published split
+# Of "problem 0" to "problem 9" among 5; a change moves every published split.
+FOLDS = [int(fold) for fold in "3132431000"]
 
 
 def test_folds_are_stable_and_ignore_white_space():
@@ -609,86 +488,42 @@ def test_a_test_file_beside_a_training_file(tmp_path):
 
     held_out = str(jsonl(tmp_path, *labelled_rows("held out", "problem 1"), name="validation.jsonl"))
     data = load_splits(file_config(path=train, test_path=[test], validation_path=held_out), 0)
-    assert [
-        s.problem for s in data.splits["train"]
-    ] == PROBLEMS  # nothing is held back from the training file
+    assert [s.problem for s in data.splits["train"]] == PROBLEMS  # nothing is held back
     assert [s.problem for s in data.splits["validation"]] == ["held out", "problem 1"]
-    assert data.counts["validation_problems_in_training"] == 1 and list(data.fingerprints) == [
-        train,
-        test,
-        held_out,
-    ]
+    assert data.counts["validation_problems_in_training"] == 1
+    digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (train, test, held_out)}
+    assert data.fingerprints == digests
     data = load_splits(file_config(path=train, validation_path=held_out, folds=2), 0)
     assert len(data.splits["train"]) + len(data.splits["test"]) == 10 and len(data.splits["validation"]) == 2
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "place"),
     [
-        ({}, "^data.jsonl line 1: labels: missing"),
-        (
-            {"path": None},
-            "^data.sources.a.path: expected a file .data.sources.a.path=FILE., or a hub data set",
-        ),
+        ({}, "^data.jsonl line 1: labels: "),
+        ({"path": None}, "^data.sources.a.path: "),
+        ({"folds": 2}, "^data"),
     ],
 )
-def test_an_error_in_a_source_of_a_mixture_names_its_key_and_its_file(
-    tmp_path, monkeypatch, changes, message
-):
+def test_an_error_in_a_source_of_a_mixture_names_its_key_or_its_file(tmp_path, monkeypatch, changes, place):
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path, {"prompt": "p", "completions": ["a"]}, name="data.jsonl")
     part = dataclasses.asdict(file_config(path="data.jsonl"))
-    node = {
-        "name": "mixture",
-        "label_kind": "correctness",
-        "weights": None,
-        "sources": {"a": part | changes, "b": part},
-    }
-    with pytest.raises(InputError, match=message):
+    node = {"name": "mixture", "label_kind": "correctness", "weights": None}
+    node["sources"] = {"a": part | changes, "b": part}
+    with pytest.raises(InputError, match=place):
         load_splits(data_config(OmegaConf.create(node)), 0, labels_required=True)
 
 
-def test_the_best_model_may_be_chosen_on_a_benchmark(tmp_path):
-    """ProcessBench rows beside native ones to train on: label 1 is the second step, the first wrong one."""
-    train = str(jsonl(tmp_path, *labelled_rows(*PROBLEMS), name="train.jsonl"))
-    row = {
-        "id": "x",
-        "problem": "held out",
-        "steps": ["a", "b", "c"],
-        "label": 1,
-        "final_answer_correct": False,
-    }
-    bench = str(jsonl(tmp_path, row, name="bench.jsonl"))
-    config = file_config(path=train, validation_path=bench, validation_name="processbench", folds=2)
-    (found,) = load_splits(config, 0).splits["validation"]
-    assert (found.problem, found.labels[:2]) == ("held out", (1.0, 0.0))
-    with pytest.raises(InputError, match="data.validation_name: got 'bench', expected native, "):
-        file_config(path=train, validation_name="bench")
-
-
 def test_a_file_that_states_another_meaning_of_its_labels_is_refused(tmp_path):
+    rows = labelled_rows(*PROBLEMS)
     for stated in ("value", "unknown", None):
-        path = str(jsonl(tmp_path, *[row | {"label_kind": stated} for row in labelled_rows(*PROBLEMS)]))
+        path = str(jsonl(tmp_path, *[row | {"label_kind": stated} for row in rows]))
         config = file_config(path=path, label_kind="value")
         assert len(load_evaluation(config, 0, named=True).splits["test"]) == 10
-    of_values = [row | {"label_kind": "value"} for row in labelled_rows(*PROBLEMS)]
-    for rows in (
-        of_values,
-        [*labelled_rows(*PROBLEMS), of_values[-1] | {"prompt": "another"}],
-    ):  # two files put together
-        path = str(jsonl(tmp_path, *rows))
-        with pytest.raises(
-            InputError,
-            match="data.label_kind: got 'correctness', expected value, as .*rows.jsonl line \\d+ states",
-        ):
-            load_splits(file_config(path=path), 0)
-
-
-def test_known_problems_are_counted():
-    rows = [Solution(problem, ("a",)) for problem in ("1 + 1?", "1+1?", "2?", "2?")]
-    hashes = problem_hashes(rows)
-    assert len(hashes) == 2 and hashes == sorted(hashes) and all(len(text) == 16 for text in hashes)
-    assert count_known([Solution("1 +1 ?", ("b",)), Solution("3?", ("b",))], hashes) == 1
+    path = str(jsonl(tmp_path, *rows, native_row(prompt="another", label_kind="value")))
+    with pytest.raises(InputError, match="^data.label_kind: .*rows.jsonl line 11"):
+        load_splits(file_config(path=path), 0)
 
 
 def test_a_reader_is_one_entry(tmp_path, monkeypatch):
