@@ -2,7 +2,7 @@
 
     python -m examples.attack --checkpoint RUN                             # on the embedded task
     python -m examples.attack --checkpoint RUN --input rows.jsonl          # on labelled solutions of any text
-    python -m examples.attack --harden FOLDER                              # rows to train on, edits among them
+    python -m examples.attack --harden FOLDER                             # rows to train on, edits among them
 
 An attacker edits an unsound solution in one place and hands in the version that the verifier likes best. The
 embedded task's checker judges each version: only those that are still unsound count. Likewise a sound
@@ -115,18 +115,18 @@ def load_chain(**changes) -> TaskData:
 
 
 def harden(folder: Path, data: TaskData, share: float, seed: int):
-    """Writes train.jsonl, validation.jsonl and test.jsonl of the embedded task. A version with one edit of a
-    `share` of the training solutions, each kind of edit as often, at a random place, is added and labelled anew."""
+    """Writes train.jsonl, validation.jsonl and test.jsonl of the embedded task. A `share` of the training
+    solutions is added again with one edit, of a random kind at a random place, and labelled anew."""
     splits = load_splits(data, seed, policy_pool).splits
-    rng, names, edited = np.random.default_rng([seed, 2]), list(EDITS), []
+    rng = np.random.default_rng([seed, 2])
+    names, edited = list(EDITS), []
     for s in splits["train"]:
         if rng.random() < share and s.outcome is not None:
             versions = [*EDITS[names[rng.integers(len(names))]](s.steps)]
             if versions:
                 steps = versions[rng.integers(len(versions))]
-                new = tasks.labelled(
-                    tasks.CHAIN, data.task, s.problem, steps, data.label_kind, f"{s.id}/edited"
-                )
+                origin = data.label_kind, f"{s.id}/edited"
+                new = tasks.labelled(tasks.CHAIN, data.task, s.problem, steps, *origin)
                 edited.append(tasks.relabel(tasks.CHAIN, new, data.after_first_error))
     for side, solutions in {**splits, "train": [*splits["train"], *edited]}.items():
         write_rows(folder / f"{side}.jsonl", map(native_row, solutions))
@@ -168,12 +168,14 @@ def attack(verifier: Verifier, solutions: Solutions, edits: dict, seed: int) -> 
     log_odds = verifier.log_odds([problem for problem, _ in every], [steps for _, steps in every])
     p_of = dict(zip(every, np.exp(solution_scores(log_odds, verifier.aggregator)), strict=True))
     judge = functools.cache(functools.partial(is_sound, task))
-    before_N, problems = np.array([p_of[row] for row in rows]), np.array([problem for problem, _ in rows])
+    before_N = np.array([p_of[row] for row in rows])
+    problems = np.array([problem for problem, _ in rows])
 
     def hand_in(chosen: Collection[str], wrong_line: bool = False) -> dict:
         """The numbers with each solution replaced by the attacker's best version, of those that `chosen`
         edits make and that keep its verdict. `wrong_line`: an unsound one must still hold a wrong line."""
-        after_N, kept, total = before_N.copy(), 0, 0
+        after_N = before_N.copy()
+        kept = total = 0
         for n, made in enumerate(versions):
             for row in (row for row, name in made.items() if name in chosen):
                 total += 1
@@ -215,12 +217,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", help="as in evaluate.py; the newest finished run if it is left out")
     parser.add_argument("--input", help="a file of labelled solutions or a graded pool")
-    parser.add_argument(
-        "--harden", type=Path, help="writes training rows with edits to this folder, no attack"
-    )
-    parser.add_argument(
-        "--share", type=float, default=0.5, help="of --harden: share of the solutions to edit"
-    )
+    parser.add_argument("--harden", type=Path, help="only write training rows with edits into this folder")
+    parser.add_argument("--share", type=float, default=0.5, help="of solutions that --harden edits")
     parser.add_argument("--solutions", type=int, default=1000)
     parser.add_argument("--aggregator", default="prod")
     parser.add_argument("--seed", type=int, default=0)
@@ -238,9 +236,8 @@ def main():
     print(f"{'one edit':<18}{'AUROC':>8}{'unsound above .5':>20}{'sound below .5':>18}{'verdict kept':>16}")
     for name, x in {"none": results["before"], **results["edits"]}.items():
         kept = f"{x['kept']} of {x['versions']}" if "kept" in x else ""
-        print(
-            f"{name:<18}{x['auroc']:>8.3f}{x['unsound_accepted']:>20.3f}{x['sound_refused']:>18.3f}{kept:>16}"
-        )
+        shares = f"{x['unsound_accepted']:>20.3f}{x['sound_refused']:>18.3f}"
+        print(f"{name:<18}{x['auroc']:>8.3f}{shares}{kept:>16}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     python -m venv TRL && TRL/bin/pip install torch==2.13.0 trl==1.13.0   # the last release with a PRMTrainer
     python -m examples.bench_peers --peer trl --python TRL/bin/python
 
-Both sides begin with the same weights and take the same steps on the same random solutions. The peer's side of
-this file (`--job`) imports nothing of ours. Dimension key: B rows, L tokens.
+Both sides begin with the same weights and take the same steps on the same random solutions. The peer's side
+of this file (`--job`) imports nothing of ours. Dimension key: B rows, L tokens.
 """
 
 import argparse
@@ -49,7 +49,8 @@ def train_torch(folder: Path, job: dict) -> dict:
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    model, seconds, solutions = load(folder), [], job["solutions"]
+    model, seconds = load(folder), []
+    solutions = job["solutions"]
     adamw, scheduler = make_adamw(model, job)
     rows = [b for b, s in enumerate(solutions) for _ in s["step_end"]]
     step_ends = [end for s in solutions for end in s["step_end"]]
@@ -83,7 +84,8 @@ def train_trl(folder: Path, job: dict) -> dict:
         return {"input_ids": solution["ids"], "labels": labels.tolist()}
 
     # Ticks at the start and after every step, so that all of a trainer's work between two steps counts.
-    model, ticks, clock = load(folder), [], TrainerCallback()
+    model = load(folder)
+    ticks, clock = [], TrainerCallback()
     clock.on_train_begin = clock.on_step_end = lambda *args, **kwargs: ticks.append(time.perf_counter())
     config = PRMConfig(
         str(folder / "trl"),

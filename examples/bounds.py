@@ -86,14 +86,16 @@ def shifts(lower_n, upper_n, label_n) -> tuple[float, float]:
     """By how many log-odds the lower and the upper bound must move out (in, if below 0) to hold a new label
     as often as they should. The guarantee is for one step a problem; steps of one solution depend on each
     other."""
-    y_n, edge = UNITS["probability"].log_odds(label_n), math.log((1 - EDGE) / EDGE)
+    y_n = UNITS["probability"].log_odds(label_n)
+    edge = math.log((1 - EDGE) / EDGE)
     above_n = lower_n - np.clip(y_n, -edge, CERTAIN)
     below_n = np.clip(y_n, -CERTAIN, edge) - upper_n
     return conformal_quantile(above_n, 1 - QUANTILES[0]), conformal_quantile(below_n, QUANTILES[-1])
 
 
 def report(run: str):
-    cfg, loaded = run_config(Path(run)), open_checkpoint(run, "best", None, "float32")
+    cfg = run_config(Path(run))
+    loaded = open_checkpoint(run, "best", None, "float32")
     splits = load_splits(data_config(cfg.data), cfg.seed, policy_pool).splits
     down, up = shifts(*bounds_of(loaded, list(splits["validation"])))
     lower_n, upper_n, label_n = bounds_of(loaded, list(splits["test"]))

@@ -60,9 +60,12 @@ def responses(bad: float) -> Responses:
     """The responses; a good step is rewarded 1, a bad one `bad`."""
     every = [is_good_T for n in range(1, STEPS + 1) for is_good_T in itertools.product((0, 1), repeat=n)]
     N, L = len(every), 2 * STEPS + 1
-    chance_N, outcome_N = np.ones(N), np.array([is_good_T[-1] for is_good_T in every])
-    step_reward_NT, score_NLK = np.zeros((N, STEPS)), np.zeros((N, L, LOGITS))
-    step_of_token_NL, mask_NL = np.zeros((N, L), int), np.zeros((N, L), bool)
+    chance_N = np.ones(N)
+    outcome_N = np.array([is_good_T[-1] for is_good_T in every])
+    step_reward_NT = np.zeros((N, STEPS))
+    score_NLK = np.zeros((N, L, LOGITS))
+    step_of_token_NL = np.zeros((N, L), int)
+    mask_NL = np.zeros((N, L), bool)
     for i, is_good_T in enumerate(every):
         T = len(is_good_T)
         step_reward_NT[i, :T] = np.where(is_good_T, 1.0, bad)

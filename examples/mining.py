@@ -47,9 +47,9 @@ def main():
     parser.add_argument("--pool", required=True, help="graded candidates")
     parser.add_argument("--aggregator", default="prod")
     args = parser.parse_args()
-    verifier, pool = prm_jax.load(args.checkpoint, aggregator=args.aggregator), read_pool(args.pool)
+    verifier = prm_jax.load(args.checkpoint, aggregator=args.aggregator)
     chosen = {"mined": [], "uniform": []}
-    for problem in pool:
+    for problem in read_pool(args.pool):
         candidates = problem.candidates
         log_odds = verifier.log_odds([problem.problem] * len(candidates), [c.steps for c in candidates])
         mined = mine(candidates, solution_scores(log_odds, verifier.aggregator), KEPT, WRONG)

@@ -40,12 +40,14 @@ from prm_jax.api import Verifier
 from prm_jax.data.units import probability
 from prm_jax.formats import encode
 from prm_jax.rerank import AGGREGATORS, solution_scores
+from prm_jax.scoring import ModelScorer
 
 MOST_BYTES = 1 << 20  # of a body
 MOST_SOLUTIONS = 1024  # of a request
 MOST_CHARACTERS = 1 << 22  # of all solutions of a request, each with its problem
 MOST_TOKENS = 8192  # of a solution as the model reads it
 MOST_WAITING = 256  # requests at a time; more get a 503
+LOCAL = ["localhost", "127.0.0.1"]
 BATCH = 512  # solutions with which a batch is full
 SECONDS = 10  # in which a body must arrive
 DRAIN_SECONDS = 0.5  # for which a body that is too large is still read, so that its client sees the answer
@@ -105,7 +107,9 @@ def read_job(body: bytes, aggregator: str) -> Job:
 
 async def read_body(request: Request) -> bytes:
     """The body. One that is too large is refused as soon as its header says so, or that much has arrived."""
-    declared, stream, body = int(request.headers.get("content-length", 0)), request.stream(), bytearray()
+    declared = int(request.headers.get("content-length", 0))
+    stream = request.stream()
+    body = bytearray()
     try:
         async with asyncio.timeout(SECONDS):
             while max(declared, len(body)) <= MOST_BYTES:
@@ -172,40 +176,39 @@ class Batcher:
         return [[next(scores) for _ in job.rows] for job in jobs]
 
     def check_tokens(self, rows: list[tuple[str, list[str]]]):
-        """Refuses a solution with too many tokens, where the verifier, or a member of it, has a tokenizer."""
+        """Refuses a solution with too many tokens, where the verifier, or a member of it, is a model."""
         for member in getattr(self.verifier.scorer, "members", [self.verifier.scorer]):
-            if not hasattr(member, "tokenizer"):
-                continue
-            longest = max(len(encoded.ids_L) for encoded in encode(member.format, member.tokenizer, rows))
-            if longest > MOST_TOKENS:
-                raise HTTPException(
-                    413, f"steps: got a solution of {longest} tokens, expected at most {MOST_TOKENS}"
-                )
+            if isinstance(member, ModelScorer):
+                encoded = encode(member.format, member.tokenizer, rows)
+                if max(len(one.ids_L) for one in encoded) > MOST_TOKENS:
+                    raise HTTPException(413, f"steps: expected at most {MOST_TOKENS} tokens in a solution")
 
 
 def describe(job: Job, scores: list[np.ndarray]) -> list[dict]:
     """The answer's problems, from the log-odds of each solution's steps."""
     log_score_N = solution_scores(scores, job.aggregator, rounded=True)
+    candidates = [
+        {
+            "probability": probability(log_odds_T).tolist(),
+            "log_odds": log_odds_T.tolist(),
+            "log_score": float(log_score),
+            "weakest_step": int(log_odds_T.argmin()) + 1,
+        }
+        for log_odds_T, log_score in zip(scores, log_score_N, strict=True)
+    ]
     problems, start = [], 0
     for problem in job.problems:
-        count, candidates = len(problem.rows), []
-        for log_odds_T, log_score in zip(scores[start : start + count], log_score_N[start : start + count]):
-            candidate = {
-                "probability": probability(log_odds_T).tolist(),
-                "log_odds": log_odds_T.tolist(),
-                "log_score": float(log_score),
-                "weakest_step": int(log_odds_T.argmin()) + 1,
-            }
-            candidates.append(candidate)
-        ranking = np.argsort(-log_score_N[start : start + count], kind="stable").tolist()
-        problems.append({"candidates": candidates, "ranking": ranking})
-        start += count
+        stop = start + len(problem.rows)
+        ranking = np.argsort(-log_score_N[start:stop], kind="stable").tolist()
+        problems.append({"candidates": candidates[start:stop], "ranking": ranking})
+        start = stop
     return problems
 
 
-def make_app(verifier: Verifier, token: str | None, hosts: list[str]) -> Starlette:
-    """The application. Without a token requests must name one of `hosts`: no page of another site can ask."""
-    batcher, scorer = Batcher(verifier), verifier.scorer
+def make_app(verifier: Verifier, token: str | None) -> Starlette:
+    """The application. Without a token requests must name this machine: no page of another site can ask."""
+    batcher = Batcher(verifier)
+    scorer = verifier.scorer
     about = {"model": scorer.name, "unit": scorer.unit, "label_kind": scorer.label_kind}
 
     async def score(request: Request) -> JSONResponse:
@@ -234,7 +237,7 @@ def make_app(verifier: Verifier, token: str | None, hosts: list[str]) -> Starlet
     app = Starlette(
         routes=[Route("/score", score, methods=["POST"]), Route("/health", health)],
         exception_handlers={HTTPException: refuse, InputError: refuse_input},
-        middleware=[] if token else [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        middleware=[] if token else [Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)],
         lifespan=lifespan,
     )
     app.state.batcher = batcher
@@ -242,11 +245,8 @@ def make_app(verifier: Verifier, token: str | None, hosts: list[str]) -> Starlet
 
 
 def make_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
-    return uvicorn.Server(
-        uvicorn.Config(
-            app, host, port, log_level="warning", limit_concurrency=MOST_WAITING, server_header=False
-        )
-    )
+    limits = {"limit_concurrency": MOST_WAITING, "server_header": False}
+    return uvicorn.Server(uvicorn.Config(app, host, port, log_level="warning", **limits))
 
 
 def main():
@@ -257,13 +257,12 @@ def main():
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     args = parser.parse_args()
-    verifier = prm_jax.load(args.checkpoint, args.format, args.aggregator)
     token = os.environ.get("PRM_JAX_TOKEN")
-    if not token and args.host not in ("127.0.0.1", "localhost"):
-        print("warning: PRM_JAX_TOKEN is not set, so everyone who reaches this address may use it")
+    if not token and args.host not in LOCAL:
+        parser.error("PRM_JAX_TOKEN: is not set, and other machines need a token")
+    verifier = prm_jax.load(args.checkpoint, args.format, args.aggregator)
     print(f"{verifier.scorer.name} at http://{args.host}:{args.port}", flush=True)
-    app = make_app(verifier, token, ["localhost", "127.0.0.1", args.host])
-    make_server(app, args.host, args.port).run()
+    make_server(make_app(verifier, token), args.host, args.port).run()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def two_level_step(model: PRM, logit_S, batches, trusted, lr: float, weights_lr:
 
 def learn(start: str, trusted: str, files: list[str], seed: int = 0) -> dict[str, float]:
     """{file: weight}, which sum to 1."""
-    opened, rng = open_checkpoint(start, "best", None, "float32"), np.random.default_rng(seed)
+    opened = open_checkpoint(start, "best", None, "float32")
+    rng = np.random.default_rng(seed)
     solutions = [load(path, "native", labels_required=True)[0] for path in (trusted, *files)]
     parts = [make_examples(part, opened.format, opened.tokenizer, "prm")[0] for part in solutions]
     width = max(len(e.ids_L) for part in parts for e in part)
@@ -63,7 +64,8 @@ def learn(start: str, trusted: str, files: list[str], seed: int = 0) -> dict[str
     def draw(part: list[Example]) -> dict[str, np.ndarray]:
         return pack_batch([[part[i]] for i in rng.integers(len(part), size=ROWS)], width, slots)
 
-    model, logit_S = opened.model, jnp.zeros(len(files))
+    model = opened.model
+    logit_S = jnp.zeros(len(files))
     for _ in range(STEPS):
         batches = jax.tree.map(lambda *arrays: np.stack(arrays), *map(draw, parts[1:]))
         model, logit_S, _ = two_level_step(

@@ -72,7 +72,8 @@ class Search:
     """The search for one wrong solution."""
 
     def __init__(self, verifier: Verifier, problem: str, steps: Steps):
-        self.verifier, self.scorer, self.problem, self.steps = verifier, verifier.scorer, problem, steps
+        self.verifier, self.scorer = verifier, verifier.scorer
+        self.problem, self.steps = problem, steps
         self.plain_L = self.encoded(steps).ids_L
         logit_T = verifier.log_odds(problem, steps)
         self.line = len(steps) - 1 - int(np.argmin(logit_T[::-1]))  # the lowest, of equal ones the last
@@ -119,7 +120,8 @@ class Search:
 
     def run(self, is_wrong: Callable[[str, Steps], bool], rng=None) -> tuple[float, float, Steps]:
         """(P before, P of the best version that `is_wrong` still calls wrong, that version)."""
-        now, here, tried = self.first(), -np.inf, set()
+        now, here = self.first(), -np.inf  # where the search stands, and its log score
+        tried = set()
         before = self.log_scores([self.steps])[0]
         best, best_steps = before, self.steps
         for _ in range(ROUNDS):

@@ -120,7 +120,8 @@ def random_lengths(rng, n: int, mean: float) -> np.ndarray:
 
 def random_solutions(cfg: BenchConfig, problems: int) -> list[Example]:
     """`solutions` of each problem, whose tokens they share."""
-    rng, made, vocab = np.random.default_rng(cfg.seed), [], SHAPES[cfg.shape][0]
+    rng, made = np.random.default_rng(cfg.seed), []
+    vocab = SHAPES[cfg.shape][0]
     for _ in range(problems):
         problem_L = rng.integers(0, vocab, PROBLEM)
         for n in random_lengths(rng, cfg.solutions, cfg.mean_tokens):
@@ -139,13 +140,15 @@ def random_model(cfg: BenchConfig, stored=cast_backbone, **more) -> PRM:
 
 def bench_train(cfg: BenchConfig) -> Numbers:
     """Steps on one batch of `solutions`, whose contents do not change the time."""
-    model, rows = random_model(cfg, stored=lambda model: model), [[] for _ in range(cfg.rows)]
+    model = random_model(cfg, stored=lambda model: model)
     opt = training.make_optimizer(model, OPTIMIZER, 1000)
+    rows = [[] for _ in range(cfg.rows)]  # with nearly equal sums of tokens
     for example in sorted(random_solutions(cfg, 1), key=lambda e: -len(e.ids_L)):
         min(rows, key=lambda row: sum(len(e.ids_L) for e in row)).append(example)
     L = -(-max(sum(len(e.ids_L) for e in row) for row in rows) // 16) * 16
     batch = pack_batch(rows, L, max(sum(len(e.step_end_T) for e in row) for row in rows))
-    batch, metrics = mesh.shard_batch({name: x[None] for name, x in batch.items()}, cfg.rows, axis=1), None
+    batch = mesh.shard_batch({name: x[None] for name, x in batch.items()}, cfg.rows, axis=1)
+    metrics = None
 
     def step():
         nonlocal model, opt, metrics
@@ -159,13 +162,10 @@ def bench_train(cfg: BenchConfig) -> Numbers:
     return numbers | {"share_of_matmul_peak": share, "last_loss_nats": float(metrics["loss"])}
 
 
-def random_scorer(cfg: BenchConfig) -> HeadScorer:
-    about = {"format": PLAIN, "label_kind": "correctness", "name": "bench", "batch_rows": cfg.rows}
-    return HeadScorer(model=random_model(cfg), tokenizer=None, **about)
-
-
 def bench_score(cfg: BenchConfig) -> Numbers:
-    scorer, solutions = random_scorer(cfg), random_solutions(cfg, cfg.problems)
+    about = {"format": PLAIN, "label_kind": "correctness", "name": "bench", "batch_rows": cfg.rows}
+    scorer = HeadScorer(model=random_model(cfg), tokenizer=None, **about)
+    solutions = random_solutions(cfg, cfg.problems)
     seconds = seconds_of(lambda: scorer.score_encoded(solutions), cfg.repeats)
     shared = {"tokens_a_computed_token": scorer.stats.tokens / scorer.stats.computed}
     return shared | rate(sum(len(e.ids_L) for e in solutions), seconds)
@@ -173,16 +173,19 @@ def bench_score(cfg: BenchConfig) -> Numbers:
 
 def bench_sampling(cfg: BenchConfig) -> Numbers:
     """`solutions` samples of `new_tokens` tokens of each of `problems` prompts; none ends earlier."""
-    model, rng = random_model(cfg, head="none", lm_head=True), np.random.default_rng(cfg.seed)
-    sampling, tokenizer = Sampling(1.0, None, 1.0, cfg.new_tokens), hf.load_tokenizer(hf.EMBEDDED)
+    model = random_model(cfg, head="none", lm_head=True)
+    sampling = Sampling(1.0, None, 1.0, cfg.new_tokens)
+    tokenizer = hf.load_tokenizer(hf.EMBEDDED)
     policy = Policy(model, tokenizer, PLAIN, "bench", sampling, cfg.rows * cfg.solutions)
+    rng = np.random.default_rng(cfg.seed)
     prompts = [tuple(rng.integers(1, model.cfg.vocab, PROBLEM).tolist()) for _ in range(cfg.problems)]
-    never_V, number_P, key = np.zeros(model.cfg.vocab, bool), np.arange(len(prompts)), jax.random.key(0)
+    never_V = np.zeros(model.cfg.vocab, bool)
+    number_P = np.arange(len(prompts))
 
     def sample():
         for group in policy.groups(prompts, lambda _: cfg.solutions):
             rows = [(p, p, j) for p in range(len(group)) for j in range(cfg.solutions)]
-            list(policy.decode(group, rows, PROBLEM, never_V, key, number_P, cfg.new_tokens))
+            list(policy.decode(group, rows, PROBLEM, never_V, jax.random.key(0), number_P, cfg.new_tokens))
 
     return rate(cfg.problems * cfg.solutions * cfg.new_tokens, seconds_of(sample, cfg.repeats))
 
@@ -213,11 +216,13 @@ def compiled(cfg: BenchConfig, batch: dict, trains: bool):
 
 def bench_memory(cfg: BenchConfig) -> Numbers:
     """Bytes of one device of a mesh that need not exist, with a row of 4,096 tokens a part of it."""
-    parts, devices = (cfg.mesh.data or 1) * cfg.mesh.fsdp, jax.devices()
+    parts = (cfg.mesh.data or 1) * cfg.mesh.fsdp
+    devices = jax.devices()
     if cfg.target == "tpu":  # descriptions of chips to compile for
         grid = SLICES[parts * cfg.mesh.tensor]
         devices = topologies.get_topology_desc(platform="tpu", topology_name=f"v5p:{grid}").devices
-    numbers, batch = {}, pack_batch([[]] * parts, 4096, 64)
+    batch = pack_batch([[]] * parts, 4096, 64)
+    numbers = {}
     with jax.set_mesh(mesh.make_mesh(dataclasses.replace(cfg.mesh, data=cfg.mesh.data or 1), parts, devices)):
         for name, trains in (("train", True), ("score", False)):
             used = compiled(cfg, batch, trains).memory_analysis()

@@ -22,7 +22,7 @@ RIGHT, WRONG, SHORT = ["4+5=2", "2*3=6"], ["4+5=3", "3*3=2"], ["4+5*3=6"]
 @contextlib.contextmanager
 def served(verifier, token=None):
     """(port, application) of a server in this process."""
-    app = serve.make_app(verifier, token, ["127.0.0.1"])
+    app = serve.make_app(verifier, token)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = serve.make_server(app, "127.0.0.1", 0)
         thread = threading.Thread(target=server.run, args=([listener],))
