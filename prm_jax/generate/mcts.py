@@ -33,12 +33,9 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
         weights = [child.weight for child in children] + [0.0] * (K - len(children))
         return np.log(np.maximum(weights, 1e-9), dtype=np.float32)
 
-    roots = dict(
-        zip(problems, expand(state, [Child(Node(p), 1.0, 1.0) for p in problems], branch), strict=True)
-    )
-    trees = [
-        [roots.get(p, [])] for p in range(P)
-    ]  # the children of each problem's nodes, in the order of mctx
+    roots = [Child(Node(p), 1.0, 1.0) for p in problems]
+    first = dict(zip(problems, expand(state, roots, branch), strict=True))
+    trees = [[first.get(p, [])] for p in range(P)]  # the children of each problem's nodes, in mctx's order
     value_P = np.array([nodes[0][-1].probability if nodes[0] else 0.0 for nodes in trees], np.float32)
     prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
     root = mctx.RootFnOutput(prior_logits=prior_PK, value=value_P, embedding=np.zeros(P, np.int32))
@@ -49,10 +46,8 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
         prior_PK, reward_P, discount_P, value_P = new_node
         tree = grow(None, i, new_node) if tree is None else tree
         descent = grow(tree, i, new_node)
-        parent_P, action_P = (
-            np.asarray(descent.parents[:, i + 1]),
-            np.asarray(descent.action_from_parent[:, i + 1]),
-        )
+        parent_P = np.asarray(descent.parents[:, i + 1])
+        action_P = np.asarray(descent.action_from_parent[:, i + 1])
         actions = enumerate(zip(parent_P, action_P, strict=True))
         leaves = {p: trees[p][n][k] for p, (n, k) in actions if k < len(trees[p][n])}
         active = {p for p, n in enumerate(idle_P) if n < MAX_IDLE and state.continues(p, branch)}

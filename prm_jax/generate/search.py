@@ -51,10 +51,8 @@ def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, a
         nodes = list(itertools.chain(*(distinct.values() for distinct in rivals.values())))
         nodes, beams = iter(state.look_ahead(nodes, ahead) if ahead else nodes), []
         for (_, group), distinct in rivals.items():
-            best = sorted(itertools.islice(nodes, len(distinct)), key=lambda node: node.value, reverse=True)[
-                :keep
-            ]
-            still_open = itertools.cycle([node for node in best if node.is_open])
+            ranked = sorted(itertools.islice(nodes, len(distinct)), key=lambda node: node.value, reverse=True)
+            still_open = itertools.cycle([node for node in ranked[:keep] if node.is_open])
             beams += [(node, group) for node in itertools.islice(still_open, keep)]
         if not beams:
             break
@@ -85,13 +83,8 @@ class Method(NamedTuple):
 def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1, ahead: int = 0) -> dict:
     """A beam of `width` samples a step, rounded down to a multiple of `branch`."""
     branch = min(width, options.branch)
-    return {
-        "width": width // branch * branch,
-        "branch": branch,
-        "apart": apart,
-        "ahead": ahead,
-        "block": block,
-    }
+    width = width // branch * branch
+    return {"width": width, "branch": branch, "apart": apart, "ahead": ahead, "block": block}
 
 
 BRANCH = operator.attrgetter("branch")
@@ -126,34 +119,38 @@ def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 2
 def search(state: SearchState, method: str, budget: float, per_solution: float, options: Options):
     """Spends a mean of `budget` policy tokens a problem by a method of METHODS. Every second problem is
     searched first, with the width that per_solution pays for. Their measured cost of a unit of width sets the
-    width of the others. Problems with more than a unit's estimated cost left are searched again; the last
-    tokens pay for one whole solution each of the cheapest problems. With options.stop_at see
-    `search_unsolved`."""
+    width of the others. `spend_rest` spends what is left. With options.stop_at see `search_unsolved`."""
     state.budget, state.per_solution, state.stop_at = budget, per_solution, options.stop_at
     if options.stop_at is not None:
         return search_unsolved(state, method, budget, options)
     P = len(state.problems)
-    unit = measured = per_solution * METHODS[method].cost(
-        options
-    )  # tokens a unit of width, estimated and as measured
+    unit = measured = per_solution * METHODS[method].cost(options)  # tokens a unit of width
     for problems in filter(None, (list(range(0, P, 2)), list(range(1, P, 2)))):
         left = budget * P - state.tokens_P.sum()
         width = max(1.0, min(budget, left / len(problems)) / measured)
         measured = search_by_width(state, method, problems, width, options) / width
-    while measured:  # 0: a server's empty texts
-        left, least_first = (
-            budget * P - state.tokens_P.sum(),
-            sorted(range(P), key=lambda p: state.tokens_P[p]),
-        )
+    if measured:  # 0: a server's empty texts
+        spend_rest(state, method, budget, unit, options)
+
+
+def spend_rest(state: SearchState, method: str, budget: float, unit: float, options: Options):
+    """Searches the problems with more than a unit's estimated cost left again; the last tokens pay for one
+    whole solution each of the cheapest problems."""
+    P, spent = len(state.problems), True
+    while spent:
+        left, least_first = budget * P - state.tokens_P.sum(), cheapest_first(state, range(P))
         problems = [p for p in least_first if state.tokens_P[p] + unit <= budget]
         if problems and left >= unit * len(problems):
             width = min(left, sum(budget - state.tokens_P[problems])) / len(problems) / unit
         else:
-            lengths = [[x.tokens for x in state.finished(p)] or [per_solution] for p in least_first]
-            method, width, unit = "best_of_n", 1.0, per_solution
+            method, width, unit = "best_of_n", 1.0, state.per_solution
+            lengths = [[x.tokens for x in state.finished(p)] or [unit] for p in least_first]
             problems = least_first[: np.searchsorted(np.cumsum([np.mean(x) for x in lengths]), left)]
-        if not problems or not search_by_width(state, method, problems, width, options):
-            break
+        spent = problems and search_by_width(state, method, problems, width, options)
+
+
+def cheapest_first(state: SearchState, problems: Iterable[int]) -> list[int]:
+    return sorted(problems, key=lambda p: state.tokens_P[p])
 
 
 def search_by_width(
@@ -182,8 +179,8 @@ def search_unsolved(state: SearchState, method: str, budget: float, options: Opt
         before = state.tokens_P.sum()
         METHODS[method].run(state, problems, **arguments)
         state.finish_unsolved(problems)
-        left, cost = budget * P - state.tokens_P.sum(), (state.tokens_P.sum() - before) / len(problems)
+        left = budget * P - state.tokens_P.sum()
+        cost = (state.tokens_P.sum() - before) / len(problems)
         if not cost:  # a server's empty texts would never spend the budget
             break
-        least_first = sorted(filter(state.continues, range(P)), key=lambda p: state.tokens_P[p])
-        problems = least_first[: max(0, int(left / cost))]
+        problems = cheapest_first(state, filter(state.continues, range(P)))[: max(0, int(left / cost))]

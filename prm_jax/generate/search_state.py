@@ -27,7 +27,7 @@ class Node:
     logit_T: np.ndarray = dataclasses.field(default_factory=lambda: NO_STEPS)  # log-odds of each step
     value: float = 0.0  # their aggregate; 0, the log of 1, for a bare problem
     finish_reason: str = (
-        "stop"  # a Continuation's: stop: can be continued | eos: finished | length: cut, a dead end
+        "stop"  # a Continuation's: stop (can be continued), eos (finished), length (cut: dead)
     )
     tokens: int = 0  # the policy's tokens of all its steps
     logp_T: tuple[float, ...] | None = ()  # log p of each step, see Continuation
@@ -37,34 +37,30 @@ class Node:
         return self.finish_reason == "stop"
 
 
+@dataclasses.dataclass(eq=False)
 class SearchState:
     """The problems, all nodes so far, and their cost. A continued prefix draws with a number of its own
     problem, so that draws do not depend on other problems."""
 
-    def __init__(
-        self, policy: Policy, scorer: Scorer, problems: Sequence[str], aggregator: str, max_steps: int, key
-    ):
-        self.policy, self.scorer, self.problems, self.aggregator, self.key = (
-            policy,
-            scorer,
-            problems,
-            aggregator,
-            key,
-        )
-        self.greedy = dataclasses.replace(
-            policy, sampling=dataclasses.replace(policy.sampling, temperature=0)
-        )
-        self.max_steps, self.budget, self.per_solution, self.stop_at = (
-            max_steps,
-            np.inf,
-            0.0,
-            None,
-        )  # see `search`
-        self.nodes: list[list[Node]] = [[] for _ in problems]  # the scored nodes of each problem
-        self.tokens_P = np.zeros(len(problems), int)  # policy tokens, lookahead included
-        self.prefixes_P = np.zeros(len(problems), int)  # number of continued prefixes
-        self.steps, self.step_tokens = 0, 0  # continuations to the end of a step, and their tokens
-        self.has_finished_P = np.zeros(len(problems), bool)
+    policy: Policy
+    scorer: Scorer
+    problems: Sequence[str]
+    aggregator: str
+    max_steps: int
+    key: object
+    budget: float = np.inf  # this and the next two: see `search`
+    per_solution: float = 0.0
+    stop_at: float | None = None
+
+    def __post_init__(self):
+        P, greedy = len(self.problems), dataclasses.replace(self.policy.sampling, temperature=0)
+        self.greedy = dataclasses.replace(self.policy, sampling=greedy)
+        self.nodes: list[list[Node]] = [[] for _ in self.problems]  # the scored nodes of each problem
+        self.tokens_P = np.zeros(P, int)  # policy tokens, lookahead included
+        self.prefixes_P = np.zeros(P, int)  # number of continued prefixes
+        self.has_finished_P = np.zeros(P, bool)
+        self.steps = 0  # continuations to the end of a step, and their tokens
+        self.step_tokens = 0
         self.scores: dict[Prefix, np.ndarray] = {}  # log-odds: no text is scored twice
 
     def row(self, node: Node) -> Prefix:
@@ -80,18 +76,19 @@ class SearchState:
             self.prefixes_P[node.problem] += 1
         continuations = policy.extend([self.row(node) for node in nodes], n, stop, self.key, numbers)
         for node, samples in zip(nodes, continuations, strict=True):
-            children, tokens = [], 0
-            for sample in samples:
-                steps, length = (*node.steps, *format_steps(policy.format, sample.text)), len(sample.ids_L)
-                logp_T = joined(node.logp_T, sample.logp_T, len(steps))
-                reason = sample.finish_reason
-                children.append(
-                    Node(node.problem, steps, NO_STEPS, 0.0, reason, node.tokens + length, logp_T)
+            children = []
+            for c in samples:
+                steps, tokens = (
+                    (*node.steps, *format_steps(policy.format, c.text)),
+                    node.tokens + len(c.ids_L),
                 )
-                tokens += length
-            self.tokens_P[node.problem] += tokens
+                logp_T = joined(node.logp_T, c.logp_T, len(steps))
+                children.append(Node(node.problem, steps, NO_STEPS, 0.0, c.finish_reason, tokens, logp_T))
+            spent = sum(len(c.ids_L) for c in samples)
+            self.tokens_P[node.problem] += spent
             if stop == "step":
-                self.steps, self.step_tokens = self.steps + n, self.step_tokens + tokens
+                self.steps += n
+                self.step_tokens += spent
             written.append(children)
         return written
 
@@ -100,11 +97,9 @@ class SearchState:
         unknown = [i for i, node in enumerate(nodes) if node.steps and self.row(node) not in self.scores]
         scores = self.scorer.score([self.row(nodes[i]) for i in unknown])
         to_log_odds = UNITS[self.scorer.unit].log_odds
-        new = {
-            i: np.asarray(to_log_odds(score_T), np.float32)
-            for i, score_T in zip(unknown, scores, strict=True)
-        }
-        self.scores |= {self.row(nodes[i]): logit_T for i, logit_T in new.items()}
+        new = {}
+        for i, score_T in zip(unknown, scores, strict=True):
+            new[i] = self.scores[self.row(nodes[i])] = np.asarray(to_log_odds(score_T), np.float32)
         logits = [new.get(i, self.scores.get(self.row(node), NO_STEPS)) for i, node in enumerate(nodes)]
         values = rerank.solution_scores(logits, self.aggregator).tolist()
         scored = zip(nodes, logits, values, strict=True)
@@ -133,10 +128,8 @@ class SearchState:
             rows = [row for row, node in reached.items() if node.is_open]
             written = self.write([reached[row] for row in rows], 1, policy=self.greedy)
             reached |= {row: node for row, (node,) in zip(rows, written, strict=True)}
-        values = {
-            row: node.value for row, node in zip(reached, self.score(list(reached.values())), strict=True)
-        }
-        return [dataclasses.replace(node, value=values[self.row(node)]) for node in nodes]
+        scored = dict(zip(reached, self.score(list(reached.values())), strict=True))
+        return [dataclasses.replace(node, value=scored[self.row(node)].value) for node in nodes]
 
     def finished(self, p: int) -> list[Node]:
         return [node for node in self.nodes[p] if node.finish_reason == "eos" and node.steps]
@@ -172,15 +165,11 @@ class SearchState:
     def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
         """The finished solutions of each problem; where there is none, a cut or an empty one marked
         unfinished."""
-        problems = []
+        problems, empty = [], Node(0, ("",), np.zeros(1), finish_reason="length")
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
-            nodes = (
-                self.finished(p) or [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
-            )
+            last_cut = [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
             candidates = []
-            for node in [node for node in nodes if node.steps] or [
-                Node(p, ("",), np.zeros(1), finish_reason="length")
-            ]:
+            for node in [node for node in self.finished(p) or last_cut if node.steps] or [empty]:
                 scores = {name: tuple(map(float, node.logit_T))}
                 stated, finished = extract("\n".join(node.steps)), node.finish_reason == "eos"
                 candidates.append(Candidate(node.steps, stated, None, finished, scores, node.logp_T or None))
