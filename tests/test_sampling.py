@@ -239,13 +239,11 @@ def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokeni
 
 
 def test_few_shapes_serve_all_lengths(policy):
-    _, asked = sampled(policy, 16, 4, problems=["1" * n for n in range(1, 33)], max_tokens=140)
-    assert asked.stats.shapes == {
-        *[("prompts", 16, L) for L in (16, 32)], *[("first", 16, 16, L) for L in (16, 32)],
-        *[("next", 16, L + t, slots) for L in (16, 32) for t, slots in ((1, 63), (64, 64), (128, 12))],
-    }  # fmt: skip
-    line = asked.stats.summary()
-    assert "128 continuations of 32 distinct prompts" in line and "shapes compiled: 10" in line
+    """Prompts of 1 to 32 tokens are padded to 16 and 32; 140 tokens take three stages of the cache for each."""
+    before = [f._cache_size() for f in (sampling.prefill, sampling.decode_loop)]
+    sampled(policy, 16, 4, problems=["1" * n for n in range(1, 33)], max_tokens=140)
+    after = [f._cache_size() for f in (sampling.prefill, sampling.decode_loop)]
+    assert after[0] - before[0] <= 2 and after[1] - before[1] <= 6
 
 
 # Pools

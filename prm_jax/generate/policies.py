@@ -55,16 +55,12 @@ class SamplingStats:
     tokens: int = 0  # new tokens
     places: int = 0  # for new tokens in the decoded rows
     seconds: float = 0.0
-    shapes: set = dataclasses.field(default_factory=set)  # (program, rows, tokens), each compiled once
 
     def summary(self) -> str:
-        on_device = ""
-        if self.places:
-            idle = 1 - self.tokens / self.places
-            on_device = f", {idle:.1%} of places idle, shapes compiled: {len(self.shapes)}"
+        idle = f", {1 - self.tokens / self.places:.1%} of places idle" if self.places else ""
         prompts = f"{self.continuations:,} continuations of {self.prompts:,} distinct prompts"
         rate = f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} a second"
-        return f"sampled     {prompts}: {rate}{on_device}"
+        return f"sampled     {prompts}: {rate}{idle}"
 
 
 def check_format(fmt: Format):

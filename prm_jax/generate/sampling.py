@@ -225,7 +225,6 @@ class Policy:
             ids_PL[p, first_P[p] :] = ids
         prompts = mesh.shard_batch({"ids": ids_PL, "first": first_P}, P)
         x_PD, cache = prefill(self.model, prompts["ids"], prompts["first"])
-        self.stats.shapes.add(("prompts", P, L))
         for i in range(0, len(rows), self.batch_rows):
             part = np.array(rows[i : i + self.batch_rows])
             B = self.bucket_rows(len(part), 1)
@@ -240,11 +239,9 @@ class Policy:
         """The first n_rows of a batch as in `decode`; the others are padding."""
         s, B = self.sampling, len(batch["first"])
         state, (id_B, logp_B) = first_token(self.model, x_PD, cache, batch, stop_V, s)
-        self.stats.shapes.add(("first", len(x_PD), B, L))
         ids, logps, t, all_done = [id_B[None]], [logp_B[None]], 1, False
         while t < s.max_tokens and not all_done:
             slots = min(max(t, stage - 1), s.max_tokens - t)
-            self.stats.shapes.add(("next", B, L + t, slots))
             state, (id_tB, logp_tB, all_done) = decode_loop(self.model, state, batch, t, stop_V, slots, s)
             ids.append(id_tB)
             logps.append(logp_tB)
