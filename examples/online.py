@@ -1,13 +1,14 @@
-"""A Hydra command with the keys of `python -m prm_jax.rl`: RL in which the verifier learns from the policy's roll-outs.
+"""A Hydra command with the keys of `python -m prm_jax.rl`: RL in which the verifier learns from the
+policy's roll-outs.
 
 python -m examples.online algorithm=prime                                                PRIME, by steps
 python -m examples.online reward.prm=0.5 reward.prm_checkpoint=RUN advantage=pure         a PRM, trained again
 
-A language model as reward.prm_checkpoint is PRIME's verifier (Cui et al. 2025, arXiv 2502.01456): an implicit PRM, at
-first the policy itself, learns by cross-entropy whether answers are right, and a step's reward is beta log PRM /
-reference of its tokens. A PRM of correctness learns the exact checker's labels up to the first wrong step; a PRM of
-values or an outcome model learns a response's outcome at each step (a Monte-Carlo label of K = 1).
-Edit the constants below.
+A language model as reward.prm_checkpoint is PRIME's verifier (Cui et al. 2025, arXiv 2502.01456): an
+implicit PRM, at first the policy itself, learns by cross-entropy whether answers are right, and a step's
+reward is beta log PRM / reference of its tokens. A PRM of correctness learns the exact checker's labels up
+to the first wrong step; a PRM of values or an outcome model learns a response's outcome at each step (a
+Monte-Carlo label of K = 1). Edit the constants below.
 """
 
 import dataclasses

@@ -1,10 +1,12 @@
-"""A Hydra command with the keys of `python -m prm_jax.rl`: trains a critic that writes by agreement with step labels.
+"""A Hydra command with the keys of `python -m prm_jax.rl`: trains a critic that writes by agreement with
+step labels.
 
 python -m examples.stepwiser policy=CRITIC_RUN sampling.max_tokens=24 update.clip_high=0.28
 
-StepWiser (arXiv 2508.19229, 3.3): a problem is a step of a labelled solution, a response is a critique, and it is right
-where its verdict is the label. Right and wrong steps are equally many; surplus ones are left out. The solutions are
-those of `data`, the critic's format is FORMAT, and policy names a language model that writes critiques already.
+StepWiser (arXiv 2508.19229, 3.3): a problem is a step of a labelled solution, a response is a critique,
+and it is right where its verdict is the label. Right and wrong steps are equally many; surplus ones are
+left out. The solutions are those of `data`, the critic's format is FORMAT, and policy names a language
+model that writes critiques already.
 """
 
 import numpy as np
