@@ -287,6 +287,8 @@ def test_what_a_config_leaves_out_is_the_familys_default():
         "num_key_value_heads": 2,
     }
     assert hf_config.model_config(OLD | moe).experts == 4
+    code = {"auto_map": {"AutoModel": "modeling.Model"}, "architectures": ["Model"]}  # never run
+    assert hf_config.model_config(OLD | code) == hf_config.model_config(OLD)
 
 
 QWEN = {"model_type": "qwen2", "num_key_value_heads": 2}

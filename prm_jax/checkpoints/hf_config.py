@@ -112,7 +112,8 @@ def shape_of(config: dict, where: str) -> dict:
     for key in ("quantization_config", "use_bidirectional_attention"):
         expect(not config.get(key), f"{where}: {key}", config.get(key), "null")
     for key in ("num_hidden_layers", "num_experts", "num_local_experts"):  # a list is made of so many
-        expect(not _exceeds(config.get(key), 10_000), f"{where}: {key}", config.get(key), "at most 10,000")
+        n = config.get(key)
+        expect(not isinstance(n, int) or n <= 10_000, f"{where}: {key}", n, "at most 10,000")
     try:
         rope = config.get("rope_scaling") or {}
         if "type" in rope:  # an old name, which transformers' Gemma 3 ignores
@@ -143,10 +144,6 @@ def shape_of(config: dict, where: str) -> dict:
         raise
     except Exception as error:  # transformers' checks raise a dozen kinds
         raise InputError(f"{where}: {' '.join(str(error).split())[:300]}") from error
-
-
-def _exceeds(value, most: int) -> bool:
-    return isinstance(value, int) and value > most
 
 
 def rotations(settings, where: str) -> dict:
