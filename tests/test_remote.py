@@ -412,7 +412,7 @@ def test_a_judge_behind_a_server_writes_and_its_verdict_is_exact(stub, judge, ca
     critic = judge(votes=2)
     assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == pytest.approx([2.0])
     assert critic.name == f"m at {stub.url}, judge, 2 votes" and critic.stats.tokens == 69
-    assert "1 of 2 critiques came to no verdict within 60 tokens: forced" in capsys.readouterr().out
+    assert "came to no verdict" in capsys.readouterr().out
     first, second, good, bad, *forced = stub.bodies
     assert first["prompt"] == second["prompt"] and first["seed"] != second["seed"]
     assert [b["prompt"] for b in forced] == [first["prompt"] + f"Hm, 8\nVerdict:{x}" for x in (" Yes", " No")]
@@ -446,17 +446,15 @@ def test_the_turns_of_a_critic_behind_a_server_are_its_tokenizers_and_begin_once
 def test_a_chat_critic_behind_a_server_needs_its_tokenizer(stub):
     with pytest.raises(InputError, match="^format.critic.tokenizer: "):
         open_verifier(stub.url, OpenOptions(format=read_format("genprm"))).score([("3 +4?", ("3+4=7",))])
-    with pytest.raises(InputError, match=f"^checkpoint: {stub.url}: .*format=judge"):
+    with pytest.raises(InputError, match=f"^{stub.url}: format: "):
         open_verifier(stub.url, OpenOptions(format=read_format("plain")))
 
 
 def test_evaluations_take_a_judge_by_its_address(stub, monkeypatch, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "3 +4?", "completions": ["3+4=7", "7"], "id": "a"}\n')
-    stub.script = [(200, answer("Verdict: No"))] * 2 + [
-        (200, echo(" Yes", -2.0)),
-        (200, echo(" No", -1.0)),
-    ] * 2
+    stub.script = [(200, answer("Verdict: No"))] * 2
+    stub.script += [(200, echo(" Yes", -2.0))] * 2 + [(200, echo(" No", -1.0))] * 2
     asked = ["task=score", f"checkpoint={stub.url}", "format=judge", "format.chat=false", f"input={rows}"]
     find = RemotePolicy.__post_init__
 

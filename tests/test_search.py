@@ -1,6 +1,5 @@
 """Search: methods on problems with known answers, against exact and ignorant verifiers, by hand and against mctx's own loop."""
 
-import copy
 import dataclasses
 import json
 import math
@@ -16,11 +15,11 @@ from conftest import printed
 from omegaconf import OmegaConf
 
 import evaluate
-from prm_jax import stats, tasks
+from prm_jax import tasks
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.evals import search as evals_search
 from prm_jax.evals.pool_arrays import pool_arrays
-from prm_jax.evals.search import search_all, solved_by
+from prm_jax.evals.search import solved_by
 from prm_jax.formats import Format
 from prm_jax.generate import search
 from prm_jax.generate.mcts import mcts, mctx_step
@@ -176,8 +175,8 @@ def test_with_the_exact_checker_search_solves_what_64_samples_solve_within_the_t
 def test_a_random_scorer_changes_nothing(alone, method, rule):
     """A method that were better or worse than one sample would have a bias of its own."""
     state = run(Ignorant(), alone, method, 8, rule=rule)
-    low, high = stats.mean_interval((solved(state) - alone[1].mean(1))[:, None], level=0.999)
-    assert low[0] <= 0 <= high[0]
+    gain_P = solved(state) - alone[1].mean(1)
+    assert abs(gain_P.mean()) <= 3.3 * gain_P.std() / np.sqrt(len(gain_P))  # a level of .999
     assert 0.98 <= state.tokens_P.mean() / (8 * alone[2]) <= 1.03
 
 
@@ -317,17 +316,6 @@ def test_lookahead_chooses_by_what_follows_and_pays_for_it():
     assert state.tokens_P[0] == 6 + 2 + 2
 
 
-def test_blocks_are_rounded_up_to_steps():
-    state = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
-    beam(state, [0], width=2, branch=2, block=2)
-    assert texts(state.nodes[0]) == [
-        "ac",
-        "be",
-        "acG",
-        "acH",
-    ]  # a second step is sampled once: the first of its texts
-
-
 def test_a_tree_search_finds_what_is_hidden_behind_a_poor_step():
     script = {"": "ab", "a": "CD", "b": "EF"}
     logits = {"a": 1, "b": 0, "aC": -4, "aD": -4, "bE": 6, "bF": -4}
@@ -399,26 +387,21 @@ def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
     np.testing.assert_allclose(tree.node_values, whole.node_values, rtol=1e-6)
 
 
-def test_a_budget_becomes_widths_and_simulations():
-    of = lambda method, budget: plan(method, budget, 30.0, OPTIONS)
-    assert of("best_of_n", 240) == {"width": 8} and of("best_of_n", 10) == {"width": 1}
-    flat = {"apart": False, "ahead": 0, "block": 1}
-    assert of("beam", 240) == {"width": 8, "branch": 4, **flat} and of("beam", 60) == {
-        "width": 2,
-        "branch": 2,
-        **flat,
-    }
-    assert of("beam", 210) == {"width": 4, "branch": 4, **flat} and of("beam", 390) == {
-        "width": 12,
-        "branch": 4,
-        **flat,
-    }
-    assert of("dvts", 270) == {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 1}
-    assert of("lookahead", 240) == {"width": 4, "branch": 4, **flat, "ahead": 1}
-    assert of("vgs", 240) == {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 12}
-    assert (
-        of("mcts", 240) == {"simulations": 32, "branch": 4, "rule": "puct"} and of("mcts", 60)["branch"] == 2
-    )
+@pytest.mark.parametrize(
+    ("method", "budget", "expected"),
+    [
+        ("best_of_n", 240, {"width": 8}),
+        ("best_of_n", 10, {"width": 1}),
+        ("beam", 60, {"width": 2, "branch": 2, "apart": False, "ahead": 0, "block": 1}),
+        ("beam", 390, {"width": 12, "branch": 4, "apart": False, "ahead": 0, "block": 1}),
+        ("dvts", 270, {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 1}),
+        ("lookahead", 240, {"width": 4, "branch": 4, "apart": False, "ahead": 1, "block": 1}),
+        ("vgs", 240, {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 12}),
+        ("mcts", 240, {"simulations": 32, "branch": 4, "rule": "puct"}),
+    ],
+)
+def test_a_budget_becomes_widths_and_simulations(method, budget, expected):
+    assert plan(method, budget, 30.0, OPTIONS) == expected
 
 
 def test_what_a_search_leaves_is_spent_by_another_and_by_whole_solutions():
@@ -495,14 +478,6 @@ SMALL = (
 )
 
 
-def test_a_vote_of_a_budget_that_pays_for_no_answer_is_lost():
-    cut = Candidate(("4+5=2",), None, False, False, {"search": (0.3,)})
-    pool = [Problem(str(i), "4 +5 *3 mod7?", "6", (cut,), {"search": "logit"}) for i in range(2)]
-    solved = solved_by(pool, SimpleNamespace(arrays=pool_arrays), "prod", 0.5)
-    rules = ("best", "policy", "vote", "oracle")
-    assert {rule: x.tolist() for rule, x in solved.items()} == {rule: [0.0, 0.0] for rule in rules}
-
-
 def test_every_final_choice_on_one_small_tree():
     """The score likes 5 best, two paths to 6 together weigh more, and under the policy's log p a 7 has the highest sum."""
     paths = {
@@ -532,47 +507,6 @@ def test_a_method_is_chosen_by_difficulty_on_the_other_half():
     first_half = np.isin(np.arange(8), [0, 4, 1, 5])
     choice_P = evals_search.choose_by_difficulty(np.stack([first_half, ~first_half]).astype(float), bins)
     assert np.choose(choice_P, [first_half, ~first_half]).sum() == 0
-
-
-def test_the_policy_alone_is_measured_as_any_pool(capsys):
-    """A problem may have fewer samples, and what was cut is not right, whatever it says last."""
-    sample = lambda right, ended: Candidate(("4+5=2",), "2", right, ended)
-    of = lambda name, *own: Problem(name, "4 +5 mod7?", "2", tuple(sample(*x) for x in own))
-    samples = [
-        of("a", (True, True), (True, False), (False, True), (False, True)),
-        of("b", (True, True), (False, True)),
-    ]
-    questions = [SimpleNamespace(problem="4 +5 mod7?")] * 2
-    inputs = evals_search.SearchInputs(questions, Solver(), SimpleNamespace(checker=None), samples)
-    right_P, baseline = evals_search.policy_baseline(inputs, 0)
-    assert right_P.tolist() == [0.25, 0.5] and baseline["pass_at_1"] == pytest.approx(0.375)
-    row = {"method": "beam", "budget": 60, "policy_tokens": 60, "policy": {"share": 0.5}}
-    about = {"verifier": "v", "label_kind": "value", "aggregator": "last", "policy": "p", "problems": 2}
-    evals_search.Search().show(
-        {"choice": "policy", "samples": 4, "verifiers": [about | baseline | {"searches": [row]}]}
-    )
-    assert "pass@1 0.375" in capsys.readouterr().out
-    samples[:] = [of("a", (True, False)), of("b", (True, True))]
-    assert evals_search.policy_baseline(inputs, 0)[1]["pass_at_n"] == 0.5
-
-
-def test_the_plan_that_is_reported_is_the_one_that_runs(monkeypatch, tmp_path):
-    """A first search takes the share `first` wherever stop_at is given, 0 included."""
-    for name, stub in {
-        "policy_baseline": (np.ones(2), {"tokens_per_solution": 10.0}),
-        "search_once": ({"policy_tokens": 1.0, "tokens_by_problem": [1]}, []),
-        "solved_by": {"best": np.ones(2)},
-    }.items():
-        monkeypatch.setattr(evals_search, name, lambda *args, stub=stub: copy.deepcopy(stub))
-    inputs = SimpleNamespace(policy=Solver(), questions=[0, 1], samples=[])
-    scorer, setup = CheckerScorer(None), SimpleNamespace(cfg=SimpleNamespace(seed=0), folder=tmp_path)
-    options = {"methods": ["best_of_n"], "budgets": [120], "difficulties": 1, "aggregator": None}
-    for stop_at, width in ((None, 12), (0.0, 6), (0.9, 6)):
-        cfg = SimpleNamespace(
-            **options, **vars(OPTIONS) | {"stop_at": stop_at}, choice="best", policy_weight=0.5
-        )
-        (row,) = search_all(setup, cfg, inputs, scorer, 0)["searches"]
-        assert row["plan"] == {"width": width}
 
 
 @pytest.mark.slow
