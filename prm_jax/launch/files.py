@@ -1,6 +1,5 @@
 """Files that a command leaves and reads again: each is whole or not there."""
 
-import atexit
 import contextlib
 import functools
 import hashlib
@@ -21,17 +20,15 @@ from prm_jax.launch.config import expect, type_name
 
 @functools.cache
 def cache_folder() -> Path:
-    """The folder of what later commands read again (compiled programs, samples, verdicts): ~/.cache/prm_jax, or a
-    temporary one where that cannot be written."""
-    try:
-        folder = Path.home() / ".cache" / "prm_jax"
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-        return folder
-    except (OSError, RuntimeError):  # RuntimeError: nobody knows the user's home
-        temporary = tempfile.TemporaryDirectory(prefix="prm_jax_")
-        atexit.register(temporary.cleanup)
-        return Path(temporary.name)
+    """The folder of what later commands read again (compiled programs, samples, verdicts): ~/.cache/prm_jax, or one in
+    the system's temporary folder where there is no home that can be written."""
+    for parent in ("~/.cache", tempfile.gettempdir()):
+        folder = Path(os.path.expanduser(parent)) / "prm_jax"
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            break
+    return folder
 
 
 def decode_json(data: bytes, where: str, decode: Callable = json.loads):
