@@ -217,20 +217,6 @@ def prm(name, **changes):
     return row | {"idx": "1", "classification": name} | changes
 
 
-def test_a_file_is_a_split_and_every_row_counts(tmp_path):
-    paths = [
-        write(tmp_path / "math.jsonl", pb("m-0"), pb("m-1", 1)),
-        write(tmp_path / "omnimath.jsonl", pb("o-0")),
-    ]
-    rows, counts = benchmarks.read("processbench", Source(paths, None, "train"))
-    assert [(row.solution.id, row.group) for row in rows] == [
-        ("m-0", "math"),
-        ("m-1", "math"),
-        ("o-0", "omnimath"),
-    ]
-    assert counts["duplicates_dropped"] == 0  # m-0 and o-0 have one text
-
-
 def test_bad_rows_name_the_place(tmp_path):
     a = write(tmp_path / "a.jsonl", pb("x"), pb("y"))
     b = write(tmp_path / "b.jsonl", pb("w"), pb("y"))

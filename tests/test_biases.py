@@ -1,13 +1,10 @@
 """What stands in every report: wrong steps in right answers, what length buys at equal correctness."""
 
-import json
 import math
 
 import numpy as np
 import pytest
-from conftest import printed
 
-import evaluate
 from prm_jax.evals.biases import length_correlation, ranks_within, step_shares
 
 
@@ -46,25 +43,3 @@ def test_length_correlation_is_given_the_group(rng):
         a[here], b[here] = a[here] - a[here].mean(), b[here] - b[here].mean()
     assert given["r"] == pytest.approx(np.corrcoef(a, b)[0, 1])
     assert math.isnan(length_correlation(score[:1], length[:1], group[:1], problem[:1], 0)["r"])
-
-
-def test_every_report_says_them(monkeypatch, tmp_path):
-    shared = ["data=chain", "data.samples=solver", "data.solutions=80", "data.test_solutions=40"]
-    fresh = [
-        "fresh.problems=6",
-        "fresh.candidates=4",
-        "fresh.outcome_model=null",
-        "baselines=false",
-        "checkpoint=random",
-    ]
-    out = printed(evaluate.main, monkeypatch, *shared, *fresh, "hydra.run.dir=out", cwd=tmp_path)
-    results = json.loads((tmp_path / "out/results.json").read_text())
-    for shares in (results, results["step_shares"]):
-        assert 0 < shares["bad_steps_in_right_answers"] < shares["good_steps_in_wrong_answers"] < 1
-    assert results["score_length_r"] == results["runs"][0]["length_correlation"]["r"]
-    assert (
-        -1 < results["length_correlation"]["random"]["r"] < 0
-    )  # random scores: a product falls with every step
-    report = (tmp_path / "out/report.txt").read_text()
-    assert "bias checks" not in out
-    assert report.count("bias checks ") == 2 and report.count("rank correlation of score and length") == 2

@@ -9,8 +9,7 @@ import pytest
 from conftest import LAST_DECIDES, call, printed
 
 import evaluate
-from prm_jax import InputError, load
-from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
+from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem, write_pool
 from prm_jax.scorers import EnsembleScorer
 
@@ -58,20 +57,6 @@ def test_members_that_mean_different_things_are_one_line(key, value):
         InputError, match=f"^checkpoint: mean: got the {key} .* of a, {value} of b, expected one for all"
     ):
         EnsembleScorer("x", "mean", [member("a"), member("b", **{key: value})])
-
-
-def test_an_ensemble_of_one_twice_is_that_one():
-    alone, twice = (
-        open_verifier(name, OpenOptions(rows=2))
-        for name in ("embedded_orm", "mean:[embedded_orm,embedded_orm]")
-    )
-    for a, b in zip(alone.score(ROWS), twice.score(ROWS), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-    assert twice.objective == "orm" and twice.label_kind == alone.label_kind
-    assert (
-        load("min:[random,random]").scorer.score(ROWS)[0].tolist()
-        == open_verifier("random", OpenOptions()).score(ROWS)[0].tolist()
-    )
 
 
 def test_best_of_n_by_an_ensemble(monkeypatch, tmp_path):

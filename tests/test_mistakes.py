@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import json
 
-import numpy as np
 import pytest
 from conftest import ROOT, printed, real_data
 from test_benchmarks import write
@@ -13,8 +12,6 @@ from test_benchmarks import write
 import evaluate
 from prm_jax import InputError
 from prm_jax.data.sources import load
-from prm_jax.evals import mistakes, prmbench
-from prm_jax.evals.published import SOCRATIC_GROUPS
 
 DELTABENCH = f"{ROOT}/examples/deltabench.py:deltabench"
 
@@ -196,34 +193,6 @@ def test_first_mistakes_by_the_sets_own_metric(monkeypatch, tmp_path):
     )  # sound: 1 of 2; unsound: 2 of 2
 
 
-def test_mr_gsm8k_by_question_type(monkeypatch, tmp_path):
-    rows = [
-        mr(),
-        mr("wrong", "N/A"),
-        mr("wrong", 2, question_type="original"),
-        mr("wrong", 1, question_type="original"),
-    ]
-    ids = ["g.jsonl:1", "g.jsonl:3", "g.jsonl:4"]
-    results, _ = command(monkeypatch, tmp_path, "mr_gsm8k", rows, [[0.9, 0.9], [0.9, 0.1], [0.9, 0.1]], ids)
-    assert list(results["groups"]) == ["POT", "original"]
-    assert results["groups"]["original"]["numbers"]["accuracy_error"] == 0.5
-    assert results["all"]["numbers"]["mcc"] == pytest.approx(1)
-    assert results["counts"]["wrong_solutions_without_a_place_dropped"] == 1
-
-
-def test_hard2verify_s_balanced_f1_of_steps_counts_those_after_an_error(monkeypatch, tmp_path):
-    rows = [
-        {"question": "q", "model_response_by_step": ["a", "b", "c"], "human_labels": y}
-        for y in ([1, 0, 0], [1, 1, 0])
-    ]
-    results, _ = command(monkeypatch, tmp_path, "hard2verify", rows, [[0.9, 0.1, 0.9], [0.9, 0.1, 0.1]])
-    x = results["all"]["numbers"]
-    assert x["step_balanced_f1"] == pytest.approx(2 * (2 / 3) * (2 / 3) / (4 / 3)) and x[
-        "step_accuracy"
-    ] == pytest.approx(4 / 6)
-    assert np.isnan(x["first_error_f1"] or np.nan)  # no sound solution: not defined
-
-
 def test_agent_and_tool_metrics(monkeypatch, tmp_path):
     rows = [agent({"2": 1, "4": -1}), agent({"2": 0, "4": 1})]
     results, _ = command(monkeypatch, tmp_path, "agent_process_bench", rows, [[0.9, 0.1], [0.9, 0.9]])
@@ -240,33 +209,3 @@ def test_agent_and_tool_metrics(monkeypatch, tmp_path):
     scores = [[0.9], [0.1], [0.4], [0.4], [0.2], [0.3]]
     results, out = command(monkeypatch, tmp_path / "t", "toolprmbench", [turn] * 3, scores, ids)
     assert results["all"]["numbers"] == {"pair_accuracy": 0.5} and "pair_accuracy" in out
-
-
-def test_socratic_prmbench_has_groups_of_its_own(monkeypatch, tmp_path):
-    row = {
-        "modified_question": "m",
-        "question": "q",
-        "modified_process": ["a", "b"],
-        "error_steps": [2],
-        "idx": "1",
-    }
-    path = write(
-        tmp_path / "p.jsonl", *(row | {"classification": name} for name in SOCRATIC_GROUPS["transformation"])
-    )
-    write(tmp_path / "s.jsonl", *({"id": f"p.jsonl:{n}", "scores": [0.9, 0.1]} for n in (1, 2)))
-    asked = [
-        "task=prmbench",
-        "data=socratic_prmbench",
-        f"data.path={path}",
-        "scores_file=s.jsonl",
-        "hydra.run.dir=out",
-    ]
-    printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
-    results = json.loads((tmp_path / "out/results.json").read_text())
-    assert results["groups"]["transformation"] == {
-        "prmscore": 1,
-        "classes": ["repeat_inconsistency", "repeat_counterfactual"],
-    }
-    assert results["groups"]["integration"]["prmscore"] is None and results["published"]["prmscore"] == {}
-    assert (tmp_path / "out/figures/prmbench.png").stat().st_size > 10_000
-    assert sum(map(len, prmbench.SOCRATIC_GROUPS.values())) == 20 and set(mistakes.OWN) >= {"hard2verify"}

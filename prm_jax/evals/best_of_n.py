@@ -12,7 +12,7 @@ from prm_jax.data.splits import TaskData
 from prm_jax.evals import biases, pool_metrics, trace_error
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.evals.setup import Setup
-from prm_jax.evals.tables import show_table, spread
+from prm_jax.evals.tables import p_text, show_table, spread
 from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import data_of, describe, new_name, open_scorer, own_runs, trained
 from prm_jax.generate.samples import policy_pool
@@ -264,6 +264,6 @@ def selection_row(results: dict, scorer: str, N: str) -> dict:
     pair = f"{scorer}.{how}.best_of_n", "majority"
     for test in results["differences"]:
         if (test["a"], test["b"]) == pair and str(test["n"]) == N:
-            against = {"minus majority": test["difference"], "its interval": test["interval"], "p": test["p"]}
-            row |= against | {"weighted vote": numbers["weighted_vote"][N]}
+            row |= {"minus majority": f"{test['difference']:+.4f}", "its interval": test["interval"]}
+            row |= {"p": p_text(test["p"]), "weighted vote": numbers["weighted_vote"][N]}
     return row | {"AUROC within problems": results["outcome_auroc_within"][scorer]}

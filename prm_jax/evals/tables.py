@@ -29,6 +29,10 @@ def cell(value, digits: int) -> str:
     return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
+def p_text(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.0005 else "<0.001"
+
+
 def show_table(title: str, rows: dict[str, dict], digits: int = 4):
     """Prints {row: {column: value}}; a row may lack columns."""
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
