@@ -1,4 +1,5 @@
-"""Evaluates verifiers: each task writes results.json (every number behind every figure), report.txt and figures/*.png.
+"""Evaluates verifiers: each task writes results.json (every number behind every figure), report.txt and
+figures/*.png.
 
 A task is one class (prm_jax/evals/task.py): best_of_n is BestOfN of prm_jax/evals/best_of_n.py, its keys are
 conf/task/best_of_n.yaml.

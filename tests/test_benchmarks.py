@@ -1,4 +1,5 @@
-"""ProcessBench and PRMBench: official numbers on the real files and by hand, thresholds by brute force, errors by line."""
+"""ProcessBench and PRMBench: official numbers on the real files and by hand, thresholds by brute force,
+errors by line."""
 
 import dataclasses
 import json

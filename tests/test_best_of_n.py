@@ -1,4 +1,5 @@
-"""task=best_of_n: every reported number against brute force, the reference table of the real pools, bad pools."""
+"""task=best_of_n: every reported number against brute force, the reference table of the real pools, bad
+pools."""
 
 import dataclasses
 import itertools
@@ -175,7 +176,8 @@ def test_ragged_ineligible_and_tied_candidates_against_brute_force():
 
 
 def test_reward_against_kl_keeps_to_the_protocol_of_the_curves():
-    """Right and finished, wrong and unfinished: one of two draws is wasted. A problem that nobody can win has no score."""
+    """Right and finished, wrong and unfinished: one of two draws is wasted. A problem that nobody can win has
+    no score."""
     wasted = (candidate([0.5], "1", True), candidate([0.9], "2", False, finished=False))
     lost = (candidate([0.8], "2", False, finished=False), candidate([0.8], None, False))
     result = measured([Problem("p", "x", "1", wasted), Problem("q", "y", "1", lost)])
@@ -241,7 +243,8 @@ def drawable(result):
 
 
 def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys):
-    """Scores and their opposites: each picks what the other passes over, and the same answers get the most votes or the fewest."""
+    """Scores and their opposites: each picks what the other passes over, and the same answers get the most
+    votes or the fewest."""
 
     def three(c):
         of_a = c.step_scores["a"]
@@ -295,7 +298,8 @@ def test_figures_of_one_and_of_seven_scorers_of_a_ragged_pool(n, tmp_path):
 
 
 def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
-    """It is measured, calibrated and drawn everywhere, and the witness's page leaves out what it has no formula of."""
+    """It is measured, calibrated and drawn everywhere, and the witness's page leaves out what it has no
+    formula of."""
     harmonic = lambda x: -rerank.jnp.log(rerank.jnp.sum(rerank.jnp.exp(-x.logp_PTN), -2, where=x.mask_PTN))
     monkeypatch.setitem(rerank.AGGREGATORS, "harmonic", rerank.Aggregator(harmonic, True))
     result = measured(rules=best_of_n.Rules("probability", "harmonic", "share", 20))
@@ -306,7 +310,7 @@ def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
     grids = witness.grids("harmonic", 3, 2)
     assert len(grids["plane"]["by_aggregator"]) == len(rerank.AGGREGATORS)
     made = {"aggregators": list(rerank.AGGREGATORS), "versions": {"commit": "unknown"}}
-    witness_phases(found | grids | made, tmp_path / "phases.png")
+    witness_phases(found | grids | made)
 
 
 def test_a_pool_without_answers_has_no_votes():
@@ -360,7 +364,8 @@ def task(monkeypatch, tmp_path, *overrides):
 
 
 def test_a_pool_is_read_problem_by_problem_and_laid_out_in_parts(monkeypatch):
-    """No problem is kept, the numbers are those of the whole list, and those of parts differ by no more than rounding."""
+    """No problem is kept, the numbers are those of the whole list, and those of parts differ by no more than
+    rounding."""
     scores = np.random.default_rng(0).random((20, 7, 4)).tolist()
     make = lambda p, n, x: candidate(x[: 1 + (p + n) % 4], str(n % 3), n % 3 == 1)
     rows = [tuple(make(p, n, x) for n, x in enumerate(own[: 2 + p % 6])) for p, own in enumerate(scores)]

@@ -9,7 +9,8 @@ from prm_jax.evals.biases import length_correlation, ranks_within, step_shares
 
 
 def test_step_shares_by_hand():
-    """After the first bad step all are wrong, masked ones too; an unlabelled step before it does not count."""
+    """After the first bad step all are wrong, masked ones too; an unlabelled step before it does not
+    count."""
     labels = [(1.0, 0.0, None), (1.0, None, 1.0), (1.0, 1.0, 0.0, 1.0), (0.0,), (1.0, 1.0)]
     found = step_shares(labels, [1.0, 1.0, 0.0, None, 0.0])
     assert found["bad_steps_in_right_answers"] == 2 / 5  # 1 right and 2 wrong; 2 right

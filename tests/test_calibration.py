@@ -1,13 +1,16 @@
-"""Temperature and Platt scaling: the parameters that made the labels come back, and halves of the problems are kept apart."""
+"""Temperature and Platt scaling: the parameters that made the labels come back, and halves of the problems
+are kept apart."""
 
 import json
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data.units import probability
 from prm_jax.evals.calibration import fit, parameters_of, recalibrated
+from prm_jax.evals.setup import check_inputs
 
 
 def test_a_fit_is_the_least_cross_entropy(rng):
@@ -59,3 +62,16 @@ def test_parameters_of_another_evaluation(tmp_path):
             InputError, match="^calibrated_by: .*results.json: expected the results of task=steps"
         ):
             parameters_of(str(folder))
+
+
+def test_a_resumed_evaluation_keeps_to_the_scaling_that_it_began_with(tmp_path):
+    """As to every file that it reads."""
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other/results.json"
+    cfg = OmegaConf.create({"input": None, "data": {"path": None}, "calibrated_by": str(other.parent)})
+    other.write_text("{}")
+    check_inputs(tmp_path, cfg)
+    check_inputs(tmp_path, cfg)
+    other.write_text('{"runs": []}')
+    with pytest.raises(InputError, match="results.json"):
+        check_inputs(tmp_path, cfg)

@@ -1,4 +1,5 @@
-"""Ensembles of verifiers: their scores by hand, what cannot be one, and that commands take them where they take one."""
+"""Ensembles of verifiers: their scores by hand, what cannot be one, and that commands take them where they
+take one."""
 
 import json
 import math

@@ -1,4 +1,5 @@
-"""What evaluate.py's tasks share: which runs are one setting, scorers without a folder, names of files, folders that a kill leaves."""
+"""What evaluate.py's tasks share: which runs are one setting, scorers without a folder, names of files,
+folders that a kill leaves."""
 
 import importlib
 import itertools
@@ -54,7 +55,8 @@ def test_means_are_over_seeds_of_one_setting_alone():
 
 
 def test_steps_after_the_first_error_are_reported_where_labels_go_on(monkeypatch, tmp_path):
-    """The exact checker takes every line after an error for wrong, also one that takes the wrong line back."""
+    """The exact checker takes every line after an error for wrong, also one that takes the wrong line
+    back."""
     trace = ["data.task.retract=0.6", "data.task.doubt=0.1", "data.solutions=80", "data.test_solutions=60"]
     for labels, is_there in (("stands", True), ("mask", False), ("bad", False)):
         call = ("task=steps", "data=chain", "data.samples=solver", f"data.after_first_error={labels}", *trace)
@@ -76,7 +78,8 @@ def test_steps_after_the_first_error_are_reported_where_labels_go_on(monkeypatch
 
 
 def test_scores_are_measured_against_both_exact_meanings():
-    """A checker's scores by hand: one right solution, one whose second line is wrong and lands on the right answer."""
+    """A checker's scores by hand: one right solution, one whose second line is wrong and lands on the right
+    answer."""
     cfg = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
     texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3")  # 4 + 5 = 2 modulo 7; max hides the error
     test = [Solution(PROBLEM, steps, id=str(i)) for i, steps in enumerate(texts)]
@@ -116,10 +119,8 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     args = ("task=best_of_n", "input=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
     monkeypatch.chdir(tmp_path)
-    why = "error: pool.jsonl: task: found 'none', expected one of chain, countdown in all rows, or checker=NAME (evaluate.py"
-    assert call(evaluate.main, monkeypatch, "evaluate.py", *args).startswith(
-        why
-    )  # whose checker is not guessed
+    said = call(evaluate.main, monkeypatch, "evaluate.py", *args)  # whose checker is not guessed
+    assert said.startswith("error: pool.jsonl: task: found 'none'")
     printed(evaluate.main, monkeypatch, *args, "data=chain", cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     names = list(results["scorers"])
@@ -263,7 +264,8 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
 
 
 def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():
-    """Two problems by hand: each with a sound solution of lowest score .6 and one whose second line, of score .3, is wrong."""
+    """Two problems by hand: each with a sound solution of lowest score .6 and one whose second line, of score
+    .3, is wrong."""
     p = [np.array(x) for x in ([0.9, 0.6], [0.8, 0.3], [0.9, 0.6, 0.9], [0.25, 0.3])]
     labels = [(1, 1), (1, 0), (1, 1, 1), (1, 0)]
     curve = processbench.f1_by_threshold(p, labels, [0, 0, 1, 1])

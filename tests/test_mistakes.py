@@ -1,4 +1,5 @@
-"""Sets of labelled mistakes: their rows in (real where they are at hand), their own metrics by hand, one command each."""
+"""Sets of labelled mistakes: their rows in (real where they are at hand), their own metrics by hand, one
+command each."""
 
 import base64
 import hashlib

@@ -1,4 +1,5 @@
-"""Trace error, selective prediction and agreement (evals/trace_error.py) on a pool that is small enough to do by hand."""
+"""Trace error, selective prediction and agreement (evals/trace_error.py) on a pool that is small enough to do
+by hand."""
 
 import numpy as np
 import pytest

@@ -97,8 +97,8 @@ class BestOfN(Task):
             line += f"; cannot win: {', '.join(losers)}"
         print(f"pool        {line}")
         notes = {
-            "repeat_the_problem": "candidates repeat the problem in their first step: compared apart in length",
-            "graded_both_ways": "answers are graded right in one candidate, wrong in another; votes count texts",
+            "repeat_the_problem": "candidates repeat the problem in their first step",
+            "graded_both_ways": "answers are graded right in one candidate and wrong in another",
         }
         for key, text in notes.items():
             if n := results[key]:
@@ -120,9 +120,7 @@ class BestOfN(Task):
         for scorer, x in results["verifiers"].items():
             print(f"scorer      {scorer}: {x['verifier']}")
         if POLICY in results["scorers"] and POLICY not in results["verifiers"]:
-            print(
-                "scorer      policy: each step's log p under the policy that drew it, which nobody taught to verify"
-            )
+            print("scorer      policy: each step's log p under the policy that drew it")
         show_table(f"best of {N}", {name: selection_row(results, name, N) for name in tables})
 
     def detail(self, results: dict):
@@ -143,9 +141,7 @@ class BestOfN(Task):
         tests = {f"{x['a']} - {x['b']}": x for x in results["differences"] if str(x["n"]) == N}
         columns = "difference", "interval", "p", "n_differ"
         rows = {name: {column: test[column] for column in columns} for name, test in tests.items()}
-        show_table(
-            f"paired differences at n = {N}; 95 % intervals, p of a sign-flip test, not adjusted", rows
-        )
+        show_table(f"paired differences at n = {N}, p of single sign-flip tests", rows)
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
         from prm_jax.figures.best_of_n import best_of_n_figures

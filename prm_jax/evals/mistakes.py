@@ -21,15 +21,18 @@ from prm_jax.metrics import (
 from prm_jax.solutions import first_error
 from prm_jax.stats import problem_numbers
 
-# The metrics that the authors of a set report: of `solution_numbers`, `step_numbers`, pair_accuracy, rating_accuracy.
+# The metrics that the authors of a set report: of `solution_numbers`, `step_numbers`, pair_accuracy and
+# rating_accuracy.
 OWN = {
-    # Share of traces whose first mistake, or absence of one, is found (Tyen et al. 2024, section 3: mistake finding).
+    # Share of traces whose first mistake, or absence of one, is found (Tyen et al. 2024, section 3).
     "big_bench_mistake": ("location_accuracy",),
-    # MR-Score = .2 max(0, MCC) + .3 accuracy of the step + .5 of the reason; PRMs give none (Zeng et al. 2023, 3).
+    # MR-Score = .2 max(0, MCC) + .3 accuracy of the step + .5 of the reason; PRMs give no reason (Zeng et
+    # al. 2023, section 3).
     "mr_gsm8k": ("mcc", "accuracy_error"),
-    # Balanced F1: the harmonic mean of accuracies on good and bad steps, solutions, first errors (Pandit et al. 2025).
+    # Balanced F1: harmonic mean of accuracies on good and bad steps, solutions, first errors (Pandit et al.
+    # 2025).
     "hard2verify": ("step_balanced_f1", "solution_balanced_f1", "first_error_f1"),
-    # StepAcc and FirstErrAcc (Fan et al. 2026; eval/compare.py). One score cannot say neutral: such steps are missed.
+    # StepAcc and FirstErrAcc (Fan et al. 2026; eval/compare.py). One score cannot say neutral: missed.
     "agent_process_bench": ("rating_accuracy", "location_accuracy"),
     # Share of pairs whose right action scores higher, equal scores counting half.
     "toolprmbench": ("pair_accuracy",),

@@ -40,8 +40,8 @@ class Score(Task):
     Config = Config
 
     def run(self, setup: Setup) -> dict:
-        """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the solutions to
-        draw."""
+        """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the
+        solutions to draw."""
         cfg, scorer = self.cfg, one_scorer(setup)
         _, first = next(iter(rows.read_rows(cfg.input)), (0, {}))
         is_pool, solutions, dropped = pools.is_pool(first), [], {}

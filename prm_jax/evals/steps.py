@@ -77,9 +77,7 @@ class Steps(Task):
             print("objective   orm: an outcome model, read at every step")
         kind = first["data"]["label_kind"]
         if first["label_kind"] not in (kind, "unknown"):
-            print(
-                f"note        the verifier learned {first['label_kind']} labels and is measured on {kind} labels"
-            )
+            print(f"note        learned {first['label_kind']} labels, is measured on {kind} labels")
         for group in results.get("groups", [results]):
             show_group(group, kind, of_steps=first["objective"] != "orm")
 

@@ -21,7 +21,8 @@ from prm_jax.launch.config import expect
 
 
 def checkpoints(cfg: EvaluateConfig) -> list[str]:
-    """The verifiers of the key `checkpoint`, a sweep's runs for its folder; the newest run where it is null."""
+    """The verifiers of the key `checkpoint`, a sweep's runs for its folder; the newest run where it is
+    null."""
     if cfg.checkpoint is None:
         return [str(run_folder.newest_run())]
     names = list(map(str, cfg.checkpoint)) if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]

@@ -33,5 +33,5 @@ def search_figures(results: dict, folder: Path, choice: str) -> list[Path]:
         axes_G[0].set_ylabel(plain(f"share solved\n{Path(v['verifier']).name[:28]}"))
     legend_above(figure, axes_VG[0, 0], 6)
     names = ", ".join(f"{v['verifier']} ({v['aggregator']})" for v in verifiers)
-    text = f"{names}; final choice: {choice}; dotted: the policy alone; bands: 95 % bootstrap intervals over problems"
+    text = f"{names}; final choice: {choice}; dotted: the policy alone; bands: 95 % bootstrap intervals"
     return [save(figure, folder / "search.png", text, results)]

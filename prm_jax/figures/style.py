@@ -33,7 +33,7 @@ plt.rcParams.update(
     }
 )
 
-# Okabe-Ito, distinct for every colour vision; several are as light as another, so in grey their markers and dashes tell them apart.
+# Okabe-Ito, distinct for every colour vision; in grey, markers and dashes tell them apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = tuple(zip(COLOURS, "os^DvPX", strict=True))
 BLUE, ORANGE, GREY = *COLOURS[:2], "#666666"
