@@ -305,7 +305,7 @@ def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
     result = measured(rules=best_of_n.Rules("probability", "harmonic", "share", 20))
     assert result["scorers"]["a"]["harmonic"]["curve"][0] == 0.5
     assert "harmonic" in result["calibration"]["a"]["solutions"]
-    assert len(best_of_n_figures(drawable(result), tmp_path)) == 4
+    assert len(best_of_n_figures(drawable(result), tmp_path)) == 3
     found = witness.results("harmonic")
     grids = witness.grids("harmonic", 3, 2)
     assert len(grids["plane"]["by_aggregator"]) == len(rerank.AGGREGATORS)
@@ -416,7 +416,7 @@ def test_the_reference_counts_of_all_scorers_in_one_run(monkeypatch, tmp_path):
     assert re.search(r"^  qwen_prm +prod +0\.9730 +\[0\.9\d+, 0\.9\d+\] +0\.0270 ", out, re.MULTILINE)
     report = (tmp_path / "out/report.txt").read_text()
     assert re.search(r"^  qwen_prm +0\.9653 +0\.9730 +0\.9730 +0\.9730 +0\.9537", report, re.MULTILINE)
-    for name in ("best_of_n", "aggregators", "reward_kl", "calibration"):
+    for name in ("best_of_n", "reward_kl", "calibration"):
         assert (tmp_path / f"out/figures/{name}.png").stat().st_size > 10_000
 
 

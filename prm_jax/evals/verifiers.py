@@ -40,13 +40,14 @@ def check_there(name: str, which: str):
     for x in filter(needs_folder, members_of(name)):
         if is_run(x):
             run_folder.run_config(Path(x))
-            if not any((Path(x) / "checkpoints" / which).glob("[0-9]*")):
-                raise InputError(
-                    f"{x}: stopped before its first checkpoint; resume={x} of its command continues it"
-                )
-        elif not any((locate(x) / file).exists() for file in ("config.json", "adapter_config.json")):
-            raise InputError(
-                f"{x}: is neither a run with checkpoints nor a Hugging Face folder with a config.json"
+            started = any((Path(x) / "checkpoints" / which).glob("[0-9]*"))
+            expect(
+                started, "checkpoint", x, f"a run with a checkpoint; resume={x} of its command continues it"
+            )
+        else:
+            known = any((locate(x) / file).exists() for file in ("config.json", "adapter_config.json"))
+            expect(
+                known, "checkpoint", x, "a run with checkpoints or a Hugging Face folder with a config.json"
             )
 
 
@@ -117,15 +118,17 @@ def record_of(name: str, file: str, **kinds) -> dict:
 
 def trained(name: str) -> dict:
     """How a run was made: its seed and seconds, its settings, and the overrides of its command line."""
-    summary, overrides = record_of(name, "summary.json"), run_folder.overrides_of(name)
-    settings = run_folder.settings(name) if is_run(name) else {"verifier": name}
-    times = {"train_seed": summary.get("seed"), "train_seconds": summary.get("seconds")}
-    return {**times, "settings": settings, "overrides": overrides}
+    summary = record_of(name, "summary.json")
+    return {
+        "train_seed": summary.get("seed"),
+        "train_seconds": summary.get("seconds"),
+        "settings": run_folder.settings(name) if is_run(name) else {"verifier": name},
+        "overrides": run_folder.overrides_of(name),
+    }
 
 
 def trained_on(name: str, data: Data, test) -> int:
-    """How many distinct problems of `test` a run was trained on; prints which files of its data have changed
-    since."""
+    """How many distinct problems of `test` a run was trained on; prints which files of its data have changed."""
     record = record_of(name, "data.json", files=dict, problems=list)
     for file, fingerprint in data.fingerprints.items():
         if record.get("files", {}).get(file, fingerprint) != fingerprint:

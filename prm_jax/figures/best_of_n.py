@@ -1,4 +1,4 @@
-"""Figures of a pool: curves over n, aggregators, reward against KL, calibration."""
+"""Figures of a pool: curves over n, reward against KL, calibration."""
 
 from pathlib import Path
 
@@ -29,12 +29,11 @@ TITLES = {  # {rule: the title of its panel}
 
 
 def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
-    """Draws curves over n, a row an aggregator, reward against KL, calibration."""
+    """Draws curves over n, reward against KL, calibration."""
     about = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
     about += f" ({Path(results['pool']).name}); graded: {results['grading']['checker']}"
     drawings = {
         "best_of_n": (curves, "bands or lines: 95 % bootstrap intervals over problems"),
-        "aggregators": (aggregators, "lines: 95 % bootstrap intervals over problems"),
         "reward_kl": (
             reward_kl,
             "lines: weights ref exp(score / beta); dashed: ref is the policy; dots: best of n",
@@ -100,30 +99,6 @@ def curves(results: dict):
         axes.set_title(TITLES[rule])
         size_axis(axes, sizes, "n, solutions a problem")
     legend_above(figure, axes_R[0, 0], 2 * len(rules))
-    return figure
-
-
-def aggregators(results: dict):
-    """Draws the share solved at the pool's size by aggregator: a dot a scorer, best-of-n beside the weighted
-    vote."""
-    N, names, scorers = str(results["n_candidates"]), results["aggregators"], results["scorers"]
-    rules = {"best_of_n": ("interval", f"Best of {N}")}
-    if "majority" in results:
-        rules["weighted_vote"] = "weighted_vote_interval", f"Weighted vote of {N}"
-    height = 1.4 + len(names) * (0.22 + 0.09 * len(scorers))
-    figure, axes_R = panels(1, len(rules), height, 1.6 + 3.4 * len(rules), sharex=True, sharey=True)
-    for axes, (rule, (interval, title)) in zip(axes_R[0], rules.items(), strict=True):
-        for i, (scorer, (style, label)) in enumerate(scorer_styles(results).items()):
-            y, table = np.arange(len(names)) + 0.7 * ((i + 0.5) / len(scorers) - 0.5), scorers[scorer]
-            low, high = floats([table[name][interval][N] for name in names]).T
-            axes.hlines(y, low, high, color=style["color"], linewidth=1, alpha=0.5)
-            axes.plot(floats([table[name][rule][N] for name in names]), y, **style | NO_LINE, label=label)
-        for name, dashes in RULES.items():
-            if name in results:
-                axes.axvline(results[name][N], color=GREY, linewidth=0.8, linestyle=dashes, label=name)
-        axes.set_yticks(range(len(names)), names)
-        axes.set(title=title, xlabel="share of problems solved", ylim=(len(names) - 0.5, -0.5))
-    legend_above(figure, axes_R[0, 0], 4)
     return figure
 
 
