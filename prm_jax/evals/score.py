@@ -45,6 +45,10 @@ class Score(Task):
         cfg, scorer = self.cfg, one_scorer(setup)
         _, first = next(iter(rows.read_rows(cfg.input)), (0, {}))
         is_pool, solutions, dropped = pools.is_pool(first), [], {}
+        has_steps = "candidates" in first or not is_pool and bool({"steps", "completions"} & first.keys())
+        ways = ", ".join(sources.OPTIONS["split_by"])
+        expect(not (cfg.split_by and has_steps), "split_by", cfg.split_by, "null: the rows have steps")
+        expect(is_pool or has_steps or cfg.split_by, "split_by", None, f"how to split responses: {ways}")
         read_pool = functools.partial(pools.iter_pool, cfg.input, split_by=cfg.split_by)
         if not is_pool:
             reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
