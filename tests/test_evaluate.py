@@ -23,7 +23,7 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, parse
 from prm_jax.rl.problems import file_problems
 from prm_jax.solutions import Solution
-from prm_jax.tasks import chain
+from prm_jax.tasks.chain import CHAIN
 from prm_jax.tasks.checkers import open_grader
 
 PROBLEM = "4 +5 max3 mod7?"
@@ -79,7 +79,7 @@ def test_steps_after_the_first_error_are_reported_where_labels_go_on(monkeypatch
 def test_scores_are_measured_against_both_exact_meanings():
     """A checker's scores by hand: one right solution, one whose second line is wrong and lands on the right
     answer."""
-    cfg = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
+    cfg = parse(OmegaConf.load(CONF / "data/chain.yaml").task, CHAIN.Config, "data.task")
     texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3")  # 4 + 5 = 2 modulo 7; max hides the error
     test = [Solution(PROBLEM, steps, id=str(i)) for i, steps in enumerate(texts)]
     data_cfg = SimpleNamespace(name="chain", task=cfg)
