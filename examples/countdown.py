@@ -1,18 +1,18 @@
-"""Countdown, a task of your own: reach a target with all of a few numbers. It is how any task plugs in.
+r"""Countdown, a task of your own: reach a target with all of a few numbers. It is how any task plugs in.
 
     python train.py data=embedded data.name=examples/countdown.py:Countdown data.label_kind=value
-    python evaluate.py data=embedded data.name=examples/countdown.py:Countdown data.label_kind=value task=steps \\
-        checkpoint=RUN
+    python evaluate.py task=steps checkpoint=RUN data=embedded data.name=examples/countdown.py:Countdown \
+        data.label_kind=value
     python -m prm_jax.sampling input=FILE checkpoint=POLICY checker=examples/countdown.py:solved
 
-A policy of it is a run of objective=lm on data.train_split=base data.task.error=0.1; give it as data.samples=policy
-data.policy=RUN. Keys of the task: +data.task.numbers=5 and the other fields of Config.
+A policy of it is a run of objective=lm on data.train_split=base data.task.error=0.1; give it as
+data.samples=policy data.policy=RUN. Keys of the task: +data.task.numbers=5 and the other fields of Config.
 
-A problem is sorted numbers and a target, `3,5,7,9=24?`; sorted, so that a permutation is no other problem and the
-splits do not leak. A line replaces two numbers by their result, `9*3=27`, or `9*3=27 5,7,27` if it restates what is
-left. There is one line less than numbers, and the last result must be the target. Values are 1 to 99, divisions
-exact. Most legal moves put the target out of reach, so a step can be right and worthless: correctness and value
-differ. The answer verifies itself, since the problem states the target.
+A problem is sorted numbers and a target, `3,5,7,9=24?`; sorted, so that a permutation is no other problem
+and the splits do not leak. A line replaces two numbers by their result, `9*3=27`, or `9*3=27 5,7,27` if it
+restates what is left. There is one line less than numbers, and the last result must be the target. Values
+are 1 to 99, divisions exact. Most legal moves put the target out of reach, so a step can be right and
+worthless: correctness and value differ. The answer verifies itself, since the problem states the target.
 """
 
 import dataclasses
@@ -184,9 +184,10 @@ class Countdown(EmbeddedTask):
         return tuple(steps)
 
     def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
-        """Judges each line by itself, given what the lines before wrote: "right" or its first error. form: not a line;
-        operand: a number is not at hand; arithmetic; cheat: a last line that claims the target by false arithmetic; range:
-        a value outside 1 to 99; rest: the numbers it restates are not those left."""
+        """Judges each line by itself, given what the lines before wrote: "right" or its first error. form:
+        not a line; operand: a number is not at hand; arithmetic; cheat: a last line that claims the target
+        by false arithmetic; range: a value outside 1 to 99; rest: the numbers it restates are not those
+        left."""
         return [verdict for verdict, _ in judge_all(problem, steps)]
 
     def values(self, cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
@@ -207,7 +208,8 @@ class Countdown(EmbeddedTask):
         return line and str(int(line[4]))
 
     def solved(self, problem: str, steps: Sequence[str]) -> bool:
-        """Whether right lines alone use up all numbers and end with the target; a cheat's last value is not enough."""
+        """Whether right lines alone use up all numbers and end with the target; a cheat's last value is
+        not enough."""
         hand, _ = parse_problem(problem)
         is_right = {*self.verdicts(problem, steps)} == {"right"} and len(steps) == len(hand) - 1
         return is_right and self.stated_answer(steps) == self.gold_answer(problem)

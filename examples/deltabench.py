@@ -1,6 +1,7 @@
-"""A reader of your own: DeltaBench, long traces of o1-like models in sections that people judged one by one.
+r"""A reader of your own: DeltaBench, long traces of o1-like models in sections that people judged one by one.
 
-    python evaluate.py task=steps data=files data.name=examples/deltabench.py:deltabench data.path=FILE checkpoint=X
+    python evaluate.py task=steps checkpoint=RUN data=files data.name=examples/deltabench.py:deltabench \
+        data.path=FILE
 
 A reader is a function (row, its id, counts) -> solutions; its keyword-only arguments are the options of
 conf/data/files.yaml that it takes. `later steps` of the report says what is seen after the first error.
@@ -11,12 +12,12 @@ from prm_jax.solutions import Solution
 
 
 def deltabench(row: dict, row_id: str, counts) -> list[Solution]:
-    """DeltaBench (He et al. 2025, arXiv 2502.19361; OpenStellarTeam/DeltaBench, the nine example rows at a560619 and
-    evaluation.py at 6b67c64; no row of the whole file was available): question, sections of a long trace (content, or
-    section), reason_error_section_numbers and reason_unuseful_section_numbers (from 1; both are errors, as in that
-    script), sections_labeled_info (reasoning_correctness, empty for sections that nobody judged), final_correct (0, 1).
-    A section is judged by itself: one that rests on an earlier error is no new error. Without labeled info all up to
-    the last error are judged."""
+    """DeltaBench (He et al. 2025, arXiv 2502.19361; OpenStellarTeam/DeltaBench, the nine example rows at
+    a560619 and evaluation.py at 6b67c64; no row of the whole file was available): question, sections of a
+    long trace (content, or section), reason_error_section_numbers and reason_unuseful_section_numbers
+    (from 1; both are errors, as in that script), sections_labeled_info (reasoning_correctness, empty for
+    sections that nobody judged), final_correct (0, 1). A section is judged by itself: one that rests on an
+    earlier error is no new error. Without labeled info all up to the last error are judged."""
     errors, steps = set(), []
     for index, section in enumerate(field(row, "sections", list)):
         require(isinstance(section, dict), f"sections[{index}]", section, "an object")

@@ -49,7 +49,8 @@ ANNOTATION = re.compile(r"<<([^<>\n]*)>>")
 CLAUSE = re.compile(r"\n(?! {0,3}=)|(?<![\\ ])[.,:] (?!(?<=\d, )\d{3}(?!\d))")
 # Words of a text that tries or denies an equation, or does not count with plain numbers.
 DENIED = re.compile(
-    r"(?i)\bnot\b|n't\b|contradict|impossible|incorrect|invalid|wrong|mistake|\bfalse\b|[?≠]|\\neq?\b|\bif\b"
+    r"(?i)\bnot\b|n't\b|contradict|impossible|incorrect|invalid|wrong|mistake|\bfalse\b"
+    r"|[?≠]|\\neq?\b|\bif\b"
     r"|suppose|assum|\btry|\btest|\bcheck|becomes|substitut|\bmod\b|modul|\\p?mod|\\equiv|≡|\bbase\b"
     r"|remainder|borrow|\bcarry|clock|\b[ap]\.?m\b|\bbinary\b|\boctal\b|\bhexadecimal\b"
 )
