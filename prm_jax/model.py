@@ -18,7 +18,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.heads import HEADS
-from prm_jax.kernels.cpu import add_bias, flatten_tokens, matmul, save_for_backward, soft_cap
+from prm_jax.kernels.cpu import flatten_tokens, matmul, save_for_backward, soft_cap
 from prm_jax.kernels.experts import mixture
 from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, platform, shard_heads
 from prm_jax.rope import RopeScaling, rotate, rotations
@@ -47,9 +47,7 @@ class ModelConfig:
     norm_eps: float
     qkv_bias: bool  # Qwen2 has biases on q, k, v only
     tied: bool  # the vocabulary logits reuse the embedding
-    family: str = (
-        "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
-    )
+    family: str = "qwen2"  # model_type of the config.json: what it is called; the fields say what is computed
     max_positions: int = 32_768  # longest row the model was made for (max_position_embeddings)
     o_bias: bool = False
     mlp_bias: bool = False
@@ -58,20 +56,14 @@ class ModelConfig:
     sliding: tuple[bool, ...] | None = None  # the layers that the window holds for; None: all
     rope_scaling: RopeScaling | None = None
     activation: Literal["silu", "gelu"] = "silu"  # of the gate; gelu: its tanh form (Gemma)
-    post_norms: bool = (
-        False  # Gemma: the outputs of attention and of the gated layer are normed before they are added
-    )
-    embed_scale: float = (
-        1.0  # Gemma scales embeddings and queries; Granite also each block's output and the logits
-    )
+    post_norms: bool = False  # Gemma: outputs of attention and gated layer are normed before they are added
+    embed_scale: float = 1.0  # Gemma scales embeddings and queries; Granite also block outputs and logits
     residual_scale: float = 1.0
     query_scale: float = 1.0  # beside K^-1/2
     logit_scale: float = 1.0  # of the vocabulary logits
     attn_logit_softcap: float | None = None  # Gemma 2: attention scores s are cap tanh(s / cap),
     final_logit_softcap: float | None = None  # and so are the vocabulary logits
-    local_rope_theta: float | None = (
-        None  # Gemma 3: rope_theta of the sliding layers, unscaled; None: the same for all
-    )
+    local_rope_theta: float | None = None  # Gemma 3: unscaled, of the sliding layers; None: the same for all
     experts: int = 0  # Qwen3-MoE: E gated layers in place of one (kernels/experts.py)
     experts_per_token: int = 0  # how many of them compute each token
     norm_topk_prob: bool = False  # the weights of a token's experts sum to 1
@@ -82,22 +74,15 @@ class ModelConfig:
     remat: str = "none"  # what the backward pass recomputes: none, or dots or full (REMAT)
 
     def __post_init__(self):
-        assert self.head in ("none", *HEADS), (
-            f"head: got {self.head!r}, expected none or one of {', '.join(HEADS)}"
-        )
+        heads = ", ".join(("none", *HEADS))
+        assert self.head in ("none", *HEADS), f"head: got {self.head!r}, expected one of {heads}"
         assert self.heads % self.kv_heads == 0, (
-            f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
+            f"heads: {self.heads} is no multiple of {self.kv_heads} kv_heads"
         )
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
-        positive = (
-            "window",
-            "attn_logit_softcap",
-            "final_logit_softcap",
-            "rope_theta",
-            "local_rope_theta",
-            "norm_eps",
-        )
-        for name in (*positive, "embed_scale", "residual_scale", "query_scale", "logit_scale"):
+        positive = "window attn_logit_softcap final_logit_softcap rope_theta local_rope_theta norm_eps "
+        positive += "embed_scale residual_scale query_scale logit_scale"
+        for name in positive.split():
             value = getattr(self, name)
             assert value is None or 0 < value < math.inf, f"{name}: got {value}, expected a number above 0"
         layers = len(self.sliding or range(self.layers))
@@ -116,7 +101,7 @@ def linear(x_nD, w_DF, b_F=None, dtype=None):
     else:
         y_nF = matmul(x_nD, w_DF[...].astype(x_nD.dtype), dtype)
     if b_F is not None:
-        y_nF = add_bias(y_nF, b_F[...].astype(y_nF.dtype))
+        y_nF += b_F[...].astype(y_nF.dtype)
     return save_for_backward(y_nF, "linear")
 
 
@@ -254,9 +239,8 @@ class Block(nnx.Module):
             v_BGSK = write_slots(past[1], v_BLGK.swapaxes(1, 2), slot_BL[0, 0], axis=2)
             past, k_BSGK, v_BSGK = (k_BGKS, v_BGSK), k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
         capped_attend = partial(attend, cap=cfg.attn_logit_softcap)
-        o_BLHK = shard_heads(
-            capped_attend, cfg.query_scale * q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL
-        )
+        q_BLHK = cfg.query_scale * q_BLHK
+        o_BLHK = shard_heads(capped_attend, q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
         h_BLD = linear(o_BLHK.reshape(B, L, -1), self.w_o, self.b_o)
         x_BLD += cfg.residual_scale * norm(h_BLD, self.norm_attn_out, cfg)
 
@@ -285,11 +269,13 @@ class PRM(nnx.Module):
         self.unembed = matrix(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5, OUT_SPLIT) if has_unembed else None
         head, D = HEADS.get(cfg.head), cfg.dim
         has_hidden = head is not None and head.hidden
-        self.w_mlp_head = (
-            matrix(rngs, (D, D), head_scale("w_mlp_head", D), in_head=True) if has_hidden else None
-        )
+
+        def head_matrix(key, outputs):
+            return matrix(rngs, (D, outputs), head_scale(key, D), in_head=True)
+
+        self.w_mlp_head = head_matrix("w_mlp_head", D) if has_hidden else None
         self.b_mlp_head = nnx.Param(jnp.zeros(D), in_head=True) if has_hidden else None
-        self.w_head = matrix(rngs, (D, head.outputs), head_scale("w_head", D), in_head=True) if head else None
+        self.w_head = head_matrix("w_head", head.outputs) if head else None
         self.b_head = nnx.Param(jnp.zeros(head.outputs), in_head=True) if head else None
 
     def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None, cache=None, ropes=None):
@@ -343,9 +329,9 @@ class PRM(nnx.Module):
         """The rotations of layers that see all tokens, and of those that see a window."""
         cfg = self.cfg
         rope = rotations(pos_BL, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
-        return rope, rotations(
-            pos_BL, cfg.head_dim, cfg.local_rope_theta, None
-        ) if cfg.local_rope_theta else rope
+        if cfg.local_rope_theta is None:
+            return rope, rope
+        return rope, rotations(pos_BL, cfg.head_dim, cfg.local_rope_theta, None)
 
     def layers(self) -> list[Block]:
         """The blocks, one by one."""
@@ -366,9 +352,8 @@ class PRM(nnx.Module):
     def vocab_logits(self, x_BLD):
         """Next-token logits, float32 logit_BLV: factors in the compute dtype, sums in float32."""
         w_DV = self.embed[...].T if self.cfg.tied and self.unembed is None else self.unembed[...]
-        return soft_cap(
-            self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32), self.cfg.final_logit_softcap
-        )
+        logit_BLV = self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32)
+        return soft_cap(logit_BLV, self.cfg.final_logit_softcap)
 
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing.

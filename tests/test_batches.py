@@ -4,7 +4,6 @@ import dataclasses
 import math
 import tracemalloc
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +25,6 @@ from prm_jax.packing import (
     pack_batch,
     plan_packs,
     plan_rows,
-    plan_tree,
     train_batches,
     training_width,
 )
@@ -71,16 +69,6 @@ def test_pack_batch_by_hand():
     np.testing.assert_array_equal(batch["rating"], np.array([[1, nan, nan, nan], [nan] * 4], np.float32))
     ours = {"ids", "pos", "visible_until", "step_end", "solution", "problem"}
     assert batch.keys() == {*ours, *STEP_TARGETS, *TOKEN_TARGETS}
-
-
-def test_targets_that_an_example_lacks_are_filled_and_unknown_ones_raise():
-    ids_L, step_end_T = np.arange(3), np.array([2])
-    batch = pack_batch([[Example(ids_L, step_end_T, 1, {"token_weight": np.array([0, -0.5, 2])})]], 4, 1)
-    assert batch["token_weight"].tolist() == [[0, -0.5, 2, 0]] and batch["weight"].tolist() == [[0]]
-    with pytest.raises(KeyError, match="wieght"):
-        Example(ids_L, step_end_T, 1, {"wieght": np.ones(1)})
-    with pytest.raises(ValueError, match="^token_weight: 1 values for 3 steps or tokens$"):
-        Example(ids_L, step_end_T, 1, {"token_weight": np.ones(1)})
 
 
 def test_scoring_finds_its_values_where_training_puts_its_targets(rng):
@@ -177,13 +165,6 @@ def test_a_mixture_is_drawn_by_weight_and_each_source_goes_round_whole(rng):
             np.testing.assert_array_equal(a[name], b[name])
 
 
-def test_grain_agrees_that_it_resumes(rng):
-    examples = random_examples(rng, 20)
-    source = TrainingRows(examples, make_plan(examples, 32), 7)
-    rows = grain.MapDataset.range(24).map(lambda i: pack_batch([source[i]], 32, 16)["ids"])
-    grain.experimental.assert_equal_output_after_checkpoint(rows.to_iter_dataset().batch(4))
-
-
 def test_eval_batches_cover_everything_once(rng):
     examples = random_examples(rng, 77)
     order, batches = zip(*eval_batches(examples, 32, 8), strict=True)
@@ -229,20 +210,6 @@ def test_in_a_tree_a_token_sees_its_own_path_alone(rng):
     for place_L in places:
         for depth, at in enumerate(place_L):
             assert np.flatnonzero(sees[at]).tolist() == place_L[: depth + 1].tolist() and pos_n[at] == depth
-
-
-def test_rows_of_a_tree_hold_every_sequence_once_and_are_full(rng):
-    prompts = [rng.integers(0, 1000, 20) for _ in range(10)]
-    sequences = [
-        np.concatenate([prompts[k % 10], rng.integers(1000, 2000, n)])
-        for k, n in enumerate(np.clip(rng.lognormal(3.5, 0.5, 200), 8, 100).astype(int))
-    ]
-    rows, tokens = plan_tree(sequences, 256)
-    assert sorted(i for row in rows for i in row) == list(range(200))
-    laid = [layout_row([sequences[i] for i in row], share=True)[0].shape[1] for row in rows]
-    assert sum(laid) == tokens and max(laid) <= 256
-    assert tokens > 0.95 * 256 * len(rows)
-    assert tokens < 0.9 * sum(map(len, sequences))
 
 
 def test_the_narrowest_width_that_costs_little_is_chosen(rng):

@@ -2,21 +2,18 @@
 
 import dataclasses
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import printed
 
-import evaluate
 from prm_jax import InputError, rerank
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
 from prm_jax.data.questions import Question
 from prm_jax.data.steps import step_sums, token_steps
-from prm_jax.evals import pool_metrics, steps
+from prm_jax.evals import pool_metrics
 from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.formats import Format, encode
 from prm_jax.generate.sampling import Sampling, draw_pool, open_policy
@@ -85,24 +82,6 @@ def test_the_policy_is_a_verifier_by_the_probability_of_each_step(policy):
         InputError, match="got 'policy:embedded_orm', expected a language model, not a verifier"
     ):
         open_verifier("policy:embedded_orm", OpenOptions())
-
-
-def test_another_models_likelihood_is_not_stored_as_that_of_the_policy_that_drew_the_pool(
-    tmp_path, monkeypatch
-):
-    pool = [
-        Problem(
-            "p",
-            PROBLEMS[0],
-            "1",
-            (Candidate(("2+3=5",), "1", True, logp=(-1.0,)), Candidate(("2+3=4",), "2", False, logp=(-2.0,))),
-        )
-    ]
-    write_pool(tmp_path / "pool.jsonl", pool)
-    asked = ("task=best_of_n", "input=pool.jsonl", "checkpoint=policy:embedded", "hydra.run.dir=out")
-    printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
-    (problem,) = read_pool(tmp_path / "out/pool.jsonl.gz")
-    assert [[*c.step_scores] for c in problem.candidates] == [["policy_1"]] * 2
 
 
 def test_tokens_belong_to_the_step_that_they_end():
@@ -208,19 +187,3 @@ def test_the_arg_max_of_a_tilted_law_is_that_of_the_score_with_its_reference(rng
     law_PN = rerank.reweight(score_PN, 0.3, np.exp(log_ref_PN)).weight_PN
     combined_PN = rerank.with_reference(score_PN, log_ref_PN, 0.3)
     assert law_PN.argmax(1).tolist() == combined_PN.argmax(1).tolist() and combined_PN[0, 3] == -np.inf
-
-
-@pytest.mark.parametrize("logp", [[-1.0], [-1.0, "x"], "text"])
-def test_a_damaged_log_p_is_one_line(tmp_path, logp):
-    row = {"id": "p", "problem": "x", "candidates": [{"steps": ["a", "b"], "correct": True, "logp": logp}]}
-    (tmp_path / "pool.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(InputError, match=r"pool.jsonl line 1: candidates\[0\].logp"):
-        read_pool(tmp_path / "pool.jsonl")
-
-
-def test_a_run_that_hardly_learned_is_said(capsys):
-    names = {name: 0.5 for name in steps.METRICS}
-    group = {"n_solutions": 1, "n_steps": 1, "mean_of": 1, "baselines": {"likelihood": 0.9}} | names
-    for auroc, said in ((0.92, True), (0.94, False)):
-        steps.show_group(group | {"step_auroc": auroc}, "correctness")
-        assert ("hardly above that of the policy" in capsys.readouterr().out) == said

@@ -23,7 +23,7 @@ from prm_jax.launch.config import parse
 from prm_jax.lora import LoraConfig, LowRank, attach, merge
 from prm_jax.model import PRM, cast_backbone
 from prm_jax.scoring import step_log_odds
-from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step
+from prm_jax.training import LossConfig, make_optimizer, train_step
 
 LORA = LoraConfig(rank=3, alpha=6.0, targets=["w_q", "w_v", "w_down"])
 LOSS = LossConfig("prm", "bce", 1.0, 0.0)
@@ -94,22 +94,6 @@ def test_thin_matrices_take_half_the_memory_and_give_the_same_scores(rng):
         "a", "b", "b_q", "b_k", "b_v", "norm_attn", "norm_ffn", "norm_out", "w_head", "b_head",
     }  # fmt: skip
     np.testing.assert_array_equal(step_log_odds(low, batch), step_log_odds(full, batch))
-
-
-def test_a_low_precision_moment_stores_less_and_trains_alike(rng):
-    plain = trained(PRM(TINY, rngs=nnx.Rngs(0)), OPT, np.random.default_rng(0))
-    cfg = dataclasses.replace(OPT, mu_dtype="bfloat16")
-    model, opt, loss, _ = trained(PRM(TINY, rngs=nnx.Rngs(0)), cfg, np.random.default_rng(0))
-    n = sum(x.size for x in jax.tree.leaves(model))
-    assert sum(x.nbytes for x in jax.tree.leaves(opt.opt_state)) == 6 * n + 8  # and two counters
-    assert loss == pytest.approx(plain[2], rel=1e-2) and loss != plain[2]
-
-
-def test_settings_that_do_not_exist_are_refused():
-    with pytest.raises(InputError, match="optimizer.mu_dtype: got 'float16', expected float32 or bfloat16"):
-        parse(vars(OPT) | {"mu_dtype": "float16"}, OptimizerConfig, "optimizer")
-    with pytest.raises(InputError, match="optimizer.trainable: got 'some', expected all, head or lora"):
-        parse(vars(OPT) | {"trainable": "some"}, OptimizerConfig, "optimizer")
 
 
 @pytest.mark.slow

@@ -13,8 +13,7 @@ from conftest import TINY
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.examples import Example, step_weights
-from prm_jax.launch.config import parse
+from prm_jax.examples import Example
 from prm_jax.losses import STEP_LOSSES, Loss, bce, implicit_logit, next_token_loss
 from prm_jax.model import PRM, matrix
 from prm_jax.packing import pack_batch
@@ -228,11 +227,6 @@ def test_the_implicit_logit_equals_the_scorer_s_sum_of_step_scores(rng):
     )
 
 
-def test_step_weights_have_mean_one():
-    np.testing.assert_allclose(step_weights(3, "later"), [0.5, 1.0, 1.5])
-    np.testing.assert_allclose(step_weights(3, "uniform"), [1, 1, 1])
-
-
 def make_batch(rng, rows, A=1):
     examples = [example(rng, 10, [4, 7, 9], [1, 0.25, 0]) for _ in range(rows)]
     examples[0] = example(rng, 10, [4, 7, 9], [1, nan, nan])  # micro-batches with unequal numbers of labels
@@ -334,15 +328,6 @@ def test_what_a_parameter_declares_decides_whether_it_decays_and_trains():
 def test_the_learning_rate_of_every_step_by_hand(warmup, steps, expected):
     schedule = make_schedule(dataclasses.replace(OPT, lr=1.0, warmup=warmup), steps)
     np.testing.assert_allclose([schedule(i) for i in range(steps)], expected, rtol=1e-6)
-
-
-def test_a_step_loss_is_chosen_by_name(monkeypatch, tiny_model, rng):
-    batch = {name: x[0] for name, x in make_batch(rng, 4).items()}
-    monkeypatch.setitem(STEP_LOSSES, "one", Loss(lambda z_BT, batch, cfg: jnp.ones(batch["label"].shape)))
-    sums = eval_step(tiny_model, batch, LossConfig("prm", "one", 1.0, 0.0))
-    assert float(sums["step"]) == float(sums["n_steps"]) == 10
-    with pytest.raises(InputError, match="loss.step: got 'two', .*pqm.* or one"):
-        parse({"objective": "prm", "step": "two", "pos_weight": 1, "lm_weight": 0}, LossConfig, "loss")
 
 
 def test_a_step_loss_sees_what_its_entry_declares(monkeypatch, tiny_model, rng):

@@ -15,7 +15,7 @@ from conftest import real_gold
 
 from prm_jax import rerank
 from prm_jax.kernels.sort import best_first, ranks
-from prm_jax.rerank import aggregate, best_of_n, expectation, reweight
+from prm_jax.rerank import aggregate, best_of_n, reweight
 
 INF = np.inf
 P, N, T = 8, 9, 6
@@ -206,19 +206,6 @@ def test_padding_changes_no_bit_and_empty_is_minus_inf():
     assert all((np.asarray(score_PN) == -INF).all() for score_PN in none.values())
 
 
-def test_padding_has_no_gradient_and_real_steps_have_one():
-    logit_NT = np.array([[0.5, np.nan, -1.0], [np.nan, np.nan, np.nan]], np.float32)
-    mask_NT = ~np.isnan(logit_NT)
-
-    def total(x_NT):
-        score = [aggregate(x_NT, mask_NT, how, unit="logit") for how in rerank.AGGREGATORS]
-        return sum(score_N[0] for score_N in score)
-
-    gradient_NT = np.asarray(jax.jit(jax.grad(total))(logit_NT))
-    assert np.isfinite(gradient_NT).all()
-    np.testing.assert_array_equal(gradient_NT != 0, mask_NT)
-
-
 def test_unknown_names_raise_with_what_was_expected():
     step = np.zeros((1, 1, 1))
     with pytest.raises(ValueError, match="'nothing', expected one of min, prod"):
@@ -295,45 +282,6 @@ def test_reweight_at_the_ends_of_beta():
     assert law(score_PN, 0.0).reward_P == np.float32(-0.3)
 
 
-def test_laws_where_little_can_win():
-    """Rows: no candidate, all of probability 0, ref 0 on the only finite score, one candidate, none and one eligible."""
-    score_PN = corner(
-        np.array([[1.0, 2], [-INF, -INF], [3, -INF], [-5000, np.nan], [1, 2], [1, np.nan]], np.float32)
-    )[0]
-    mask_PN = corner(np.array([[False, False], *[[True, True]] * 2, [True, False], *[[True, True]] * 2]))[0]
-    ref_PN = corner(np.array([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0], *[[1.0, 1.0]] * 3], np.float32))[0]
-    eligible_PN = corner(np.array([*[[True, True]] * 4, [False, False], [True, False]]))[0]
-    half = [0.5, 0.5]
-    for beta in (0.0, 0.3, INF):
-        law = jax.tree.map(
-            lambda x: np.asarray(x)[:6], reweight(score_PN, beta, ref_PN, eligible_PN, mask_PN)
-        )
-        last = half if beta == INF else [1, 0]
-        np.testing.assert_array_equal(law.weight_PN[:, :2], [[0, 0], half, [0, 1], [1, 0], half, last])
-        np.testing.assert_array_equal(law.weight_PN[:, 2:], 0)
-        np.testing.assert_allclose(law.kl_P, [0, 0, 0, 0, 0, 0 if beta == INF else math.log(2)], rtol=1e-6)
-        np.testing.assert_array_equal(law.reward_P, [np.nan, np.nan, np.nan, -5000, np.nan, 1])
-        # nor does a subset in which none is eligible leave mass out of the law, though it has no gold
-        np.testing.assert_array_equal(expectation(law.weight_PN, np.ones((6, N))), [0, 1, 1, 1, 1, 1])
-    law_PN = np.asarray(rerank.winner_probs(score_PN, 2, eligible_PN, mask_PN))[:6]
-    np.testing.assert_array_equal(law_PN[:, :2], [[0, 0], half, [1, 0], [1, 0], half, [1, 0]])
-
-
-def test_both_families_have_one_reference():
-    """Scores 0, -1, -2 and of probability 0: without pressure both laws are the reference, a quarter each and KL 0."""
-    score_PN = np.array([[0.0, -1, -2, -INF]])
-    tilted = reweight(score_PN, INF)
-    drawn_PN = rerank.winner_probs(score_PN, 1)
-    for law_PN in (tilted.weight_PN, drawn_PN):
-        np.testing.assert_allclose(law_PN, [[0.25] * 4], rtol=1e-6)
-        np.testing.assert_allclose(rerank.kl_divergence(law_PN, np.full((1, 4), 0.25)), [0], atol=1e-6)
-    np.testing.assert_array_equal(tilted.kl_P, [0])
-    np.testing.assert_allclose(rerank.mean_score(drawn_PN, score_PN), [-1], rtol=1e-6)
-    # all the pressure there is: the arg max in both, log 4 nats away
-    np.testing.assert_array_equal(reweight(score_PN, 0).weight_PN, rerank.winner_probs(score_PN, 4))
-    np.testing.assert_allclose(reweight(score_PN, 0).kl_P, math.log(4), rtol=1e-6)
-
-
 def test_reweight_over_a_beta_grid_is_a_loop_and_huge_scores_do_not_overflow():
     """By default the reference is even and nothing is masked."""
     rng = np.random.default_rng(5)
@@ -394,17 +342,6 @@ def test_a_problem_with_fewer_candidates_has_subsets_of_its_own():
     np.testing.assert_allclose(best_of_n(score_PN, right_PN)[1], [1 / 3, 0, 0], atol=1e-6)
 
 
-def test_a_score_of_probability_zero_is_the_worst_and_no_loss():
-    gold_PN = np.ones((2, 2))
-    np.testing.assert_allclose(best_of_n(np.full((2, 2), -INF), gold_PN), gold_PN)
-    curve_Pn = best_of_n(np.array([[-INF, -1e30], [-INF, -INF]]), np.array([[1.0, 0], [1, 0]]))
-    np.testing.assert_allclose(curve_Pn, [[0.5, 0], [0.5, 0.5]])
-    # who cannot win is worse still
-    np.testing.assert_allclose(
-        best_of_n(np.array([[-INF, 0.0]]), np.ones((1, 2)), np.array([[True, False]])), [[0.5, 1]]
-    )
-
-
 def test_e2_proxy_equal_to_gold_is_pass_at_n(precision):
     _, tol = precision
     pass_at = lambda c, M, n: 1 - math.comb(M - c, n) / math.comb(M, n)
@@ -421,19 +358,6 @@ def test_e2_proxy_equal_to_gold_is_pass_at_n(precision):
     chance_P = np.array([math.comb(M, c) * 0.02**c * 0.98 ** (M - c) for c in range(M + 1)])
     np.testing.assert_allclose((chance_P @ all_Pn)[2:], [0.276, 0.476, 0.726], atol=5e-4)
     np.testing.assert_allclose(chance_P @ all_Pn, 1 - 0.98 ** np.array(size_n), atol=tol)
-
-
-def test_e3_ends_of_the_curve_and_permutations(precision):
-    _, tol = precision
-    rng = np.random.default_rng(6)
-    score_PN, gold_PN, *_ = some_pool(rng)
-    curve_Pn = curve(score_PN, gold_PN)
-    np.testing.assert_allclose(curve_Pn[:, 0], gold_PN.mean(-1), atol=tol)
-    top_PN = score_PN == score_PN.max(-1, keepdims=True)
-    np.testing.assert_allclose(curve_Pn[:, -1], (gold_PN * top_PN).sum(-1) / top_PN.sum(-1), atol=tol)
-    shuffle_N = rng.permutation(N)
-    shuffled_Pn = curve(score_PN[:, shuffle_N], gold_PN[:, shuffle_N])
-    np.testing.assert_allclose(shuffled_Pn, curve_Pn, atol=tol)
 
 
 def test_what_ties_and_what_does_not():
@@ -474,17 +398,6 @@ def test_ranks_are_those_of_a_sort(N):
     np.testing.assert_array_equal(jax.jit(ranks)(key_PN), key_PN.argsort(-1).argsort(-1))
 
 
-def test_nan_scores_single_candidates_and_half_precision():
-    score_PN, eligible_PN = corner(np.array([[2.0, 1.0], [np.nan, 1.0], [-INF, -INF]]))
-    curve_Pn = curve(score_PN, EVEN_PN, eligible_PN)
-    for row in (0, 2):  # two of nine can win
-        np.testing.assert_allclose(curve_Pn[row, [0, 1, -2, -1]], [2 / 9, 1 - 7 / 9 * 6 / 8, 1, 1], rtol=1e-6)
-    assert np.isnan(curve_Pn[1]).all() and (curve_Pn[3:] == 0).all()
-    np.testing.assert_array_equal(best_of_n(np.ones((1, 1)), np.ones((1, 1))), [[1]])
-    half = jax.ShapeDtypeStruct((1, 1), np.float16)
-    assert jax.eval_shape(best_of_n, half, half).dtype == np.float32
-
-
 def test_rank_weights_against_exact_fractions_at_1860():
     """The sum of all errors of a row bounds the error of any curve with gold within 0..1."""
     size, sizes = 1860, [1, 2, 10, 50, 500, 1500, 1859, 1860]
@@ -494,22 +407,6 @@ def test_rank_weights_against_exact_fractions_at_1860():
             float(Fraction(math.comb(size - 1 - rank, n - 1), math.comb(size, n))) for rank in range(size)
         ]
         assert np.abs(row_N - exact).sum() < 3e-7, n
-
-
-def test_curve_at_1860_is_right_to_1e_6_in_float32():
-    rng = np.random.default_rng(9)
-    score_PN = np.round(rng.normal(size=(3, 1860)), 2).astype(np.float32)  # ties
-    gold_PN = rng.random((3, 1860)) < np.array([0.02, 0.5, 0.98])[:, None]
-    single_Pn = np.asarray(best_of_n(score_PN, gold_PN))
-    assert single_Pn.dtype == np.float32
-    for p in range(3):
-        order = np.argsort(-score_PN[p])
-        block = {s: gold_PN[p][score_PN[p] == s].mean() for s in set(score_PN[p])}
-        gold = np.array([block[s] for s in score_PN[p][order]])
-        for size in (1, 3, 64, 1000, 1860):
-            hazard = np.minimum(size / (1860 - np.arange(1860)), 1)
-            weight = hazard * np.concatenate([[1], np.cumprod(1 - hazard)[:-1]])
-            assert abs(single_Pn[p, size - 1] - weight @ gold) < 1e-6
 
 
 def normal_cdf(x):
@@ -577,20 +474,6 @@ def test_e8_exact_kl_of_best_of_n():
             exact_K = np.diff((np.arange(K + 1) / K) ** n)
             np.testing.assert_allclose(outcome_K, exact_K, atol=2e-3)
             assert got <= bound(n)
-
-
-def test_within_problem_auroc_from_the_curve():
-    """Pair-weighted AUROC = 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1))."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(12)
-        right_PN = rng.random((P, N)) < 0.5
-        score_PN = np.round(rng.normal(size=(P, N)) + right_PN, 1)
-        pair_PNN = right_PN[:, :, None] & ~right_PN[:, None]
-        above_PNN = score_PN[:, :, None] - score_PN[:, None]
-        auroc = np.sum(((above_PNN > 0) + 0.5 * (above_PNN == 0)) * pair_PNN) / pair_PNN.sum()
-        one, two = curve(score_PN, 1.0 * right_PN).mean(0)[:2]
-        pass_two = np.mean([1 - math.comb(N - c, 2) / math.comb(N, 2) for c in right_PN.sum(-1).tolist()])
-        assert 0.5 + (two - one) / (2 * (pass_two - one)) == pytest.approx(auroc, abs=1e-12)
 
 
 # Real pools: two of the PRMs' public best-of-32 pools, counted once by a plain loop over stored scores

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 import jax
 import numpy as np
@@ -112,38 +111,12 @@ def test_a_score_never_sees_what_follows(verifier, rng):
     assert abs(a[-2] - b[-2]) > 1e-4
 
 
-def test_long_solutions_widen_the_rows_and_empty_input_is_fine(verifier):
-    (score_T,) = score(verifier, [("1", ("2 " * 300, ""))], 2, 64)
-    assert len(score_T) == 2 and np.isfinite(score_T).all()
-    assert score(verifier, [], 2, 64) == []
-
-
-def test_a_solution_longer_than_the_model_was_made_for_is_noted_once(verifier, capsys):
-    model = nnx.clone(verifier.model)
-    model.cfg = dataclasses.replace(model.cfg, max_positions=50)
-    short = dataclasses.replace(verifier, model=model)
-    for n, said in (
-        (9, ""),
-        (60, "note        a solution has .* tokens; tiny was made for at most 50\n"),
-        (60, ""),
-    ):
-        short.score([("1", ("2 " * n,))])
-        assert re.fullmatch(said, capsys.readouterr().out)
-
-
 def test_hugging_face_folder_scores_as_the_model_it_was_saved_from(verifier, rng, tmp_path):
     hf.save(tmp_path, verifier.model, verifier.tokenizer)
     loaded = open_checkpoint(tmp_path, "best", PLAIN, "float32")
     rows = random_rows(rng, 5)
     for a, b in zip(score(verifier, rows, 4, 128), loaded.scorer(4, 128).score(rows), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_an_export_carries_its_format_and_the_meaning_of_its_labels(verifier, tmp_path):
-    notes = {"format": {"name": "plain", "separator": "\n\n"}, "label_kind": "value", "objective": "orm"}
-    hf.save(tmp_path, verifier.model, verifier.tokenizer, **notes)
-    loaded = open_checkpoint(tmp_path, "best", PLAIN, "float32")
-    assert (loaded.format.separator, loaded.label_kind, loaded.objective) == ("\n\n", "value", "orm")
 
 
 def test_a_language_model_cannot_score(verifier, tmp_path):
@@ -158,17 +131,6 @@ def test_a_language_model_cannot_score(verifier, tmp_path):
         InputError, match="is a language model .objective=lm., so it has no step head; checkpoint=policy"
     ):
         policy.scorer(1)
-
-
-def test_a_tokenizer_larger_than_the_embedding_is_refused(verifier, tmp_path):
-    """JAX clamps ids beyond the embedding: both solutions of such a folder were scored .8100, without a word."""
-    larger = train_tokenizer(["7 + 5 = 2"], 280)
-    larger.add_tokens([f"<{n}>" for n in range(200)])
-    hf.save(tmp_path, verifier.model, larger)
-    with pytest.raises(
-        InputError, match=f"its tokenizer has id {len(larger) - 1}, but its model embeds 320 tokens"
-    ):
-        open_checkpoint(tmp_path, "best", PLAIN, "float32")
 
 
 def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkeypatch):
@@ -256,21 +218,6 @@ def test_a_checker_and_a_random_scorer_score_like_a_model():
     assert abs(many.mean()) < 0.05 and abs(many.std() - 1) < 0.05
     for one in (checker, scorer):
         assert [len(s) for s in one.score(rows)] == [2, 3, 1]
-
-
-def test_memory_holds_one_chunk_of_a_stream(verifier, monkeypatch, tmp_path):
-    """The stream is read a chunk ahead of the scores that are written, and no further."""
-    monkeypatch.setattr(scoring, "CHUNK", 8)
-    read, path, score = [], tmp_path / "s.jsonl", HeadScorer.score
-
-    def scored(self, rows):
-        assert len(read) <= path.read_bytes().count(b"\n") + 8
-        return score(self, rows)
-
-    monkeypatch.setattr(HeadScorer, "score", scored)
-    rows = ((str(read.append(i) or i), f"{i} + 1", ("2",)) for i in range(60))
-    score_into(path, dataclasses.replace(verifier, batch_rows=2, row_tokens=64), rows, 60)
-    assert path.read_bytes().count(b"\n") == len(read) == 60
 
 
 def test_a_sliding_window_counts_a_solutions_own_tokens(verifier, rng):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import ROOT, TINY, call, printed, start, with_devices
+from conftest import ROOT, TINY, printed, start, with_devices
 from devices import CFG, MESHES, leaves
 from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
@@ -30,7 +30,6 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.formats import read_format
 from prm_jax.launch.config import parse
-from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, map_layout, path_names
 from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, platform, spec
 from prm_jax.lora import LoraConfig, attach
@@ -118,19 +117,6 @@ def test_sums_over_devices_are_rounded_once(eight):
     one = eight["rounding"].pop("one")
     assert 1e-3 < one < 2e-3  # bfloat16's half unit is 2e-3 to 4e-3 of a number
     assert list(eight["rounding"].values()) == pytest.approx([one, one], rel=0.05)
-
-
-def test_the_number_of_devices_of_a_cpu_is_checked():
-    for wrong in (0, "two", True):
-        with pytest.raises(InputError, match=f"cpu_devices: got {wrong!r}, expected a number of at least 1"):
-            set_cpu_devices(wrong)
-
-
-def test_a_second_cut_of_the_cpu_says_that_it_does_nothing(capsys):
-    set_cpu_devices(1)
-    assert not capsys.readouterr().out
-    set_cpu_devices(3)
-    assert "cpu_devices=3 has no effect: this process has made 1" in capsys.readouterr().out
 
 
 def test_the_platform_is_that_of_the_mesh():
@@ -297,10 +283,3 @@ def assert_same_scores(a, b):
         np.testing.assert_allclose(mine["scores"], theirs["scores"], atol=1e-5)
     a, b = (json.loads((x / "results.json").read_text()) for x in (a, b))
     assert a.keys() == b.keys() and a["step_auroc"] == pytest.approx(b["step_auroc"], abs=1e-3)
-
-
-def test_ways_to_join_that_do_not_exist_are_refused(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for how in ("distributed=slurm", "distributed={coordinator: 'localhost:1'}"):
-        err = call(train.main, monkeypatch, "train.py", how)
-        assert err.startswith("error: distributed: got") and "expected null, auto or {coordinator" in err

@@ -145,16 +145,6 @@ def test_ratio_interval_is_the_bootstrap_of_the_mean_of_rows(rng):
     assert np.isnan(few[:, 0]).all() and few[:, 1].tolist() == [1, 2]  # rows of one problem, of two
 
 
-def test_problems_are_numbers_whatever_their_texts_weigh():
-    np.testing.assert_array_equal(stats.problem_numbers(["b", "a", "b", "c"]), [0, 1, 0, 2])
-    texts = [str(i % 10) * 3000 for i in range(10)] * 2000  # 20,000 steps: 240 MB as an array of texts
-    tracemalloc.start()
-    stats.bootstrap_interval(lambda rows: 0.0, texts, draws=3)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 5e6
-
-
 def test_holm_corrects_the_smallest_by_all_and_keeps_the_order():
     assert stats.holm([0.04, 0.01, 0.03, 0.2]).tolist() == [0.09, 0.04, 0.09, 0.2]
     assert stats.holm([0.6, 0.7]).tolist() == [1, 1] and stats.holm([]).tolist() == []

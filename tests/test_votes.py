@@ -130,15 +130,6 @@ def test_vote_curve():
     np.testing.assert_allclose(weighted_Pn[:, 2], weighted_P, atol=1e-5)
 
 
-def test_wrong_arguments_raise():
-    with pytest.raises(ValueError, match='expected "share" or "first"'):
-        vote(np.zeros((1, 2), int), ties="last")
-    with pytest.raises(ValueError, match='counts is .all., expected "mean" or "first"'):
-        vote(np.zeros((1, 2), int), counts="all")
-    with pytest.raises(ValueError, match="129 candidates, expected at most 128: use vote_curve"):
-        majority_curve(np.zeros((1, 129), int), np.zeros((1, 129)))
-
-
 @pytest.mark.parametrize(("name", "majority"), [("gsm8k", 245), ("math500", 195)])
 def test_real_majority(best_of_32, name, majority):
     """Counted once by a plain loop in the order of the file. The smaller pool is padded with problems without answers."""
