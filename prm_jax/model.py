@@ -18,7 +18,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.heads import HEADS
-from prm_jax.kernels.cpu import flatten_tokens, matmul, save_for_backward, soft_cap
+from prm_jax.kernels.cpu import add_bias, flatten_tokens, matmul, save_for_backward, soft_cap
 from prm_jax.kernels.experts import mixture
 from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, platform, shard_heads
 from prm_jax.rope import RopeScaling, rotate, rotations
@@ -101,7 +101,7 @@ def linear(x_nD, w_DF, b_F=None, dtype=None):
     else:
         y_nF = matmul(x_nD, w_DF[...].astype(x_nD.dtype), dtype)
     if b_F is not None:
-        y_nF += b_F[...].astype(y_nF.dtype)
+        y_nF = add_bias(y_nF, b_F[...].astype(y_nF.dtype))
     return save_for_backward(y_nF, "linear")
 
 

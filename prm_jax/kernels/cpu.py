@@ -1,6 +1,6 @@
 """Linear layers, attention and functions of single tokens, written so that XLA's CPU backend runs them fast.
 
-`flatten_tokens`, `matmul` and `save_for_backward` are plain operations on other backends;
+`flatten_tokens`, `matmul`, `add_bias` and `save_for_backward` are plain operations on other backends;
 `one_product` and `tiled` are for CPU. Who sees whom says visibility.py.
 
 Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R
@@ -12,8 +12,9 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 
-from prm_jax.launch.sharding import platform
+from prm_jax.launch.sharding import features_are_split, platform, sum_over_rows
 from prm_jax.visibility import is_causal, sees, visible
 
 TILE = 64  # tokens; a tile's scores fit in a core's cache (measured with gradient: 128 takes 1.2 x as long)
@@ -61,7 +62,8 @@ def _keep_derivative(name, x, dx):
     return save_inside(*x, name), *dx
 
 
-# Linear layers
+# Linear layers: on this JAX no faster than plain products, but the default run's numbers are theirs to the
+# last bit
 
 
 def _multiply(x, w, over_x: int, over_w: int, sums=None):
@@ -73,7 +75,7 @@ def _multiply(x, w, over_x: int, over_w: int, sums=None):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x_nD, w_DF, dtype=None):
-    """x @ w in `dtype`: float32, or None for that of x, in which both gradients are computed."""
+    """x @ w in `dtype`: float32, or None for that of x."""
     dtype = dtype or x_nD.dtype
     return _multiply(x_nD, w_DF, 1, 0, dtype).astype(dtype)
 
@@ -83,13 +85,46 @@ def _matmul_forward(x_nD, w_DF, dtype):
 
 
 def _matmul_backward(_, saved, dy_nF):
-    x_nD, w_DF = saved
-    dy_nF = dy_nF.astype(x_nD.dtype)
-    dx_nD, dw_DF = _multiply(dy_nF, w_DF, 1, 1), _multiply(x_nD, dy_nF, 0, 0)
+    (x_nD, w_DF), dy_nF = saved, dy_nF.astype(saved[0].dtype)
+    dx_nD = _multiply(dy_nF, w_DF, 1, 1)
+    if platform() == "cpu" and not features_are_split():
+        dw_DF = sum_over_rows(_weight_gradient, x_nD, dy_nF)
+    else:
+        dw_DF = _multiply(x_nD.T, dy_nF, 1, 0)
     return dx_nD.astype(x_nD.dtype), dw_DF.astype(w_DF.dtype)
 
 
+def _weight_gradient(x_nD, dy_nF):
+    """x^T dy. XLA's CPU backend takes twice as long for sums over the rows of the left factor, so this
+    transposes that factor and constrains its layout, lest XLA transpose it back. It transposes the narrower
+    factor, and then the result: XLA writes transposes element by element, and would also compute the wider
+    factor (SwiGLU) in that order."""
+    if x_nD.shape[1] > dy_nF.shape[1]:
+        return _transpose(with_layout_constraint(_weight_gradient(dy_nF, x_nD), Layout((0, 1))))
+    return _multiply(_transpose(x_nD), dy_nF, 1, 0)
+
+
+def _transpose(x_nD):
+    return with_layout_constraint(x_nD.T, Layout((0, 1)))
+
+
 matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+@jax.custom_vjp
+def add_bias(y_nF, b_F):
+    """y + b, with a derivative by a product, since XLA's CPU backend sums over rows six times slower than it
+    multiplies. Other backends sum, since accelerators may multiply float32 at a lower precision."""
+    return y_nF + b_F
+
+
+def _add_bias_backward(_, dy_nF):
+    if platform() != "cpu":
+        return dy_nF, dy_nF.sum(0)
+    return dy_nF, _multiply(jnp.ones((1, len(dy_nF)), dy_nF.dtype), dy_nF, 1, 0)[0].astype(dy_nF.dtype)
+
+
+add_bias.defvjp(lambda y_nF, b_F: (y_nF + b_F, None), _add_bias_backward)
 
 
 # Attention

@@ -62,3 +62,16 @@ def shard_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
         attend, in_specs=(heads,) * 3 + (rows,) * len(rest_BL), out_specs=heads, check_vma=False
     )
     return split(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
+
+
+def features_are_split() -> bool:
+    """Whether `tensor` splits features, under jit."""
+    return jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
+
+
+def sum_over_rows(product, x_nD, y_nF):
+    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit, with whole features."""
+    if jax.sharding.get_abstract_mesh().size <= 1:
+        return product(x_nD, y_nF)
+    split = {"in_specs": P(ROWS), "out_specs": P(), "check_vma": False}
+    return jax.shard_map(lambda x_nD, y_nF: jax.lax.psum(product(x_nD, y_nF), ROWS), **split)(x_nD, y_nF)
