@@ -1,6 +1,5 @@
 """Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming, bad input."""
 
-import dataclasses
 import json
 from math import comb
 
@@ -239,19 +238,6 @@ def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
     assert len(wrong) > 3 and len(policy.asked) <= sum(int(np.ceil(np.log2(len(s.steps)))) for s in wrong)
 
 
-def test_an_outcome_between_0_and_1_is_the_chance_that_the_answer_is_right(tmp_path, solutions):
-    unsure = [dataclasses.replace(solutions[0], outcome=x) for x in (0.1, 0.5, 0.9)]
-    last = [
-        write(tmp_path / f"{i}.jsonl", [s], Solver(), k=8)[0][0]["labels"][-1] for i, s in enumerate(unsure)
-    ]
-    assert last == [1 / 8, 4 / 8, 7 / 8]
-    rows = [
-        write(tmp_path / f"e{i}.jsonl", [s], Oracle(), label="first_error", k=2)[0]
-        for i, s in enumerate(unsure)
-    ]
-    assert [set(row["labels"]) == {1.0} for (row,) in rows[1:]] == [True, True]
-
-
 def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
     """Its last line was called its first error, though every prefix of it is alive; nor is it a wrong roll-out of a tree."""
     cut = {"steps": ["4*5=6", "6-3=3"], "answer": "3", "correct": False, "finished": False}
@@ -272,19 +258,6 @@ def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
     assert [row["right"] for row in soft] == [[2, 2], [2, 0, None]]  # what was cut is completed
 
 
-def test_bisection_sees_the_completions_that_a_scan_sees(tmp_path, solutions):
-    scan, _ = write(tmp_path / "a/labels.jsonl", solutions)
-    rows, _ = write(tmp_path / "b/labels.jsonl", solutions, label="first_error")
-    asked = [
-        (x, y) for row, all_of in zip(rows, scan, strict=True) for x, y in zip(row["right"], all_of["right"])
-    ]
-    assert sum(x is not None for x, _ in asked) > 10 and all(x in (y, None) for x, y in asked)
-    for row, all_of, s in zip(rows, scan, solutions, strict=True):
-        alive = [right > 0 for right in all_of["right"][:-1]] + [bool(s.outcome)]
-        if s.outcome == 0 and alive == sorted(alive, reverse=True):  # what a scan calls the first error
-            assert row["labels"].index(0) == alive.index(False)
-
-
 KINDS = ("soft", "hard", "threshold", "ratio", "advantage", "first_error", "tree")
 
 
@@ -301,23 +274,19 @@ def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, la
         write(path, solutions, label=label, **more)
         assert kept.read_bytes() == lines and path.read_bytes() == rows
     assert b'"noise": {"false_positive": 0.05, "false_negative": 0.1}' in rows
-    with pytest.raises(InputError, match="jsonl: k: got 8, expected 4, which this command has"):
+    with pytest.raises(InputError, match="jsonl: k: "):
         write(path, solutions, label=label, **more | {"k": 4})
-    with pytest.raises(InputError, match="jsonl: noise: got .* which this command has"):
+    with pytest.raises(InputError, match="jsonl: noise: "):
         write(path, solutions, label=label, **more | {"noise": EXACT})
-    with pytest.raises(InputError, match="jsonl line 1: .* it was made from other input"):
+    with pytest.raises(InputError, match="jsonl line 1: "):
         write(path, solutions[1:], label=label, **more)
 
 
 def test_completions_without_an_answer_are_counted(tmp_path, solutions):
     class Silent(Solver):
-        def go_on(self, problem, steps, seed):
-            reason = "eos" if seed[-1] % 2 else "length"  # every other one is cut, though its answer is right
-            text = (
-                f"{CHAIN.gold_answer(problem)}={CHAIN.gold_answer(problem)}\n"
-                if reason == "length"
-                else "who knows\n"
-            )
+        def go_on(self, problem, steps, seed):  # every other one is cut, though its answer is right
+            gold = CHAIN.gold_answer(problem)
+            text, reason = ("who knows\n", "eos") if seed[-1] % 2 else (f"{gold}={gold}\n", "length")
             return Continuation(np.zeros(3, np.int32), np.zeros(3), text, reason)
 
     rows, policy = write(tmp_path / "labels.jsonl", solutions[:6], Silent())

@@ -1,18 +1,14 @@
 """OmegaPRM: bisection against a scan, the tree against one that is computed anew, problem by problem, from its definition."""
 
-import dataclasses
 import json
 from math import ceil, log2, sqrt
 
-import numpy as np
 import pytest
 from test_labeling import CFG, EXACT, GRADE, TREE, Oracle, Solver, solutions, write  # noqa: F401
 
-from prm_jax import tasks
 from prm_jax.data import sources
 from prm_jax.generate.labeling import roll_outs
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, bisect, build_tree, run_batched
-from prm_jax.tasks.chain import CHAIN
 
 
 def test_bisection_finds_the_first_error_of_a_scan_in_log2_rounds():
@@ -132,30 +128,6 @@ def test_searches_in_the_tree_find_the_first_errors_of_the_checker(tmp_path, sol
     assert len(of) > 3 and {(x["prompt"], tuple(x["completions"])): x["first_error"] for x in rows} == of
     calls = sum(ceil(log2(len(steps))) for _, steps in of)
     assert len(policy.asked) <= calls + len({s.problem for s in mixed})
-
-
-def test_what_a_token_buys_a_tree_and_plain_completions_against_exact_values(tmp_path):
-    """OmegaPRM's labels are as near to the exact values as those of the same K on all prefixes, for fewer tokens a state.
-    For its tokens in all, completions of all prefixes have K = 2, three times the states and nearly twice the error."""
-    problems = tasks.make_problems(CHAIN, CFG, 60, "train", 0)
-    made = [tasks.labelled(CHAIN, CFG, p.problem, c.steps, "correctness", f"{p.id}/{i}")
-            for p in tasks.solver_pool(CHAIN, CFG, problems, 8, 0) for i, c in enumerate(p.candidates)]  # fmt: skip
-
-    def measure(name, **change):
-        """(policy tokens, distinct labelled states before the last step, root mean squared error of their labels)."""
-        rows, policy = write(tmp_path / name / "labels.jsonl", made, **change)
-        errors = {}
-        for row in rows:
-            value_T = CHAIN.values(CFG, row["prompt"], row["completions"])
-            for t, (y, v) in enumerate(zip(row["labels"][:-1], value_T, strict=False), 1):
-                if y is not None:
-                    errors[row["prompt"], *row["completions"][:t]] = y - v
-        return policy.tokens, len(errors), np.sqrt(np.mean(np.square(list(errors.values()))))
-
-    tokens, states, error = measure("tree", label="tree", tree=dataclasses.replace(TREE, searches=8))
-    few, many = measure("2", k=2), measure("8", k=8)
-    assert tokens == pytest.approx(few[0], rel=0.1) and few[1] > 3 * states and few[2] > 1.6 * error
-    assert error == pytest.approx(many[2], rel=0.2) and tokens / states < 0.95 * many[0] / many[1]
 
 
 def test_what_was_cut_and_what_is_searched_already_is_left_out():
