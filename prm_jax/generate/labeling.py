@@ -1,7 +1,7 @@
 """Labels steps by how often a policy's completions of each prefix end right (Math-Shepherd, Wang et al.
 2024).
 
-python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8     writes labels.jsonl (native rows) and about.json
+python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8   writes labels.jsonl (native rows) and about.json
 
 MC_t is the share of right completions among K of the problem and steps 1..t, for a finished solution's last
 step its own outcome; LABELS are functions of these. first_error costs less: it bisects solutions with a wrong

@@ -1,7 +1,7 @@
 """Samples continuations from a language model, to the end of a step or of the text, and pools of graded
 solutions.
 
-python -m prm_jax.sampling checkpoint=POLICY input=FILE n=64    writes pool.jsonl (data/pools.py) and about.json
+python -m prm_jax.sampling checkpoint=POLICY input=FILE n=64     writes pool.jsonl and about.json
 
 Sample j of prefix i draws the token at position t with fold_in(fold_in(fold_in(key, i), j), t), so it depends
 on neither the batch nor the devices, up to rounding: other shapes may sum a logit in another order, and a
