@@ -67,10 +67,8 @@ def export(loaded: Loaded, run: Path, to: Path):
         card.save(new / "README.md")
         for old in (to / "config.json", *to.glob("model*.safetensors*")):
             old.unlink(missing_ok=True)
-        for file in sorted(
-            new.iterdir(), key=lambda path: path.name == "config.json"
-        ):  # which makes it a model
-            os.replace(file, to / file.name)
+        for file in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):
+            os.replace(file, to / file.name)  # config.json, without which nothing is a model, comes last
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -83,9 +81,7 @@ def read_back(folder: Path, loaded: Loaded):
     expect(not changes, "export: model", changes, "the run's model")
     before_T, after_T = score_row(loaded), score_row(again)
     is_same = np.allclose(before_T, after_T, rtol=1e-4, atol=1e-4)
-    expect(
-        is_same, "export: scores of the written folder", after_T.tolist(), f"the run's {before_T.tolist()}"
-    )
+    expect(is_same, "export: scores of the folder", after_T.tolist(), f"the run's {before_T.tolist()}")
 
 
 def score_row(loaded: Loaded) -> np.ndarray:

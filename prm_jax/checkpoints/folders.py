@@ -57,9 +57,7 @@ def locate(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # a dozen kinds, all of which mean that the name cannot be loaded
         reason = str(error).splitlines()[0]
-        raise InputError(
-            f"{name}: neither a folder here nor a model that the hub gives ({reason})"
-        ) from error
+        raise InputError(f"{name}: neither a folder nor a model that the hub gives ({reason})") from error
 
 
 def adapter_settings(folder: Path) -> dict | None:

@@ -159,9 +159,8 @@ class Weights:
             hint = "set model.new_head=true to start one at random"
             raise InputError(f"{self.folder}: has no step head ({name}); {hint}")
         if key == "b_head" and name not in self.tensors:  # a classification head may have none
-            return from_array(
-                np.zeros(shape, DTYPES[self.tensors[self.prefix + TOP["embed"][0]].get_dtype()])
-            )
+            dtype = self.tensors[self.prefix + TOP["embed"][0]].get_dtype()
+            return from_array(np.zeros(shape, DTYPES[dtype]))
         return self.source(key, name, transposed, shape)
 
     def check_all_used(self):
@@ -225,9 +224,8 @@ def load(
 
 def check_names(state: dict, cfg: ModelConfig):
     """InputError where a parameter of the model has no tensor name, so that no file can hold it."""
-    unknown = sorted(state.keys() - {*TOP, *HEAD, "blocks"}) + sorted(
-        state["blocks"].keys() - layer_names(cfg).keys()
-    )
+    blocks = state["blocks"].keys() - layer_names(cfg).keys()
+    unknown = sorted(blocks | state.keys() - {*TOP, *HEAD, "blocks"})
     expect(not unknown, "model", unknown, "parameters that have a tensor name (checkpoints/hf.py)")
 
 
@@ -277,9 +275,7 @@ def load_tokenizer(folder: str | Path):
     if not has_json and (base := base_of(folder)):
         return load_tokenizer(base)
     if not has_json and not (folder / "tokenizer.model").is_file():  # transformers would return an empty one
-        raise InputError(
-            f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model: copy its base model's"
-        )
+        raise InputError(f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model")
     path = folder / "tokenizer_config.json"
     try:
         is_code = path.exists() and "auto_map" in json.loads(path.read_text())
@@ -301,6 +297,4 @@ def check_pieces(tokenizer, path: Path):
 
     expected = SentencePieceProcessor(model_file=str(path)).encode(PROBE)
     is_right = tokenizer.encode(PROBE, add_special_tokens=False) == expected
-    expect(
-        is_right, str(path), "other ids by transformers than by SentencePiece", "a tokenizer.json beside it"
-    )
+    expect(is_right, str(path), "ids other than SentencePiece's", "a tokenizer.json beside it")

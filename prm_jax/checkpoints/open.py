@@ -61,9 +61,8 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     step head, and with None as a language model. `reference` names the second model of an implicit PRM.
     """
     path, is_implicit = str(path), fmt is not None and fmt.head == "implicit"
-    expect(
-        is_implicit == (reference is not None), "reference", reference, "a model with an implicit format only"
-    )
+    is_right = is_implicit == (reference is not None)
+    expect(is_right, "reference", reference, "a model with an implicit format, null with others")
     load = load_run if (Path(path) / "checkpoints").is_dir() else load_folder
     loaded = load(path, which, None if is_implicit else fmt, dtype)
     if loaded.objective == "implicit":  # a run of ours: its reference is what it started from
@@ -74,19 +73,13 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
             fmt = dataclasses.replace(loaded.format, head="implicit", **scale)
     vocab = loaded.model.cfg.vocab
     most = max(loaded.tokenizer.get_vocab().values(), default=0)
-    expect(
-        most < vocab, f"{path}: the tokenizer's highest id", most, f"one of the {vocab} that its model embeds"
-    )
+    expect(most < vocab, f"{path}: highest id of the tokenizer", most, f"one of the model's {vocab}")
     if not is_implicit:
         return loaded
     expect(loaded.objective == "lm", f"{path}: format", fmt.name, "another: it has a step head")
     second = open_checkpoint(locate(reference), which, None, dtype).model
-    expect(
-        second.cfg.vocab >= len(loaded.tokenizer),
-        "reference",
-        reference,
-        f"a model with the tokens of {path}",
-    )
+    is_wide = second.cfg.vocab >= len(loaded.tokenizer)
+    expect(is_wide, "reference", reference, f"a model with the tokens of {path}")
     kind = fmt.label_kind
     return dataclasses.replace(loaded, format=fmt, objective="prm", label_kind=kind, reference=second)
 

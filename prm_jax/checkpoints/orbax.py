@@ -37,9 +37,8 @@ class Checkpoints:
     two steps, in case the newest is damaged. Saves are asynchronous."""
 
     def __init__(self, run: Path):
-        self.latest, self.best = (
-            manager(run.resolve() / "checkpoints" / name) for name in ("latest", "best")
-        )
+        folder = run.resolve() / "checkpoints"
+        self.latest, self.best = manager(folder / "latest"), manager(folder / "best")
         sys.unraisablehook = skip_coroutines
 
     def save(self, step: int, model, opt, notes: dict, best=None):

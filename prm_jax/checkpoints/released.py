@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from prm_jax import InputError
+from prm_jax.launch.config import expect
 from prm_jax.model import PRM
 
 
@@ -55,16 +55,11 @@ class Ensemble(ReleasedHead):
         layers, self.members = [], tensors[f"{layer}.weight"].get_shape()[0]
         for name in ("nn1", "nn2", "nn_out"):
             keys = [f"{module}.{name}.{part}" for part in ("weight", "bias")]
-            if missing := [key for key in keys if key not in tensors]:
-                raise InputError(
-                    f"tensor {missing[0]} is missing, which an ensemble of {self.members} heads has"
-                )
+            missing = [key for key in keys if key not in tensors]
+            expect(not missing, f"tensors of an ensemble of {self.members} heads", None, ", ".join(missing))
             w_EDW, b_EW = (tensors[key][...].astype(np.float32) for key in keys)
             expected = (self.members, width, b_EW.shape[-1])
-            if w_EDW.shape != expected:
-                raise InputError(
-                    f"tensor {module}.{name}.weight: has shape {w_EDW.shape}, expected {expected}"
-                )
+            expect(w_EDW.shape == expected, f"tensor {keys[0]}: shape", w_EDW.shape, str(expected))
             layers.append((nnx.Param(jnp.asarray(w_EDW)), nnx.Param(jnp.asarray(b_EW))))
             width = b_EW.shape[-1]
         self.layers = nnx.List([nnx.List(pair) for pair in layers])
@@ -74,10 +69,8 @@ class Ensemble(ReleasedHead):
         h_EBTW = jnp.broadcast_to(x_BTD.astype(jnp.float32), (self.members, *x_BTD.shape))
         for i, (w_EWV, b_EV) in enumerate(self.layers):
             h_EBTW = jax.nn.relu(h_EBTW) if i else h_EBTW
-            h_EBTW = (
-                jnp.einsum("EBTW,EWV->EBTV", h_EBTW, w_EWV[...], precision=highest) + b_EV[...][:, None, None]
-            )
+            product_EBTV = jnp.einsum("EBTW,EWV->EBTV", h_EBTW, w_EWV[...], precision=highest)
+            h_EBTW = product_EBTV + b_EV[...][:, None, None]
         # The factor 1 / E of both means cancels.
-        return jax.nn.logsumexp(jax.nn.log_sigmoid(h_EBTW), 0) - jax.nn.logsumexp(
-            jax.nn.log_sigmoid(-h_EBTW), 0
-        )
+        good = jax.nn.logsumexp(jax.nn.log_sigmoid(h_EBTW), 0)
+        return good - jax.nn.logsumexp(jax.nn.log_sigmoid(-h_EBTW), 0)

@@ -84,10 +84,9 @@ class Critic:
         if len(self.known) > KEPT:
             self.known.clear()
         rows = [(problem, tuple(steps)) for problem, steps in rows]
-        prefixes = dict.fromkeys(
-            (problem, steps[:t]) for problem, steps in rows for t in range(1, len(steps) + 1)
-        )
-        new, before = [prefix for prefix in prefixes if prefix not in self.known], self.stats.no_verdict
+        prefixes = [[(problem, steps[: t + 1]) for t in range(len(steps))] for problem, steps in rows]
+        distinct = dict.fromkeys(prefix for of_row in prefixes for prefix in of_row)
+        new, before = [prefix for prefix in distinct if prefix not in self.known], self.stats.no_verdict
         if self.format.critic.next is None:
             self.judge(new)
         else:  # in a conversation the prompt contains the critiques of the steps before
@@ -96,8 +95,8 @@ class Critic:
         self.stats.solutions += len(rows)
         if self.stats.no_verdict and not before:  # said once; the summary counts all
             print("critic      some critiques came to no verdict within format.critic.max_tokens")
-        logit = {prefix: self.decide(self.known[prefix][0]) for prefix in prefixes}
-        return [np.array([logit[p, s[:t]] for t in range(1, len(s) + 1)], np.float32) for p, s in rows]
+        logit = {prefix: self.decide(self.known[prefix][0]) for prefix in distinct}
+        return [np.array([logit[prefix] for prefix in of_row], np.float32) for of_row in prefixes]
 
     def decide(self, logit_N: Sequence[float]) -> float:
         """Log-odds of a step from its votes."""
