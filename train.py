@@ -44,7 +44,6 @@ from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
 from prm_jax.model import PRM, cast_backbone
-from prm_jax.tasks import find_task
 from prm_jax.visibility import is_causal
 
 
@@ -261,6 +260,8 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
     )
     errors = []
     if is_exact and not any(lost.values()):
+        from prm_jax.tasks import find_task  # not above: training on files needs no embedded task
+
         task = find_task(data_cfg.name)
         errors = [task.first_wrong(s.problem, s.steps) for s in held_out]
     return Examples(train, validation, parts, errors, data.counts | dropped)

@@ -20,7 +20,6 @@ from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch
 from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_token_loss
 from prm_jax.model import PRM, at_step_ends
 from prm_jax.packing import layout_tokens, plan_rows
-from prm_jax.scoring import log_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +172,8 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
 
 def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
     """The examples with a target `reference`, their tokens' log p under this model before it trains."""
+    from prm_jax.scoring import log_ratio  # not above: only implicit PRMs read themselves before they train
+
     packs, _ = plan_rows([e.ids_L for e in examples], row_tokens, share=False)
     packs += [[]] * (-len(packs) % rows)
     results = list(examples)

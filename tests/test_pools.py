@@ -12,13 +12,13 @@ from prm_jax import InputError
 from prm_jax.data.pools import (
     Candidate,
     Problem,
-    is_pool,
     is_unsplit,
     read_pool,
     scores_in_unit,
     with_scores,
     write_pool,
 )
+from prm_jax.data.rows import is_pool
 from prm_jax.data.sources import load
 from prm_jax.evals.pool_arrays import log_scores, pool_arrays
 

@@ -12,7 +12,17 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.grading import extract, read_gold
-from prm_jax.data.rows import field, field_error, optional, read_rows, require, row_place, texts, write_rows
+from prm_jax.data.rows import (
+    field,
+    field_error,
+    is_pool,
+    optional,
+    read_rows,
+    require,
+    row_place,
+    texts,
+    write_rows,
+)
 from prm_jax.data.steps import split_steps
 from prm_jax.data.units import UNITS
 from prm_jax.solutions import Solution
@@ -97,12 +107,6 @@ def iter_pool(
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
         yield problem
-
-
-def is_pool(row: dict) -> bool:
-    """Whether a file's row is one of a pool: it has candidates, or is as search-and-learn writes it."""
-    is_texts = {"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys()
-    return "candidates" in row or is_texts
 
 
 def as_native(row: dict, split_by: str | None = None) -> dict:

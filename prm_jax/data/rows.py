@@ -134,6 +134,12 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
         raise InputError(f"{path}: broken Parquet ({str(error).splitlines()[0]})") from None
 
 
+def is_pool(row: dict) -> bool:
+    """Whether a file's row is one of a pool: it has candidates, or is as search-and-learn writes it."""
+    is_texts = {"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys()
+    return "candidates" in row or is_texts
+
+
 def load_hub(name: str, split: str) -> Iterator[tuple[int, dict]]:
     """Yields (number from 1, row) of one split of a Hugging Face data set, such as trl-lib/math_shepherd."""
     import datasets

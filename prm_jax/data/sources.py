@@ -12,9 +12,7 @@ import re
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.grading import extract
-from prm_jax.data.pools import is_pool, parse_problem, pool_solutions
-from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
+from prm_jax.data.rows import field, is_pool, load_hub, optional, read_rows, require, row_place, texts
 from prm_jax.data.steps import SPLITS, split_steps
 from prm_jax.data.test_sets import TEST_SETS, up_to_error
 from prm_jax.launch.own import load_object
@@ -36,6 +34,8 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
     the first two; optional ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates. TRL's
     PRM800K script writes rows without a step; its training script drops them, as we do from the hub."""
     if is_pool(row):
+        from prm_jax.data.pools import parse_problem, pool_solutions  # not above: with it comes the grading
+
         require(not labels_required, "labels", None, "those of steps, but a pool has none: prm_jax.labeling")
         return pool_solutions(parse_problem(row))
     is_ours = {"problem", "steps"} <= row.keys()
@@ -230,6 +230,8 @@ def problem_and_text(row: dict) -> dict[str, str]:
 
 def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[Solution]:
     """`problem_and_text`, the text split by steps.py, without labels; outcome and id are optional."""
+    from prm_jax.data.grading import extract  # not above: other rows state their answers
+
     require(not labels_required, "labels", None, "those of steps, but a text has none: prm_jax.relabeling")
     problem, solution = problem_and_text(row).values()
     steps = tuple(split_steps(solution, split_by))

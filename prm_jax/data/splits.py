@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data import sources
-from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, require
 from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse, store_defaults
 from prm_jax.launch.files import sha256
@@ -80,8 +79,8 @@ class Mixture:
 DataConfig = FileData | TaskData | Mixture
 store_defaults("file_defaults", FileData, group="data")
 store_defaults("task_defaults", TaskData, group="data")
-# Samples the policy of an embedded task: (TaskData, problems, samples a problem, seed) -> graded samples.
-Draw = Callable[[TaskData, Sequence[str], int, int], Iterable[Problem]]
+# Samples the policy of an embedded task: (TaskData, problems, samples a problem, seed) -> pools.Problem, graded.
+Draw = Callable[[TaskData, Sequence[str], int, int], Iterable]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Score(Task):
         solutions to draw."""
         cfg, scorer = self.cfg, one_scorer(setup)
         _, first = next(iter(rows.read_rows(cfg.input)), (0, {}))
-        is_pool, solutions, dropped = pools.is_pool(first), [], {}
+        is_pool, solutions, dropped = rows.is_pool(first), [], {}
         has_steps = "candidates" in first or not is_pool and bool({"steps", "completions"} & first.keys())
         ways = ", ".join(sources.OPTIONS["split_by"])
         expect(not (cfg.split_by and has_steps), "split_by", cfg.split_by, "null: the rows have steps")

@@ -25,8 +25,8 @@ import numpy as np
 
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
-from prm_jax.data.pools import Candidate, Problem, is_pool, pool_solutions, read_pool
-from prm_jax.data.rows import append_rows, read_rows, require, require_same, write_rows
+from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
+from prm_jax.data.rows import append_rows, is_pool, read_rows, require, require_same, write_rows
 from prm_jax.data.steps import format_steps
 from prm_jax.generate import omegaprm
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, estimate
