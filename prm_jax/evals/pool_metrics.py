@@ -175,15 +175,12 @@ class Measurement:
         problem_n, right_n = np.argwhere(pool.present_PN)[ended_n, 0], pool.right_PN[pool.present_PN][ended_n]
         score_n, length_n = score_PN[headline][pool.present_PN][ended_n], pool.length_n[ended_n]
         alike_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
+        choices = {aggregator: self.other_choices(x_PN) for aggregator, x_PN in score_PN.items()}
+        choices[headline] = self.headline_choices(name, score_PN[headline])
         return ScorerResult(
             unit=unit,
             headline=headline,
-            choices={
-                aggregator: self.headline_choices(name, x_PN)
-                if aggregator == headline
-                else self.other_choices(x_PN)
-                for aggregator, x_PN in score_PN.items()
-            },
+            choices=choices,
             score_PN=score_PN[headline],
             reward_kl=reward_against_kl(pool, score_PN[headline], self.mask_PN, self.sizes, self.rules.ties),
             outcome_auroc_within=metrics.within_problem_auroc(score_n, right_n, problem_n)[0],
