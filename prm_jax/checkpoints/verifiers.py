@@ -117,7 +117,7 @@ def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions
         task = tasks.read_task(options.files, options.task)
         judge = task.are_right if faults else task.step_labels
     else:
-        is_task = options.data is not None and options.data.name in tasks.TASKS
+        is_task = options.data is not None and "task" in options.data
         expected = " or ".join(f"data={task}" for task in tasks.TASKS)
         expect(is_task, f"checkpoint={name}: data", options.data and options.data.name, expected)
         data = data_config(options.data)
