@@ -139,8 +139,7 @@ def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
 
 @cli.command("train", TrainConfig)
 def main(cfg) -> float:
-    """Trains a process reward model into a run folder; returns the best validation value of
-    `eval.best_by`."""
+    """Trains a model into a run folder; returns the best validation value of `eval.best_by`."""
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
@@ -268,8 +267,7 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
 
 
 def oddities(examples: list[Example], positions: int) -> Iterator[str]:
-    """Says what is legal and seldom meant: more tokens than the model was made for, labels that are all
-    alike."""
+    """Says what is legal and seldom meant: more tokens than the model's, labels that are all alike."""
     if n_long := sum(len(e.ids_L) > positions for e in examples):
         yield f"{n_long} of {len(examples)} training solutions have more tokens than the model's {positions}"
     labels = {label for e in examples for label in e.targets["label"].tolist() if not math.isnan(label)}
@@ -300,8 +298,7 @@ def record_data(path: Path, data: Data):
 
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examples, label_kind) -> dict:
-    """Trains from step 1, or from the newest checkpoint, to cfg.steps; returns the numbers of the best
-    evaluation."""
+    """Trains from the newest checkpoint, or from step 1; returns the numbers of the best evaluation."""
     b, checkpoints, first, best = cfg.batch, Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
@@ -331,8 +328,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
             if not (evaluates or saves):
                 continue
             record, is_best = reader.read(), False
-            # Checked before every save too: the step's loss was finite before its update, not necessarily
-            # after.
+            # Checked before a save too: the loss was finite before the step's update, perhaps not after.
             held_out = validation if evaluates else validation[:1]
             scores, kinds = evaluate(model, held_out, cfg.loss, label_kind, examples.errors)
             require_finite(step, scores)
@@ -359,8 +355,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
 
 
 def micro_batches(source: packing.TrainingRows, cfg: TrainBatch, first: int, steps: int):
-    """The batches after step `first`, arrays [A, B, ...] on the mesh; this process reads only its own
-    rows."""
+    """The batches after step `first`, [A, B, ...] on the mesh; a process reads only its own rows."""
     n_rows = cfg.rows * cfg.accumulate
     local_AB = np.arange(n_rows).reshape(cfg.accumulate, -1)[:, local_rows(cfg.rows)]
     for batch in packing.train_batches(source, steps, n_rows, local_AB.ravel(), first):

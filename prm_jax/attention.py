@@ -4,8 +4,7 @@ sees whom.
 The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not
 run on a chip. On a mesh each device attends to its own rows and heads (`shard_heads` of launch/sharding.py).
 
-Dimension key: B rows, L queries, S keys, H query heads, G key/value heads, R = H / G queries a group, K head
-size."""
+Dimension key: B rows, L queries, S keys, H query heads, G key/value heads, R = H / G, K head size."""
 
 import jax
 import jax.numpy as jnp

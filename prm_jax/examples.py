@@ -1,5 +1,4 @@
-"""What a solution teaches: its tokens, and targets for its steps and tokens. Dimension key: L tokens, T
-steps."""
+"""What a solution teaches: tokens, and targets for steps and tokens. Dimension key: L tokens, T steps."""
 
 import dataclasses
 import functools
@@ -40,8 +39,7 @@ class Example(Encoded):
 
 
 def step_weights(n: int, scheme: str) -> np.ndarray:
-    """Loss weights of a solution's n labelled steps, mean 1. `later`: proportional to the position, 2t / (n +
-    1)."""
+    """Loss weights of n labelled steps, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
     expect(scheme in ("uniform", "later"), "batch.step_weights", scheme, "uniform or later")
     return (np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
 

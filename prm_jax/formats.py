@@ -67,8 +67,7 @@ class Format:
 
     @staticmethod
     def from_keys(keys: dict) -> dict:
-        """A config's keys as those of this class: keys beside `name: auto` change the format that auto
-        chooses."""
+        """A config's keys as those of this class: those beside `name: auto` change the chosen format."""
         if keys.get("name") != "auto" or "changes" in keys:
             return keys
         return {"name": "auto", "changes": {k: x for k, x in keys.items() if k != "name" and x is not None}}
@@ -113,8 +112,7 @@ def all_formats() -> tuple[Format, ...]:
 
 
 def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
-    """Token ids: (bad, good) for head 'tokens' or a critic, (good,) for 'vocabulary', None for other
-    heads."""
+    """Token ids: (bad, good) of head 'tokens' or a critic, (good,) of 'vocabulary', else None."""
     texts = [text for text in (fmt.bad, fmt.good) if text is not None]
     ids = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     if any(len(tokens) != 1 for tokens in ids) or len(set(ids)) < len(ids):

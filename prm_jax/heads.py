@@ -12,8 +12,7 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A step head: a linear layer of C outputs; with `hidden` after a linear layer of D outputs and a
-    ReLU."""
+    """A linear layer of C outputs; with `hidden` after a linear layer of D outputs and a ReLU."""
 
     labels: tuple[str, ...]  # the class of each of the C logits, as in `id2label` of a config.json
     log_odds: Callable  # logit_BTC -> logit_BT, the log-odds that the step is good

@@ -43,8 +43,7 @@ class LowRank(nnx.Module):
 
 
 def attach(model, cfg: LoraConfig, seed: int):
-    """The model with low-rank updates of its blocks' `cfg.targets`, which do nothing yet: A ~ N(0, 1 / D), B
-    = 0."""
+    """The model with low-rank updates of `cfg.targets`, which do nothing yet: A ~ N(0, 1 / D), B = 0."""
     weights = vars(
         model.blocks
     ).items()  # [layers, D, F]; experts have one axis more, and no updates of their own
@@ -65,8 +64,7 @@ def attach(model, cfg: LoraConfig, seed: int):
 
 
 def merge(model):
-    """The model with its low-rank updates added to their matrices, for export; one without updates stays as
-    it is."""
+    """The model with its low-rank updates, if any, added to their matrices, for export."""
     low_rank = {name: w for name, w in vars(model.blocks).items() if isinstance(w, LowRank)}
     merged = make_sharded(lambda low_rank: {name: w.merged() for name, w in low_rank.items()}, low_rank)
     for name, w_DF in merged.items():

@@ -22,8 +22,7 @@ def bce(logit, label, pos_weight=1.0):
     """Binary cross-entropy in nats from a logit, for a soft label y in [0, 1]: -(w y log p + (1 - y) log(1 -
     p)).
 
-    For the binary head the logit is z1 - z0, and this is exactly the 2-class cross-entropy of TRL's
-    PRMTrainer."""
+    For the binary head the logit is z1 - z0, and this is the 2-class cross-entropy of TRL's PRMTrainer."""
     return -(pos_weight * label * jax.nn.log_sigmoid(logit) + (1 - label) * jax.nn.log_sigmoid(-logit))
 
 
@@ -33,8 +32,7 @@ def bce_loss(z_BT, batch, cfg):
 
 
 def focal_loss(z_BT, batch, cfg):
-    """`bce` with each term times (1 - p)^gamma, p the probability of that term's class (Lin et al. 2017, eq.
-    4)."""
+    """`bce` with each term times (1 - p)^gamma, p the probability of its class (Lin et al. 2017, eq. 4)."""
     label_BT = jnp.nan_to_num(batch["label"])
     good_BT, bad_BT = jax.nn.log_sigmoid(z_BT), jax.nn.log_sigmoid(-z_BT)  # log p, log (1 - p)
     of_good_BT = cfg.pos_weight * label_BT * jnp.exp(cfg.gamma * bad_BT) * good_BT
@@ -42,8 +40,7 @@ def focal_loss(z_BT, batch, cfg):
 
 
 def mse_loss(z_BT, batch, cfg):
-    """Brier score (P(good) - y)^2 for a soft label y, times w where y = 1: Qwen's loss for soft Monte-Carlo
-    labels."""
+    """Brier score (P(good) - y)^2 of a soft label y, times w where y = 1: Qwen's loss of soft labels."""
     label_BT = jnp.nan_to_num(batch["label"])
     error_BT = jax.nn.sigmoid(z_BT) - label_BT
     return (1 + (cfg.pos_weight - 1) * label_BT) * error_BT**2
@@ -74,8 +71,7 @@ def pqm_loss(z_BT, batch, cfg):
 
     The loss of a good step t is log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Where
     there is a bad step, the start, whose z is 0, adds log(1 + sum_{bad w} exp(z_w + zeta)), in equal parts at
-    the bad steps. So the losses of a solution sum to the terms that the authors average: one a step up to the
-    first error."""
+    the bad steps. They sum to the terms that the authors average: one a step up to the first error."""
     is_labelled_BT = batch["weight"] > 0
     good_BT, bad_BT = is_labelled_BT & (batch["label"] >= 0.5), is_labelled_BT & (batch["label"] < 0.5)
     same_BTT = batch["solution"][:, :, None] == batch["solution"][:, None, :]

@@ -38,8 +38,7 @@ def _pair_wins(score: np.ndarray, is_positive: np.ndarray) -> tuple[float, int]:
 
 
 def auroc(score, is_positive) -> float:
-    """P(a random positive scores above a random negative), in [0, 1], ties counting 1/2; nan if a class is
-    missing."""
+    """P(a random positive scores above a random negative), ties counting 1/2; nan if a class is missing."""
     score, is_positive = _checked(score, np.asarray(is_positive, bool))
     wins, n_pairs = _pair_wins(score, is_positive)
     return wins / n_pairs if n_pairs else math.nan
@@ -108,8 +107,7 @@ def brier(p, y) -> float:
 def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean p, mean y, count) in each of `bins` equal-width bins of [0, 1]; means are nan where count is 0.
 
-    Bins are [k/bins, (k+1)/bins), the last one closed: p = 1, which a float32 sigmoid reaches at logit 17,
-    counts."""
+    Bins are [k/bins, (k+1)/bins), the last one closed: a float32 sigmoid reaches 1 at logit 17."""
     p, y = _checked(p, np.asarray(y, np.float64))
     total = functools.partial(np.bincount, np.minimum((p * bins).astype(int), bins - 1), minlength=bins)
     count = total()
@@ -119,8 +117,7 @@ def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def ece(p, y, bins: int = 15) -> float:
     """Expected calibration error of P(good), in [0, 1], sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017,
-    on the probability of class 1, not top-label confidence); nan if empty. It is biased upwards when bins
-    hold few steps."""
+    on the probability of class 1, not top-label confidence); nan if empty. Few steps a bin bias it upwards."""
     mean_p, mean_y, count = reliability(p, y, bins)
     return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum()) if count.any() else math.nan
 

@@ -33,8 +33,7 @@ REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attent
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """What fixes the parameters' shapes and how they are used; checkpoints/hf_config.py makes it from a
-    config.json."""
+    """What fixes the parameters' shapes and their use; checkpoints/hf_config.py reads it from a config.json."""
 
     vocab: int  # V
     dim: int  # D
@@ -149,8 +148,7 @@ class Cache(NamedTuple):
     length: jax.Array  # number of filled slots
 
     def take(self, row_b):
-        """A copy of the rows numbered in row_b: a prompt once for each of its samples, or the beams that
-        survive."""
+        """A copy of rows row_b: a prompt once for each of its samples, or the beams that survive."""
         layers = jax.tree.map(lambda x_BGxx: x_BGxx[row_b], self.layers)
         return Cache(layers, self.visible_until_BS[row_b], self.length)
 
@@ -405,8 +403,7 @@ def cast_backbone(model: PRM) -> PRM:
 
 def for_decoding(model: PRM) -> PRM:
     """The model for a loop of calls with a cache, under jit: matrices cast, each layer's parameters apart,
-    and tied logits of a CPU by a matrix of their own. Otherwise every step of the loop would copy them
-    again."""
+    and tied logits of a CPU by a matrix of their own. Else every step would copy them again."""
     model = cast_backbone(jax.tree.map(lambda x: x, model))
     model.blocks = nnx.List(model.layers())
     if model.cfg.tied and platform() == "cpu":

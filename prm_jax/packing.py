@@ -31,8 +31,7 @@ def common_prefix(a_L, b_L) -> int:
 
 
 def depth_first(sequences: list[np.ndarray]) -> list[int]:
-    """Indices in lexicographic order of the token ids, which makes sequences with a common prefix
-    neighbours."""
+    """Indices in lexicographic order of the ids: sequences with a common prefix are neighbours."""
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
 
 
@@ -84,8 +83,7 @@ def layout_tokens(rows: Sequence[Sequence[Encoded]], row_tokens: int, share: boo
 
 
 def layout_train(rows, row_tokens: int, step_slots: int, share: bool = False) -> Layout:
-    """Rows to learn from: each step of each sequence has its own slot, so that a shared step weighs as often
-    as it occurs."""
+    """Rows to learn from: each step has its own slot, so that a shared step weighs as often as it occurs."""
     batch, places, _ = layout_tokens(rows, row_tokens, share)
     batch["step_end"], slots = np.zeros((len(rows), step_slots), np.int32), []
     for row, places_b, end_T in zip(rows, places, batch["step_end"], strict=True):
@@ -100,8 +98,7 @@ def layout_train(rows, row_tokens: int, step_slots: int, share: bool = False) ->
 
 
 def layout_score(rows, row_tokens: int, share: bool = False) -> Layout:
-    """Rows to read: a shared step has one slot, and there are as few as suffice (row_tokens / 16, doubled as
-    needed)."""
+    """Rows to read: a shared step has one slot, of as few as suffice (row_tokens / 16, doubled as needed)."""
     batch, places, _ = layout_tokens(rows, row_tokens, share)
     ends, slots = [], []
     for row, places_b in zip(rows, places, strict=True):
@@ -144,8 +141,7 @@ def may_share(cfg, row_tokens: int) -> bool:
 
 
 def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int) -> list[list[int]]:
-    """First-fit packing in the given order: lists of example indices that share a row. It tries the OPEN
-    newest rows."""
+    """First-fit packing in this order, among the OPEN newest rows: lists of indices that share a row."""
     packs, n = [], len(order)
     free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
     for i in order:
@@ -253,8 +249,7 @@ class Plan:
 def make_plan(
     examples: Sequence[Encoded], row_tokens: int, share: bool = False, together: bool = False
 ) -> Plan:
-    """The plan of rows with slots for 1.5 x the average density of steps, or for the largest group if
-    more."""
+    """The plan of rows with slots for 1.5 x the average density of steps, at least for the largest group."""
     groups = make_groups(examples, row_tokens, share, together)
     _, tokens, steps = zip(*groups)
     slots = max(math.ceil(1.5 * row_tokens * sum(steps) / sum(tokens)), max(steps))
@@ -273,8 +268,7 @@ def training_width(examples: Sequence[Encoded], share: bool) -> int:
 
 
 def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
-    """Places first to end of an endless stream in which all of 0..n-1 come once, in a new order, before any
-    comes again."""
+    """Places first to end of an endless stream of permutations of 0..n-1."""
     orders = [np.random.default_rng([*seed, k]).permutation(n) for k in range(first // n, -(-end // n))]
     return np.concatenate([*orders, np.zeros(0, int)])[first % n :][: end - first]
 
@@ -297,8 +291,7 @@ class TrainingRows:
         return [self.examples[k] for k in self.packs[i]]
 
     def order(self, epoch: int) -> np.ndarray:
-        """The groups of an epoch. Each source of a mixture gives its share from its own stream of
-        permutations."""
+        """The groups of an epoch; each source of a mixture gives its share from a stream of its own."""
         rng, n = np.random.default_rng([self.seed, epoch]), len(self.plan.groups)
         if not self.parts:
             return rng.permutation(n)
@@ -310,8 +303,7 @@ class TrainingRows:
         return rng.permutation(np.concatenate(drawn))
 
     def drawn(self, rows: int) -> dict[str, dict[str, float]]:
-        """For each source: its solutions in the first rows, their share of all, and passes over the
-        source."""
+        """Of each source: its solutions in the first rows, their share of all, and passes over it."""
         ends = list(itertools.accumulate(size for size, _ in self.parts.values()))
         n = np.bincount(
             [bisect.bisect_right(ends, k) for pack in self.packs[:rows] for k in pack], minlength=len(ends)
@@ -355,8 +347,7 @@ def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows,
 
 
 def unpack_steps(batch, x_BT):
-    """Yields (x_T, label_T) of each solution in a batch of `eval_batches`, whose rows share nothing; NaN: no
-    label."""
+    """Yields (x_T, label_T) of each solution in a batch of `eval_batches`; NaN: no label."""
     for pos_L, end_T, x_T, label_T in zip(batch["pos"], batch["step_end"], x_BT, batch["label"], strict=True):
         used = np.flatnonzero(end_T)  # no step ends at a row's first token, which empty slots point at
         start = end_T[used] - pos_L[end_T[used]]

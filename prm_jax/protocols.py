@@ -18,8 +18,7 @@ Rows = Sequence[Prefix]  # whole solutions
 
 
 class Scorer(Protocol):
-    """Scores every step of a solution: a PRM, an outcome model, a critic that writes, an exact checker, a
-    server."""
+    """Scores every step of a solution: a PRM, an outcome model, a critic, an exact checker, a server."""
 
     name: str  # in results and figures
     unit: Literal["logit", "log_ratio"]  # of the scores (data/units.py)

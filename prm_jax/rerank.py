@@ -16,8 +16,7 @@ Conventions
             in a subset, below every eligible one, and its gold is 0 (OpenAI's protocol). Default: all are.
   p_PN      A distribution: weights over the N candidates; they sum to 1 where a problem has a candidate.
   gold      1 right, 0 wrong; or any other value of the winner.
-  ties      Scores are compared after one rounding to 17 significant bits (`round_score`), so that scores equal
-            up to float32's rounding tie, and products of different half-precision step scores do not.
+  ties      Scores are compared after one rounding to 17 significant bits (`round_score`), so that scores equal up to rounding tie, and products of different half-precision scores do not.
             "share": tied candidates split the win. "first": the lowest index (the order of a file) wins.
 """
 
@@ -92,8 +91,7 @@ def _sum_logit(x):
 
 
 def _log_average(x, logw_PTN):
-    """log of the mean of p over T with weights ∝ exp(logw), to full relative precision near p = 1 and near p
-    = 0."""
+    """log of the mean of p over T with weights ∝ exp(logw), precise near p = 1 and near p = 0."""
     logp_PTN, mask_PTN = x.logp_PTN, x.mask_PTN
     lowest = jnp.finfo(logp_PTN.dtype).min
     logw_PTN = jnp.broadcast_to(logw_PTN, logp_PTN.shape).astype(logp_PTN.dtype)
@@ -125,8 +123,7 @@ AGGREGATORS = {
     "last": Aggregator(_last, True),
     # log max_t p_t
     "max": Aggregator(lambda x: _max(x.logp_PTN, x.mask_PTN), True),
-    # sum_t logit p_t with p_t clipped to [clip, 1 - clip], as p_t = 1 has no finite logit; clip=0: the plain
-    # sum
+    # sum_t logit p_t with p_t clipped to [clip, 1 - clip], as p_t = 1 has no finite logit
     "sum_logit": Aggregator(_sum_logit, False),
     # log sum_t w_t p_t, w_t ∝ decay^t, t = 0.. the place of the step, 0 < decay <= 1
     "weighted": Aggregator(lambda x: _log_average(x, x.place_T1 * jnp.log(x.decay)), True),
@@ -194,9 +191,7 @@ def mean_score(p_PN, score_PN, eligible_PN=None):
 
 @jax.jit
 def with_reference(score_PN, log_ref_PN, beta):
-    """score + beta log ref: whose arg max is that of reweight's law ref exp(score / beta). With the policy's
-    own log p as `log_ref_PN` best of n keeps to texts that the policy would write: a verifier's blind spots
-    are rare texts."""
+    """score + beta log ref: whose arg max is that of reweight's law ref exp(score / beta). With the policy's own log p best of n keeps to texts that it would write: blind spots are rare texts."""
     return jnp.where(score_PN == -jnp.inf, -jnp.inf, score_PN + beta * log_ref_PN)
 
 
@@ -288,8 +283,7 @@ def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
     (N - k), symmetric in n and r; of the two products the shorter is taken. Rows are right to 2e-7 in float32
     at N = 1,860, where binomials by `gammaln` are off by 8e-3."""
     size_n, count = subset_sizes(size_n, N), jnp.asarray(N if count is None else count)
-    # all_N: n in rows, r or k in columns. As a numpy constant XLA would fold the product while compiling, for
-    # minutes.
+    # all_N: n in rows, r or k in columns. XLA would fold a numpy constant's product for minutes.
     all_N, left_N = jnp.arange(N + 1), count - jnp.arange(N)
     miss_NN = (jnp.maximum(left_N - all_N[:, None], 0) / jnp.maximum(left_N, 1)).astype(dtype)
     none_drawn_NN = jnp.pad(jnp.cumprod(miss_NN, -1), ((0, 0), (1, 0)), constant_values=1)
@@ -311,8 +305,7 @@ def pass_at_n(right_PN, eligible_PN=None, mask_PN=None, size_n=None):
 
 @jax.jit
 def subset_band(curve_Pn):
-    """Standard deviation of a curve's mean over problems if each draws one n-subset: sqrt(sum_p e (1 - e)) /
-    P.
+    """Standard deviation of a curve's mean if each problem draws one n-subset: sqrt(sum_p e (1 - e)) / P.
 
     For 0/1 gold; the shading of Lightman et al.'s figure 3. Problem sampling is another thing: stats.py.
     """
@@ -329,8 +322,7 @@ def round_score(score_PN):
 
 
 def rank_scores(score_PN, eligible_PN=None, mask_PN=None, rounded=True):
-    """Finite scores in the order of the conventions: the eligible, of them -inf last; the ineligible; the
-    missing."""
+    """Finite scores: the eligible, of them -inf last, above the ineligible, above the missing."""
     score_PN = jnp.maximum(as_float(score_PN), ZERO)
     score_PN = round_score(score_PN) if rounded else score_PN
     score_PN = score_PN if eligible_PN is None else jnp.where(eligible_PN, score_PN, UNABLE)
@@ -380,6 +372,5 @@ def solution_scores(logits: Sequence[np.ndarray], aggregator: str, rounded: bool
 
 
 def default_aggregator(scorer) -> str:
-    """The aggregator for a scorer where the config names none: an outcome model judges after the last
-    step."""
+    """The aggregator where the config names none: an outcome model judges after the last step."""
     return "last" if scorer.objective == "orm" else "min"

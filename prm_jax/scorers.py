@@ -23,8 +23,7 @@ class ModelFree:
 
 @dataclasses.dataclass(frozen=True)
 class CheckerScorer(ModelFree):
-    """An exact checker as a verifier: log-odds of step_labels(problem, steps), P(good) of steps, within
-    +-CERTAIN."""
+    """An exact checker as a verifier: log-odds of step_labels(problem, steps), within +-CERTAIN."""
 
     step_labels: Callable
     name: str = "checker"
@@ -90,8 +89,7 @@ ENSEMBLES = {
     "mean": lambda log_odds_ET: log_odds_ET.mean(0),
     "min": lambda log_odds_ET: log_odds_ET.min(0),
     "vote": vote,
-    # minus the standard deviation over the members, in nats: 0 where all agree. It does not say which steps
-    # are good
+    # minus the standard deviation over the members, in nats: 0 where all agree. It says of no step that it is good
     "disagreement": lambda log_odds_ET: -log_odds_ET.std(0),
 }
 

@@ -48,8 +48,7 @@ def log_ratio(policy: PRM, reference: PRM | None, batch):
 
 
 def step_ratios(beta: float, ratio_L: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """beta times the log-ratio of each step's tokens, score_T; ratio l is of token l + 1, the first token has
-    none."""
+    """beta times the log-ratio of each step's tokens, score_T; ratio l is of token l + 1."""
     sum_L = np.concatenate([[0.0], np.cumsum(ratio_L, dtype=np.float64)])  # of tokens 1 to l
     before_T = np.append(max(encoded.start - 1, 0), encoded.step_end_T[:-1])
     return (beta * (sum_L[encoded.step_end_T] - sum_L[before_T])).astype(np.float32)
@@ -97,8 +96,7 @@ class ModelScorer:
     unit = "logit"
 
     def shares(self, row_tokens: int) -> bool:
-        """Whether a row may be a prefix tree: not where a token's value needs the next token in the next
-        place."""
+        """Whether a row may be a prefix tree: not where a token's value needs the next token."""
         return False
 
     def lay_out(self, rows: list[list[Encoded]], row_tokens: int):
@@ -174,8 +172,7 @@ class RatioScorer(ModelScorer):
 
 
 class LikelihoodScorer(ModelScorer):
-    """Scores by a language model that nobody taught to verify: the log-odds of each step's own
-    probability."""
+    """Scores by a language model: the log-odds of each step's own probability."""
 
     def values(self, batch):
         return log_ratio(self.model, None, batch)

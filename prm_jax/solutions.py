@@ -87,8 +87,7 @@ def first_error(labels: Sequence[float | None], threshold: float = 0.5) -> int:
 
 
 def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
-    """The solution with labels and ratings after its first bad step masked (`mask`), `bad`, or as they are
-    (`keep`)."""
+    """The solution with labels and ratings after its first bad step: `mask`, `bad`, or `keep`."""
     error = first_error(solution.labels or ())
     if error == -1 or after_first_error == "keep":
         return solution
@@ -100,8 +99,7 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
 
 
 def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dict:
-    """The native row of a solution, which `sources.load` reads back as equal; new `labels` replace ratings
-    too."""
+    """The native row, which `sources.load` reads back as equal; new `labels` replace ratings too."""
     row = {
         "id": s.id,
         "prompt": s.problem,

@@ -39,8 +39,7 @@ def in_head(_, x):
     return x.get_metadata("in_head", False)
 
 
-# The NNX filter of the parameters that train, named once, since a jitted step takes it as part of the
-# optimiser's type.
+# NNX filters of the parameters that train, named once: they are part of the optimiser's type.
 TRAINABLE = {"all": nnx.Param, "head": in_head, "lora": nnx.Any(nnx.LoRAParam, in_head)}
 
 
@@ -60,15 +59,13 @@ class OptimizerConfig:
 
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
-    """Learning rate of each step, from 0: warm-up in equal parts up to the peak, then a cosine. No step's
-    rate is 0."""
+    """Learning rate of each step, from 0: warm-up in equal parts, then a cosine. No step's rate is 0."""
     warmup, end = max(round(cfg.warmup * steps), 1), cfg.lr * cfg.final_lr
     return optax.warmup_cosine_decay_schedule(cfg.lr / warmup, cfg.lr, warmup - 1, max(steps, warmup), end)
 
 
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
-    """The optimiser of the parameters that `cfg.trainable` names, its state laid out on the mesh as they
-    are."""
+    """The optimiser of the parameters that `cfg.trainable` names, on the mesh as they are."""
     tx = make_transform(model, cfg, steps)
     return make_sharded(lambda model: nnx.Optimizer(model, tx, wrt=TRAINABLE[cfg.trainable]), model)
 

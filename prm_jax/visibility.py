@@ -30,8 +30,7 @@ def is_causal() -> bool:
 
 
 def visible(until_BS, slot_BL=None):
-    """Boolean mask_BLS: whether the query sees the key. slot_BL: a query's place among the keys; None: S =
-    L."""
+    """Boolean mask_BLS. slot_BL: a query's place among the keys; None: S = L."""
     place_S = jnp.arange(until_BS.shape[1])
     if slot_BL is None:
         query_BL1, query_until_BL1 = place_S[None, :, None], until_BS[:, :, None]

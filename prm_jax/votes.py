@@ -93,8 +93,7 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
         raise ValueError(f"{N} candidates, expected at most {EXACT_VOTE_SIZE}: use vote_curve")
     gold_PN, size_n = as_float(gold_PN), subset_sizes(size_n, N)
     dtype = gold_PN.dtype
-    # Row m of Pascal's triangle over 2^(m/2): both ends of a row and all products stay within float32's
-    # range.
+    # Row m of Pascal's triangle over 2^(m/2): products stay within float32's range.
     choose_kk = np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
     lag_kk = np.arange(N + 1) - np.arange(N + 1)[:, None]  # places that a group takes when k become k'
     ways_kkk = jnp.asarray(np.where(lag_kk >= 0, choose_kk[:, np.maximum(lag_kk, 0)], 0.0), dtype)

@@ -62,8 +62,7 @@ def _keep_derivative(name, x, dx):
     return save_inside(*x, name), *dx
 
 
-# Linear layers: on this JAX no faster than plain products, but the default run's numbers are theirs to the
-# last bit
+# Linear layers: no faster here than plain products, but published numbers rest on their rounding
 
 
 def _multiply(x, w, over_x: int, over_w: int, sums=None):
@@ -184,8 +183,7 @@ def _scores(q_bmK, k_bSK, mask_BLS, cap):
     return jnp.where(mask_BLS[:, None, None], s_BGRLS, MASKED).reshape(b, m, S)
 
 
-# The derivative is written by hand: XLA's own recomputes and transposes the probabilities, several times
-# slower on CPU.
+# The derivative by hand: XLA's own is several times slower on CPU.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _one_product(q_bmK, k_bSK, v_bSK, mask_BLS, cap):
     return _one_product_forward(q_bmK, k_bSK, v_bSK, mask_BLS, cap)[0]
@@ -221,8 +219,7 @@ def _one_product_backward(cap, saved, do_bmK):
 _one_product.defvjp(_one_product_forward, _one_product_backward)
 
 
-# Attention: only the tiles with a visible pair (FlashAttention's loop with its online softmax: 2205.14135,
-# 2307.08691)
+# Attention: only tiles with a visible pair (FlashAttention's online softmax: 2205.14135, 2307.08691)
 
 
 def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
@@ -295,8 +292,7 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
             return o_GmK, sum_Gm1 * shrink_Gm1 + p_Gmt.sum(-1, keepdims=True), new_Gm1
 
         o_GmK, zeros_Gm1 = jnp.zeros(q_GmK.shape), jnp.zeros((*q_GmK.shape[:-1], 1))
-        # The running maximum starts above MASKED, so that a tile in which a query sees nothing adds
-        # exp(-huge) = 0.
+        # The maximum starts above MASKED: a tile in which a query sees nothing adds exp(-huge) = 0.
         start = o_GmK, zeros_Gm1, zeros_Gm1 + MASKED / 2
         sums = jax.lax.fori_loop(0, is_seen_N.sum(), key_tile, start)
         return tuple(_write(x_N, x, i) for x_N, x in zip(carry, sums, strict=True))

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 
 
 def best_first(score_PN):
-    """Indices of rounded scores (`rerank.round_score`) from best to worst, the lower index first among equal
-    scores.
+    """Indices of rounded scores (`rerank.round_score`), the best first, of equal ones the lower index.
 
     A radix sort in two passes over integers of half the key above the index: XLA sorts bare integers fastest.
     """
@@ -15,8 +14,7 @@ def best_first(score_PN):
     if index_bits + half_bits > 32:
         raise ValueError(f"{N} candidates, expected at most {2 ** (32 - half_bits)}")
     bits_PN = jax.lax.bitcast_convert_type(score_PN.astype(jnp.float32), jnp.int32)
-    # These integers order as the floats do; rounding left the 7 lowest bits empty, so 25 remain. ~ puts the
-    # best first.
+    # These integers order as the floats do; rounding left the 7 lowest bits empty. ~: the best first.
     key_PN = ~(jnp.where(bits_PN < 0, bits_PN ^ 0x7FFFFFFF, bits_PN) >> 7) + (1 << 24)
     key_PN = key_PN.astype(jnp.uint32)
     index_N = jnp.arange(N, dtype=jnp.uint32)
@@ -30,8 +28,7 @@ def best_first(score_PN):
 
 
 def ranks(key_PN):
-    """How many integers of its row are smaller than each, rank_PN. Their lowest bits are their own index in
-    the row.
+    """How many integers of its row are smaller than each, rank_PN. Their lowest bits are their index.
 
     Comparing all pairs runs along the vector lanes: at N = 64 it takes a seventh of the time of a sort.
     """
