@@ -117,7 +117,7 @@ def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def ece(p, y, bins: int = 15) -> float:
     """Expected calibration error of P(good), in [0, 1], sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017,
-    on the probability of class 1, not top-label confidence); nan if empty. Few steps a bin bias it upwards."""
+    on the probability of class 1, not top-label confidence); nan if empty. Few steps a bin bias it up."""
     mean_p, mean_y, count = reliability(p, y, bins)
     return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum()) if count.any() else math.nan
 

@@ -33,7 +33,7 @@ REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attent
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """What fixes the parameters' shapes and their use; checkpoints/hf_config.py reads it from a config.json."""
+    """What fixes the parameters' shapes and their use; checkpoints/hf_config.py reads a config.json."""
 
     vocab: int  # V
     dim: int  # D

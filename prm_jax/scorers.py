@@ -89,7 +89,7 @@ ENSEMBLES = {
     "mean": lambda log_odds_ET: log_odds_ET.mean(0),
     "min": lambda log_odds_ET: log_odds_ET.min(0),
     "vote": vote,
-    # minus the standard deviation over the members, in nats: 0 where all agree. It says of no step that it is good
+    # minus the standard deviation over the members, in nats: 0 where all agree. No verdict on steps
     "disagreement": lambda log_odds_ET: -log_odds_ET.std(0),
 }
 

@@ -7,26 +7,18 @@ Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a r
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import jax
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.rows import append_rows, field, json_lines, require_same
-from prm_jax.data.units import UNITS, log_p_to_log_odds
+from prm_jax.data.units import log_p_to_log_odds
 from prm_jax.formats import Encoded, Format, encode
 from prm_jax.heads import good_logit
-from prm_jax.launch.config import expect
-from prm_jax.launch.hosts import share_file
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
-from prm_jax.launch.progress import progress
 from prm_jax.model import PRM
 from prm_jax.packing import choose_width, doubled, layout_score, layout_tokens, may_share, plan_rows
 from prm_jax.protocols import Rows
-
-CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
 
 @jax.jit
@@ -213,46 +205,3 @@ def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
         pending = value_Bn, some, found
     finish(*pending)
     return values
-
-
-def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:
-    """Appends the step scores of (id, problem, steps) rows to a file, one JSON {id, unit, scores} a line, and
-    returns its `stored_scores`. It reads CHUNK rows at a time, or a slow scorer's own `chunk`, and keeps the
-    scores of each, so memory does not grow with their number. An interrupted file is continued: rows that
-    have a line are not scored again. Raises InputError where a line is damaged, belongs to another row or has
-    another unit. Each of several processes writes its own file, and all continue that of process 0."""
-    share_file(path)
-    has_stats = hasattr(scorer, "stats")
-    if has_stats:
-        scorer.stats = type(scorer.stats)()
-
-    def check(line: dict, row):
-        require_same(line, id=row[0], unit=scorer.unit)
-        scores = field(line, "scores", list)
-        is_right = len(scores) == len(row[2]) and all(type(x) in (int, float) for x in scores)
-        expect(is_right, "scores", scores, f"a number for each of {len(row[2])} steps")
-
-    def make(chunk: list, _, done: int) -> list[dict]:
-        scores = scorer.score([(problem, tuple(steps)) for _, problem, steps in chunk[done:]])
-        named = zip(chunk[done:], scores, strict=True)
-        return [{"id": i, "unit": scorer.unit, "scores": score_T.tolist()} for (i, *_), score_T in named]
-
-    before = 0
-    with progress("scoring", total, "solution", leave=not has_stats) as bar:
-        for lines, old in append_rows(path, rows, getattr(scorer, "chunk", CHUNK), check, make):
-            before += old
-            bar.update(len(lines))
-    if before:
-        print(f"scored      {before} of {total} solutions before, in {path}")
-    if has_stats and scorer.stats.solutions:
-        print(f"{scorer.stats.summary()}; by {scorer.name}")
-    return stored_scores(path)
-
-
-def stored_scores(path: Path) -> Iterator[np.ndarray]:
-    """Yields a score file's rows as float32 log-odds; lines without a unit are probabilities."""
-    for number, row in json_lines(path):
-        where = f"{path} line {number}"
-        unit = row.get("unit", "probability")
-        expect(unit in UNITS, f"{where}: unit", unit, ", ".join(UNITS))
-        yield UNITS[unit].log_odds(np.array(row["scores"], np.float64)).astype(np.float32)

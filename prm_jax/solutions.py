@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 
 from prm_jax import InputError
-from prm_jax.data.rows import require
+from prm_jax.launch.config import expect
 
 PROBABILITY = "a number in [0, 1] or null"
 
@@ -37,11 +37,11 @@ class Solution:
         for index, label in enumerate(self.labels or ()):
             # A boolean column turns -100 into true: masked steps train as good ones (huggingface/trl#2127).
             hint = "; a step is masked with null" if label == -100 else ""
-            require(label is None or is_probability(label), f"labels[{index}]", label, PROBABILITY + hint)
+            expect(label is None or is_probability(label), f"labels[{index}]", label, PROBABILITY + hint)
         for index, rating in enumerate(self.ratings or ()):
             is_rating = rating in (-1, 0, 1, None) and not isinstance(rating, bool)
-            require(is_rating, f"ratings[{index}]", rating, "-1, 0, 1 or null")
-        require(self.outcome is None or is_probability(self.outcome), "outcome", self.outcome, PROBABILITY)
+            expect(is_rating, f"ratings[{index}]", rating, "-1, 0, 1 or null")
+        expect(self.outcome is None or is_probability(self.outcome), "outcome", self.outcome, PROBABILITY)
 
 
 class Packed(Sequence):

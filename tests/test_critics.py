@@ -15,12 +15,12 @@ from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder,
 from prm_jax.critics.critic import Critic, combine
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
+from prm_jax.data.score_files import score_into
 from prm_jax.formats import Encoded, Format, read_format
 from prm_jax.generate import relabeling
 from prm_jax.packing import layout_tokens
 from prm_jax.rl import rewards
 from prm_jax.rl.rollouts import Rollout
-from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution
 from prm_jax.tasks.chain import CHAIN
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data.rows import field, optional, read_rows, require, row_place
+from prm_jax.data.score_files import score_into
 from prm_jax.data.sources import load_placed
 from prm_jax.data.splits import Files
 from prm_jax.data.units import UNITS, as_probability, probability
@@ -23,7 +24,6 @@ from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import describe, one_scorer
 from prm_jax.launch.config import Share, expect, one_of, parse
 from prm_jax.launch.progress import print_counts
-from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution
 
 GROUP_FIELDS = {"mr_gsm8k": "question_type", "prmbench": "classification"}  # other rows are grouped by file

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
+from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import biases, pool_metrics, trace_error
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
@@ -18,7 +19,6 @@ from prm_jax.evals.verifiers import data_of, describe, new_name, open_scorer, ow
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, expect
-from prm_jax.scoring import score_into
 from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from prm_jax.data import pools, rows, sources
+from prm_jax.data.score_files import score_into, stored_scores
 from prm_jax.data.units import UNITS
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
@@ -19,7 +20,7 @@ from prm_jax.evals.verifiers import describe, new_name, one_scorer
 from prm_jax.launch.config import Natural, Share, expect
 from prm_jax.launch.progress import print_counts
 from prm_jax.rerank import default_aggregator
-from prm_jax.scoring import ModelScorer, score_into, stored_scores
+from prm_jax.scoring import ModelScorer
 
 MOST_SHOWN = 20
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from prm_jax import InputError
+from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals import biases, exact, later
@@ -23,7 +24,6 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Share
 from prm_jax.launch.progress import print_counts
 from prm_jax.metrics import labelled_steps, step_metrics
-from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution
 from prm_jax.stats import problem_numbers
 

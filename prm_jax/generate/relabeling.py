@@ -24,6 +24,7 @@ from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data import sources
 from prm_jax.data.pools import pool_solutions, read_pool, scores_in_unit
 from prm_jax.data.rows import file_fingerprint, read_rows, require, write_rows
+from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import LabelKind
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.generate.labeling import read_input
@@ -35,7 +36,6 @@ from prm_jax.launch.mesh import make_mesh
 from prm_jax.launch.progress import print_counts
 from prm_jax.launch.run_folder import described_file, start_command
 from prm_jax.model import choose_dtype
-from prm_jax.scoring import score_into
 from prm_jax.solutions import Solution, first_error, native_row, relabel_after_error
 from prm_jax.tasks.checkers import checker_rule, is_own, own_function, own_labels
 
