@@ -1,4 +1,5 @@
-"""examples/countdown.py: the checker and exact values against brute force, and a task of one's own in data and tasks."""
+"""examples/countdown.py: the checker and exact values against brute force, and a task of one's own in data
+and tasks."""
 
 import dataclasses
 import itertools

@@ -2,11 +2,11 @@ r"""Final answers: extracts them from solutions, compares, groups and grades the
 
 A comparison follows one of three rules, which the results name:
   string  equal `normal` texts: LaTeX spacing, sizes and wrappers do not count, values do (1,000 is not 1000).
-  number  `as_number` values differ by at most 1e-6, below 1 by at most 1e-6 of the larger; whole numbers must be equal.
-          Thousands separators, currency, units and percent signs (25\% is 25, as in GSM8K and MATH) do not count.
-          An answer that is not a number is compared as a string.
-  math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}` with its default
-          settings. It is not symmetric, gold first: gold 1 accepts 2x + z = 1, gold 2x + z = 1 does not accept 1.
+  number  `as_number` values differ by at most 1e-6, below 1 by at most 1e-6 of the larger; whole numbers must
+          be equal. Thousands separators, currency, units and percent signs (25\% is 25, as in GSM8K and MATH)
+          do not count. An answer that is not a number is compared as a string.
+  math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}` with its
+          default settings. It is not symmetric: gold 1 accepts 2x + z = 1, gold 2x + z = 1 does not accept 1.
 Every rule compares an answer of more than LONGEST characters as a string.
 """
 
@@ -54,11 +54,12 @@ AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
 
 
 def extract(text: str) -> str | None:
-    r"""The final answer that a solution states, without `$`, bold marks, final periods and outer white space, or None.
+    r"""The final answer that a solution states, without `$`, bold marks and final periods, or None.
 
-    The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's `#### x` with
-    x the last line or a number alone on its line (not a Markdown heading); "answer is x", "Answer: x" or PRM800K's "#
-    Answer" above x, x up to the end of its sentence, formula or line; never a mere last number. Takes linear time."""
+    The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's
+    `#### x` with x the last line or a number alone on its line (not a Markdown heading); "answer is x",
+    "Answer: x" or PRM800K's "# Answer" above x, x up to the end of its sentence, formula or line; never a
+    mere last number. Takes linear time."""
     for kind in (boxed_answers, hashed_answers, stated_answers):
         for answer in kind(text):
             if bare := bare_answer(answer):
@@ -143,7 +144,8 @@ SCALE = re.compile(
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 NUMBER = re.compile(
     rf"(?P<sign>[-+]?)[€£¥]?(?:(?P<whole>\d+)(?: ?(?=\\frac)| (?=\d+/)))?"
-    rf"(?:\\frac\{{(?P<top>-?{DECIMAL})\}}\{{(?P<low>-?{DECIMAL})\}}|(?P<value>{DECIMAL})(?:/(?P<by>{DECIMAL}))?)"
+    rf"(?:\\frac\{{(?P<top>-?{DECIMAL})\}}\{{(?P<low>-?{DECIMAL})\}}"
+    rf"|(?P<value>{DECIMAL})(?:/(?P<by>{DECIMAL}))?)"
     r"(?:%|\^\\circ|[€£¥])?"
 )
 
@@ -172,8 +174,8 @@ def is_blank(answer: str | None) -> bool:
 
 
 def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
-    """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first group whose
-    first member, as gold, equals it: `number` and `math` are not transitive."""
+    """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first group
+    whose first member, as gold, equals it: `number` and `math` are not transitive."""
     firsts, group_of = [], {"": -1}
     keys = ["" if answer is None else normal(answer) for answer in answers]
     for key, answer in zip(keys, answers, strict=True):
@@ -190,9 +192,9 @@ def open_pool_checker(rule: str, cache: Path | None):
 
 
 def grade_pool(problems: Sequence, rule: str, cache: Path | None = None):
-    """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts: the checker;
-    candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold, answer); checked:
-    those that Math-Verify saw now, not in an earlier call (`cache`)."""
+    """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts: the
+    checker; candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold,
+    answer); checked: those that Math-Verify saw now, not in an earlier call (`cache`)."""
     for problem in problems:
         expected = "the right answer; task=score ranks without"
         require(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
@@ -216,7 +218,7 @@ def group_pool(problems: Sequence, rule: str, cache: Path | None = None) -> list
 
 
 def with_answers(problems: Sequence) -> list:
-    """The pools.Problems, with the answer that `extract` reads in its steps for every candidate without one."""
+    """The pools.Problems, with the answer that `extract` reads for every candidate without one."""
 
     def complete(c):
         return c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
@@ -225,8 +227,8 @@ def with_answers(problems: Sequence) -> list:
 
 
 class Checker:
-    """Compares answers by one rule; safe to use from several threads, of which it serves `workers` at a time. `cache`:
-    a JSON Lines file of Math-Verify's verdicts; rows of other versions or limits are ignored."""
+    """Compares answers by one rule; safe to use from several threads, of which it serves `workers` at a time.
+    `cache`: a JSON Lines file of Math-Verify's verdicts; rows of other versions or limits are ignored."""
 
     def __init__(self, rule: str, workers: int = 1, cache: Path | None = None):
         require(rule in RULES, "how", rule, "string, number or math")
@@ -275,7 +277,7 @@ class Checker:
         return self.known[gold, answer]
 
     def grade(self, problem):
-        """The pools.Problem with its candidates graded against its answer; one without an answer stays as it is."""
+        """The pools.Problem with its candidates graded against its answer, if it has one."""
         if problem.answer is None:
             return problem
         candidates = []
@@ -306,8 +308,8 @@ def compare_numbers(gold: Fraction | None, answer: Fraction | None) -> str:
 
 
 class MathVerify:
-    """math_worker.py, started when it is first asked and again after a pair that ended it. A fresh interpreter: a fork
-    of a process with JAX's threads may hang, a spawn would run the caller's script."""
+    """math_worker.py, started when it is first asked and again after a pair that ended it. A fresh
+    interpreter: a fork of a process with JAX's threads may hang, a spawn would run the caller's script."""
 
     process: subprocess.Popen | None = None
 

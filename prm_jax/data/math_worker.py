@@ -1,8 +1,8 @@
 """A process that runs Math-Verify for grading.py: reads [gold, answer], writes a verdict, one a line.
 
-Math-Verify's own time limit is a Python signal handler: it works in the main thread only, and not inside compiled code
-(9^9^9^9). Here the kernel ends the process that spends more than its seconds of processor time on a pair. Hash and
-random seeds are fixed, since SymPy's results may depend on them.
+Math-Verify's own time limit is a Python signal handler: it works in the main thread only, and not inside
+compiled code (9^9^9^9). Here the kernel ends the process that spends more than its seconds of processor time
+on a pair. Hash and random seeds are fixed, since SymPy's results may depend on them.
 """
 
 import json

@@ -34,14 +34,14 @@ STRICTPRMBENCH = ("problem_id", "question", "gold", "extracted_answer", "prm_ste
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One sampled solution. `correct`: is its answer right, None if ungraded; `finished`: False if cut off."""
+    """One sampled solution. `correct`: is its answer right, None: ungraded; `finished`: False if cut off."""
 
     steps: tuple[str, ...]
     answer: str | None = None
     correct: bool | None = None
     finished: bool = True
     step_scores: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    # Of each step's tokens under the policy that drew it, in nats, at temperature 1; the last with the text's end.
+    # Of each step's tokens under the policy that drew it, in nats, at temperature 1; the last with its end.
     logp: tuple[float, ...] | None = None
 
     def __post_init__(self):
@@ -65,8 +65,8 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem, its gold answer if known, candidates, units of step scores if stated, embedded task if any, and what
-    the candidates cost if a policy of ours drew them."""
+    """A problem, its gold answer if known, candidates, units of step scores if stated, embedded task if any,
+    and what the candidates cost if a policy of ours drew them."""
 
     id: str
     problem: str
@@ -91,12 +91,12 @@ def read_pool(path, names: Sequence[str] | None = None, as_written=False, split_
 def iter_pool(
     path, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None
 ) -> Iterator[Problem]:
-    """Yields the problems of a pool file, with all step scores or only the required `names`. A row is id, problem,
-    answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit ({name: unit}), task; only
-    problem, candidates and steps are needed: a list of steps is a candidate, too. StrictPRMBench's rows are read, but
-    not source_is_correct, graded against wrong answers. A gold answer that is a whole solution is the one that it
-    states, unless as_written. split_by: how whole texts are cut into steps, null: at blank lines. InputError names line
-    and field."""
+    """Yields the problems of a pool file, with all step scores or only the required `names`. A row is id,
+    problem, answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit ({name:
+    unit}), task; only problem, candidates and steps are needed: a list of steps is a candidate, too.
+    StrictPRMBench's rows are read, but not source_is_correct, graded against wrong answers. A gold answer
+    that is a whole solution is the one that it states, unless as_written. split_by: how whole texts are cut
+    into steps, null: at blank lines. InputError names line and field."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
@@ -110,8 +110,9 @@ def iter_pool(
 
 
 def as_native(row: dict, split_by: str | None = None) -> dict:
-    """A row of search-and-learn's output as a pool's: problem, completions (texts whose steps stand between blank lines
-    unless split_by says otherwise), scores (of each a number a step; those that are not one a step are left out)."""
+    """A row of search-and-learn's output as a pool's: problem, completions (texts whose steps stand between
+    blank lines unless split_by says otherwise), scores (of each a number a step; those that are not one a
+    step are left out)."""
     candidates, scores, solutions = [], optional(row, "scores", list) or [], texts(row, "completions")
     are_lists = len(scores) <= len(solutions) and all(isinstance(score_T, list) for score_T in scores)
     require(are_lists, "scores", scores, "a list of numbers for each completion")
@@ -195,7 +196,8 @@ def candidate_rows(problems: Iterable[Problem]) -> Iterator[tuple[str, str, tupl
 
 
 def is_unsplit(steps: Sequence[str]) -> bool:
-    """Whether a solution is one step of several lines: perhaps a whole text whose steps end otherwise than was read."""
+    """Whether a solution is one step of several lines: perhaps a whole text whose steps end otherwise than
+    was read."""
     return len(steps) == 1 and "\n" in steps[0].strip()
 
 
@@ -207,8 +209,8 @@ def note_unsplit(n: int, total: int):
 
 
 def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:
-    """(score_T of every candidate in order, their unit by the file, or `default`); InputError if the file names two
-    units, or a score is outside the range."""
+    """(score_T of every candidate in order, their unit by the file, or `default`); InputError if the file
+    names two units, or a score is outside the range."""
     units = sorted({problem.scores_unit.get(name, default) for problem in problems})
     require(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
     unit, scores = UNITS[units[0]], []
@@ -229,8 +231,8 @@ def range_error(problem_id: str, n: int, name: str, t: int, score: float, unit: 
 
 
 def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit="logit") -> Iterator[Problem]:
-    """Yields the problems with new step scores `name`, given for all candidates in order. InputError if the name is
-    taken or a candidate's count is wrong, ValueError if there are too many or too few."""
+    """Yields the problems with new step scores `name`, given for all candidates in order. InputError if the
+    name is taken or a candidate's count is wrong, ValueError if there are too many or too few."""
     scores = iter(scores)
     for problem in problems:
         candidates = []

@@ -24,8 +24,8 @@ class Question:
 
 
 def read_questions(path: str | Path, as_written=False) -> Iterator[Question]:
-    """Reads rows with problem, prompt or question, and optionally id (else their number) and gold or answer. The answer
-    of a whole solution is the one that it states, unless as_written."""
+    """Reads rows with problem, prompt or question, and optionally id (else their number) and gold or answer.
+    The answer of a whole solution is the one that it states, unless as_written."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
@@ -46,7 +46,8 @@ def read_questions(path: str | Path, as_written=False) -> Iterator[Question]:
 
 
 def make_candidate(fmt: Format, sample: Continuation) -> Candidate:
-    """A sampled solution with the answer it states; one without steps is kept as one empty step, unfinished."""
+    """A sampled solution with the answer it states; one without steps is kept as one empty step,
+    unfinished."""
     steps = format_steps(fmt, sample.text)
     is_whole = sample.finish_reason == "eos" and bool(steps)
     return Candidate(steps or ("",), extract("\n".join(steps)), finished=is_whole, logp=sample.logp_T)

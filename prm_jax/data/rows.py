@@ -1,6 +1,8 @@
-"""Reads and writes rows of data files (JSON Lines, JSON, Parquet, the hub); every error names file, line and field.
+"""Reads and writes rows of data files (JSON Lines, JSON, Parquet, the hub); every error names file, line and
+field.
 
-datasets would force one type on all values of a column: PRM800K's and TRL's labels are texts, booleans and nulls.
+datasets would force one type on all values of a column: PRM800K's and TRL's labels are texts, booleans and
+nulls.
 """
 
 import contextlib
@@ -66,7 +68,8 @@ def texts(row: dict, name: str) -> tuple[str, ...]:
 
 
 def writable(text: str) -> str:
-    """The text with U+FFFD for each half of a pair of surrogates, which JSON may name and no file can hold."""
+    """The text with U+FFFD for each half of a pair of surrogates, which JSON may name and no file can
+    hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -76,9 +79,9 @@ def row_place(path, number: int) -> str:
 
 
 def read_rows(path) -> Iterator[tuple[int, dict]]:
-    """Yields (number as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file. A .json file is a
-    list of objects, or objects one after another; blank lines do not count. Raises InputError if the file is missing,
-    empty or broken, or a row is not an object."""
+    """Yields (number as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file. A .json
+    file is a list of objects, or objects one after another; blank lines do not count. Raises InputError if
+    the file is missing, empty or broken, or a row is not an object."""
     path, number = Path(path), 0
     if not path.is_file():
         why = "a folder, expected a file (Dataset.to_parquet writes one)" if path.is_dir() else "no such file"
@@ -168,10 +171,10 @@ def require_same(row: dict, **wanted):
 
 
 def append_rows(path, items: Iterable, size: int | None, check: Callable, make: Callable) -> Iterator[tuple]:
-    """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them it had).
-    make(items, number of the first, how many have a row) gives the other rows; where it makes them in fixed chunks, the
-    file becomes byte for byte that of an undisturbed call. size=None: `items` are the chunks, lists. InputError if a
-    line is broken (KeptLines) or check(row, item) raises it."""
+    """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them
+    it had). make(items, number of the first, how many have a row) gives the other rows; where it makes them
+    in fixed chunks, the file becomes byte for byte that of an undisturbed call. size=None: `items` are the
+    chunks, lists. InputError if a line is broken (KeptLines) or check(row, item) raises it."""
     items, number = iter(items), 0
     chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
     with contextlib.closing(KeptLines(Path(path))) as kept:

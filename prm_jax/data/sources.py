@@ -1,7 +1,8 @@
 """Reads every published kind of row into `Solution`s and counts what it drops.
 
-A reader is a function (row, its id, counts) -> solutions whose keyword-only arguments are the options that it takes.
-test_sets.py reads evaluation sets. One of your own is data=files data.name=FILE.py:FUNCTION (examples/deltabench.py).
+A reader is a function (row, its id, counts) -> solutions whose keyword-only arguments are the options that it
+takes. test_sets.py reads evaluation sets. One of your own is data=files data.name=FILE.py:FUNCTION
+(examples/deltabench.py).
 """
 
 import collections
@@ -30,9 +31,10 @@ OPTIONS = {
 
 
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
-    """TRL's prompt, completions, labels (null masks; `labels_required` or optional), or problem and steps in place of
-    the first two; optional ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates. TRL's
-    PRM800K script writes rows without a step; its training script drops them, as we do from the hub."""
+    """TRL's prompt, completions, labels (null masks; `labels_required` or optional), or problem and steps in
+    place of the first two; optional ratings, outcome, answer, id, task. A pool's row is the solutions of its
+    candidates. TRL's PRM800K script writes rows without a step; its training script drops them, as we do from
+    the hub."""
     if is_pool(row):
         from prm_jax.data.pools import parse_problem, pool_solutions  # not above: with it comes the grading
 
@@ -73,9 +75,9 @@ def as_probability(value):
 def prm800k(
     row, row_id, counts, *, neutral, after_first_error, alternatives, quality_control
 ) -> list[Solution]:
-    """Raw PRM800K rows of both phases, or flat rows problem, steps, ratings. Steps keep their tail "# Answer", whose
-    content also becomes `answer`. Each alternative step ends a solution of its own; the steps before it have labels in
-    the row's main solution and none in its own."""
+    """Raw PRM800K rows of both phases, or flat rows problem, steps, ratings. Steps keep their tail "#
+    Answer", whose content also becomes `answer`. Each alternative step ends a solution of its own; the steps
+    before it have labels in the row's main solution and none in its own."""
     if "ratings" in row:
         problem, ratings = field(row, "problem", str), tuple(field(row, "ratings", list))
         branches = [(own_id(row, row_id), texts(row, "steps"), ratings)]
@@ -138,8 +140,8 @@ def read_branches(row: dict, row_id: str, counts, alternatives: str) -> list[tup
         n = len(completions)
         is_index = chosen is None or 0 <= chosen < n
         require(is_index, f"{inside}chosen_completion", chosen, f"an index into {n} completions")
-        # Without a choice phase 1 continues with the labeller's own step. Without that too the row ends here, and the
-        # step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
+        # Without a choice phase 1 continues with the labeller's own step. Without that too the row ends here,
+        # and the step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
         is_over = chosen is None and human is None
         read = [read_completion(value, f"{inside}completions[{c}]") for c, value in enumerate(completions)]
         if human is not None and chosen is None:
@@ -167,9 +169,9 @@ def read_completion(completion, name: str) -> tuple[str, int | None]:
 
 
 def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
-    """Math-Shepherd's input and label: the same text, but each ки of the input is + or - in the label. The problem is
-    the text before "Step 1:", which stays in the step. In a row without it the problem ends with the last question mark
-    before the first ки, or else at that ки (as in TRL's script)."""
+    """Math-Shepherd's input and label: the same text, but each ки of the input is + or - in the label. The
+    problem is the text before "Step 1:", which stays in the step. In a row without it the problem ends with
+    the last question mark before the first ки, or else at that ки (as in TRL's script)."""
     *steps, tail = field(row, "input", str).split("ки")
     signs, position, labels = field(row, "label", str), -1, []
     if not steps:
@@ -195,7 +197,8 @@ def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def processbench(row: dict, row_id: str, counts) -> list[Solution]:
-    """ProcessBench's problem, steps, label (first wrong step from 0, -1 none; none later), final_answer_correct."""
+    """ProcessBench's problem, steps, label (first wrong step from 0, -1 none; none later),
+    final_answer_correct."""
     steps, error = texts(row, "steps"), field(row, "label", int)
     n = len(steps)
     require(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
@@ -205,9 +208,9 @@ def processbench(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
-    """PRMBench's modified_question and modified_process; error_steps (from 1) are bad, all other steps good. Some rows
-    name steps beyond the last: they are counted and ignored, as by the benchmark's own evaluator. The id is FILE:LINE
-    because `idx` repeats. PRMScore needs after_first_error=keep."""
+    """PRMBench's modified_question and modified_process; error_steps (from 1) are bad, all other steps good.
+    Some rows name steps beyond the last: they are counted and ignored, as by the benchmark's own evaluator.
+    The id is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep."""
     steps, errors = texts(row, "modified_process"), field(row, "error_steps", list)
     for index, error in enumerate(errors):
         require(type(error) is int and error >= 1, f"error_steps[{index}]", error, "a step number from 1")
@@ -219,8 +222,8 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def problem_and_text(row: dict) -> dict[str, str]:
-    """The fields of a row with a problem (problem, question or prompt) and with the text of a solution (solution,
-    response, answer or text): of each the first that is there."""
+    """The fields of a row with a problem (problem, question or prompt) and with the text of a solution
+    (solution, response, answer or text): of each the first that is there."""
     found = {}
     for names in (("problem", "question", "prompt"), ("solution", "response", "answer", "text")):
         name = next((name for name in names if row.get(name) is not None), names[0])
@@ -256,16 +259,17 @@ def find_reader(kind: str):
 
 
 def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
-    """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set. Without options
-    the rows are taken as they are; conf/data/files.yaml explains the options. Duplicates repeat problem, steps, labels,
-    ratings and outcome. InputError names file, line and field."""
+    """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set.
+    Without options the rows are taken as they are; conf/data/files.yaml explains the options. Duplicates
+    repeat problem, steps, labels, ratings and outcome. InputError names file, line and field."""
     counts = collections.Counter()
     placed = load_placed(path, kind, counts, split=split, labels_required=labels_required, **options)
     return packed_solutions(solution for *_, solution in placed), dict(counts)
 
 
 def load_placed(path, kind: str, counts, *, split=None, labels_required=False, **options):
-    """Yields (the row's place in an error, row, solution) of what `load` reads; `counts` has all events at the end."""
+    """Yields (the row's place in an error, row, solution) of what `load` reads; `counts` has all events at
+    the end."""
     options = {name: values[0] for name, values in OPTIONS.items()} | options
     for name, value in options.items():
         require(value in OPTIONS[name], name, value, f"one of {', '.join(OPTIONS[name])}")
@@ -296,8 +300,8 @@ def load_placed(path, kind: str, counts, *, split=None, labels_required=False, *
 
 
 def is_duplicate(s: Solution, seen: set[int]) -> bool:
-    """Whether a solution with these texts and labels is among `seen`, to which it is added. 64 bits stand for the texts:
-    two of ten million different rows have the same with chance 3e-6."""
+    """Whether a solution with these texts and labels is among `seen`, to which it is added. 64 bits stand for
+    the texts: two of ten million different rows have the same with chance 3e-6."""
     key = hash((s.problem, s.steps, s.labels, s.ratings, s.outcome))
     is_known = key in seen
     seen.add(key)

@@ -79,7 +79,8 @@ class Mixture:
 DataConfig = FileData | TaskData | Mixture
 store_defaults("file_defaults", FileData, group="data")
 store_defaults("task_defaults", TaskData, group="data")
-# Samples the policy of an embedded task: (TaskData, problems, samples a problem, seed) -> pools.Problem, graded.
+# Samples the policy of an embedded task: (TaskData, problems, samples a problem, seed) -> pools.Problem,
+# graded.
 Draw = Callable[[TaskData, Sequence[str], int, int], Iterable]
 
 
@@ -133,10 +134,11 @@ def mixture_config(node) -> Mixture:
 def load_splits(
     cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False, key: str = "data"
 ) -> Data:
-    """Returns the train, validation and test splits. An embedded task's solutions come from its solver, or from its
-    policy by `draw`. Of files, the test split is `test_path` or fold `fold` of the problems, the validation split is
-    `validation_path` or the next fold, and the rest trains. With `labels_required` a native row without labels raises:
-    a misspelt column would train on nothing. `key`: where errors say that the config is."""
+    """Returns the train, validation and test splits. An embedded task's solutions come from its solver, or
+    from its policy by `draw`. Of files, the test split is `test_path` or fold `fold` of the problems, the
+    validation split is `validation_path` or the next fold, and the rest trains. With `labels_required` a
+    native row without labels raises: a misspelt column would train on nothing. `key`: where errors say that
+    the config is."""
     if isinstance(cfg, TaskData):
         from prm_jax import tasks
 
@@ -154,8 +156,8 @@ def load_splits(
 
 
 def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, named: bool) -> Data:
-    """Returns the solutions to evaluate on as the split `test`: a whole file if it was `named` and the config sets
-    neither a fold nor a test file, else the splits of the run's own data."""
+    """Returns the solutions to evaluate on as the split `test`: a whole file if it was `named` and the config
+    sets neither a fold nor a test file, else the splits of the run's own data."""
     if named and isinstance(cfg, FileData) and cfg.fold is None and cfg.test_path is None:
         data = load_files(cfg, labels_required=True)
         splits = {"train": [], "validation": [], "test": data.splits["train"]}
@@ -241,7 +243,8 @@ def problem_hash(problem: str) -> str:
 
 
 def problem_hashes(solutions: Iterable[Solution]) -> list[str]:
-    """Sorted short hashes of the distinct problems, white space aside: a run keeps those that it was trained on."""
+    """Sorted short hashes of the distinct problems, white space aside: a run keeps those that it was trained
+    on."""
     return sorted({problem_hash(solution.problem) for solution in solutions})
 
 

@@ -1,6 +1,8 @@
-r"""Splits the text of a solution into steps: by line, blank line, sentence, numbered step, around code, thought or words.
+r"""Splits the text of a solution into steps: by line, blank line, sentence, numbered step, around code,
+thought or words.
 
-Only white space at a cut is dropped, so the steps, joined, are the text up to white space. All ways take linear time.
+Only white space at a cut is dropped, so the steps, joined, are the text up to white space. All ways take
+linear time.
 """
 
 import itertools
@@ -9,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prm_jax.data.rows import require
 
-# "Step 3:", "3." or "3)" at the start of a line, also as a heading or in bold; not 3.5, "3) = 7" or a nested list.
+# "Step 3:", "3." or "3)" at the start of a line, also as a heading or in bold; not 3.5, "3) = 7" or a nested
+# list.
 NUMBERED = re.compile(
     r"^ {0,2}(?:#{1,6} )?\*{0,2}(?:step \d{1,3}\b|\d{1,3}[.)]\*{0,2}[^\S\n](?![=+/^<>]|[*-]\s))",
     re.IGNORECASE | re.MULTILINE,
@@ -30,7 +33,8 @@ SPACES = re.compile(r"\s*")
 NO_START = re.compile(r"[a-z]|[=+/^<>&|,;:]|[*-]\s|\\\[|\$\$|\\begin")  # continues the sentence before
 # An abbreviation, or the number of an item.
 NO_END = re.compile(
-    r"(?:(?:^|[\s(])(?:[A-Za-z]|e\.g|i\.e|etc|vs|cf|approx|resp|nos?|figs?|eqs?|thm|mrs?|ms|dr|prof|st|[js]r|u\.s|[ap]\.m)"
+    r"(?:(?:^|[\s(])(?:[A-Za-z]|e\.g|i\.e|etc|vs|cf|approx|resp|nos?|figs?|eqs?|thm|mrs?|ms"
+    r"|dr|prof|st|[js]r|u\.s|[ap]\.m)"
     r"|(?:^|\n)[\s#*(]{0,8}(?:step )?\d{1,3})\Z",
     re.IGNORECASE,
 )
@@ -128,9 +132,9 @@ def format_steps(fmt, text: str) -> tuple[str, ...]:
 
 
 def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
-    """The number of steps that ended before each token of a solution, given their texts: the step that it belongs to, or
-    begins. One that contains the separator ends a step; blank pieces join the step after, so that what is drawn does
-    not decide which step it is drawn in."""
+    """The number of steps that ended before each token of a solution, given their texts: the step that it
+    belongs to, or begins. One that contains the separator ends a step; blank pieces join the step after, so
+    that what is drawn does not decide which step it is drawn in."""
     piece_L, texts = [], [""]
     for token in tokens:
         piece_L.append(len(texts) - 1)
@@ -142,8 +146,8 @@ def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
 
 
 def step_sums(fmt, tokens: Sequence[str], x_L: Sequence[float], text: str) -> tuple[float, ...] | None:
-    """The sums over each step of a text of its tokens' numbers, the last with what follows it; None where a token is of
-    two steps."""
+    """The sums over each step of a text of its tokens' numbers, the last with what follows it; None where a
+    token is of two steps."""
     T = len(format_steps(fmt, text))
     step_L, sums = token_steps(fmt, [*tokens, fmt.separator, ""]), [0.0] * max(T, 1)
     if len(x_L) != len(tokens) or step_L[-1] != T:

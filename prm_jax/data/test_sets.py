@@ -1,4 +1,5 @@
-"""Readers of evaluation sets, as in sources.py: a row becomes one `Solution` (ToolPRMBench: two), id FILE:LINE.
+"""Readers of evaluation sets, as in sources.py: a row becomes one `Solution` (ToolPRMBench: two), id
+FILE:LINE.
 
 Sets of first errors have no label after one; where every step is judged, all labels are kept.
 """
@@ -18,8 +19,9 @@ def up_to_error(n: int, error: int | None) -> tuple[float | None, ...]:
 
 
 def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
-    """BIG-Bench Mistake (Tyen et al. 2024, arXiv 2311.08516; WHGTyen/BIG-Bench-Mistake at 270683a): input, steps,
-    target, answer, mistake_index (from 0, null without one). The outcome is whether answer and target are equal."""
+    """BIG-Bench Mistake (Tyen et al. 2024, arXiv 2311.08516; WHGTyen/BIG-Bench-Mistake at 270683a): input,
+    steps, target, answer, mistake_index (from 0, null without one). The outcome is whether answer and target
+    are equal."""
     steps, error = texts(row, "steps"), field(row, "mistake_index", int, null=True)
     expected = f"0 to {len(steps) - 1} for {len(steps)} steps, or null"
     require(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
@@ -30,9 +32,10 @@ def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
-    """MR-GSM8K (Zeng et al. 2023, arXiv 2312.17080; dvlab-research/MR-GSM8K at 3f666d6): question, model_output_steps,
-    model_output_solution_correctness (correct, wrong), model_output_solution_first_error_step (from 1, or N/A). Wrong
-    solutions without a first error step are dropped and counted."""
+    """MR-GSM8K (Zeng et al. 2023, arXiv 2312.17080; dvlab-research/MR-GSM8K at 3f666d6): question,
+    model_output_steps, model_output_solution_correctness (correct, wrong),
+    model_output_solution_first_error_step (from 1, or N/A). Wrong solutions without a first error step are
+    dropped and counted."""
     steps, name, is_right = texts(row, "model_output_steps"), "model_output_solution_first_error_step", {}
     for part in ("solution", "answer"):
         verdict = field(row, f"model_output_{part}_correctness", str).lower()
@@ -54,10 +57,11 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
-    """Hard2Verify (Pandit et al. 2025, arXiv 2510.13744; hub Salesforce/Hard2Verify): question, model_response_by_step,
-    human_labels (1 or 0 for every step; a step that rests on an error is 0). The published fields are hidden: base64 of
-    the text or JSON, XOR the repeated SHA-256 of `canary`; plain ones are read too. The layout is that of public copies
-    of its evaluation scripts; no original row was available."""
+    """Hard2Verify (Pandit et al. 2025, arXiv 2510.13744; hub Salesforce/Hard2Verify): question,
+    model_response_by_step, human_labels (1 or 0 for every step; a step that rests on an error is 0). The
+    published fields are hidden: base64 of the text or JSON, XOR the repeated SHA-256 of `canary`; plain ones
+    are read too. The layout is that of public copies of its evaluation scripts; no original row was
+    available."""
     if isinstance(canary := row.get("canary"), str):
         row = row | {name: reveal(name, row[name], canary) for name in HIDDEN if name in row}
     steps, values = texts(row, "model_response_by_step"), field(row, "human_labels", list)
@@ -87,10 +91,11 @@ def reveal(name: str, value, canary: str):
 
 
 def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solution]:
-    """AgentProcessBench (Fan et al. 2026, arXiv 2603.14465; RUCBM/AgentProcessBench at 0a42606): messages, tools,
-    final_label and step_labels {index of an assistant's message: -1, 0, 1}, which become ratings. A step is an
-    assistant's message after all messages since the last one, so that its score sees what it saw and nothing later. The
-    text of a message is ours: the authors give JSON to critics. Steps after an error may be good."""
+    """AgentProcessBench (Fan et al. 2026, arXiv 2603.14465; RUCBM/AgentProcessBench at 0a42606): messages,
+    tools, final_label and step_labels {index of an assistant's message: -1, 0, 1}, which become ratings. A
+    step is an assistant's message after all messages since the last one, so that its score sees what it saw
+    and nothing later. The text of a message is ours: the authors give JSON to critics. Steps after an error
+    may be good."""
     messages, ratings = field(row, "messages", list), field(row, "step_labels", dict)
     steps, rating_T, problem = [], [], None
     since = [json.dumps(tools, ensure_ascii=False)] if (tools := row.get("tools")) else []
@@ -136,9 +141,10 @@ def as_text(value) -> str:
 
 
 def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
-    """ToolPRMBench (Li et al. 2026, arXiv 2601.12294; data/README.md of David-Li0406/ToolPRMBench at b43164f): history
-    (turns of role and content), functions (or null), action_chosen, action_rejected: two solutions of one step. The
-    layout is that README's; no row was available. An action may be a text or JSON; the text of a history is ours."""
+    """ToolPRMBench (Li et al. 2026, arXiv 2601.12294; data/README.md of David-Li0406/ToolPRMBench at
+    b43164f): history (turns of role and content), functions (or null), action_chosen, action_rejected: two
+    solutions of one step. The layout is that README's; no row was available. An action may be a text or JSON;
+    the text of a history is ours."""
     turns, functions = field(row, "history", list), row.get("functions")
     for index, turn in enumerate(turns):
         is_turn = isinstance(turn, dict) and isinstance(turn.get("role"), str)

@@ -73,7 +73,8 @@ def solver_pool(task: EmbeddedTask, cfg, problems: Iterable[str], n: int, seed: 
 
 
 def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable[Problem]:
-    """n problems of one split with `each` graded solutions by solver or draw (cfg: TaskData, draw: Draw of splits)."""
+    """n problems of one split with `each` graded solutions by solver or draw (cfg: TaskData, draw: Draw of
+    splits)."""
     task = find_task(cfg.name)
     problems = make_problems(task, cfg.task, n, split, seed)
     if cfg.samples == "solver":
@@ -82,7 +83,8 @@ def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable
 
 
 def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]:
-    """n labelled solutions of one split, solutions_per_problem of each problem; arguments as of `sample_pool`."""
+    """n labelled solutions of one split, solutions_per_problem of each problem; arguments as of
+    `sample_pool`."""
     task, each = find_task(cfg.name), cfg.solutions_per_problem
     pool = sample_pool(cfg, -(-n // each), each, split, seed, draw)
     drawn = itertools.islice(((p.problem, c) for p in pool for c in p.candidates), n)
@@ -94,8 +96,8 @@ def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]
 
 
 def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[str, float]]:
-    """({split: solutions}, counts). Training problems depend on the seed, the others do not, so that runs compare.
-    policy_tokens: what the training samples cost, 0 where the solver wrote them."""
+    """({split: solutions}, counts). Training problems depend on the seed, the others do not, so that runs
+    compare. policy_tokens: what the training samples cost, 0 where the solver wrote them."""
     task, splits, tokens = find_task(cfg.name), {}, collections.Counter()
 
     def draw_counted(*args):
@@ -115,14 +117,16 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
 
 
 def with_strict_outcome(task: EmbeddedTask, s: Solution) -> Solution:
-    """The solution with outcome 1 only if all its steps are right; one that was cut off stays without an outcome."""
+    """The solution with outcome 1 only if all its steps are right; one that was cut off stays without an
+    outcome."""
     if s.outcome is None:
         return s
     return dataclasses.replace(s, outcome=float(0 not in task.step_labels(s.problem, s.steps)))
 
 
 def relabel(task: EmbeddedTask, s: Solution, after_first_error: str) -> Solution:
-    """`relabel_after_error`, or labels of what stands after each step (`stands`), rated -1 where it is wrong."""
+    """`relabel_after_error`, or labels of what stands after each step (`stands`), rated -1 where it is
+    wrong."""
     if after_first_error != "stands":
         return relabel_after_error(s, after_first_error)
     labels = task.standing(s.problem, s.steps)
@@ -139,8 +143,8 @@ def labelled(
     solution_id: str,
     finished=True,
 ) -> Solution:
-    """The solution with the exact checker's labels of one kind (correctness, or value), ratings, outcome and answer.
-    One that was cut off (not `finished`) has no outcome."""
+    """The solution with the exact checker's labels of one kind (correctness, or value), ratings, outcome and
+    answer. One that was cut off (not `finished`) has no outcome."""
     if label_kind == "value":
         labels, ratings = task.values(cfg, problem, steps), None
     else:

@@ -1,15 +1,17 @@
 """The default task: chains of arithmetic modulo a prime, by a solver with wrong beliefs.
 
-A problem is a start value and operations to do from left to right, `4 +5 *3 max2 -2 mod7?`. A solution has a line for
-each operation, `4+5=2`, or for two, `2*3max2=6`, which hides the value in between. It starts from the value before.
+A problem is a start value and operations to do from left to right, `4 +5 *3 max2 -2 mod7?`. A solution has a
+line for each operation, `4+5=2`, or for two, `2*3max2=6`, which hides the value in between. It starts from
+the value before.
 
-The solver's errors are systematic. Some facts, such as 4 * 5, are hard: there the solver is seldom right and often
-writes the same wrong result, its belief. So majorities can be wrong, a model of such solutions takes beliefs for
-right, and max and min, which are not injective, lead from wrong lines to right answers.
+The solver's errors are systematic. Some facts, such as 4 * 5, are hard: there the solver is seldom right and
+often writes the same wrong result, its belief. So majorities can be wrong, a model of such solutions takes
+beliefs for right, and max and min, which are not injective, lead from wrong lines to right answers.
 
-A line `back 4` takes back the last line that stands (with the lines without effect after it) and restates the value
-before it; the next line does the operations from there again. What was taken back stands no more. A second `back`
-takes back the line before. One with another value, or where no line stands, is an error that stands itself.
+A line `back 4` takes back the last line that stands (with the lines without effect after it) and restates the
+value before it; the next line does the operations from there again. What was taken back stands no more. A
+second `back` takes back the line before. One with another value, or where no line stands, is an error that
+stands itself.
 """
 
 import bisect
@@ -78,7 +80,8 @@ class Config:
 
 
 def lowest(name: str) -> int:
-    """The least operand that problems use, of those below the modulus; only min with modulus - 1 has no effect."""
+    """The least operand that problems use, of those below the modulus; only min with modulus - 1 has no
+    effect."""
     return 2 if name == "*" else 1
 
 
@@ -173,7 +176,8 @@ def fact_distributions(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
                     p_w[right] += 1 - cfg.slip
                     p_w[[(right + 1) % p, (right - 1) % p]] += cfg.slip / 2
                     continue
-                # The belief is off by one either way, the result of the confused operation, or any wrong value.
+                # The belief is off by one either way, the result of the confused operation, or any wrong
+                # value.
                 any_wrong = int(right + rng.integers(1, p)) % p
                 confused = APPLY[CONFUSED[name]](value, operand) % p
                 other = confused if confused != right else any_wrong
@@ -191,8 +195,8 @@ def cumulative_distributions(cfg: Config) -> dict[tuple[str, int], list[list[flo
 
 
 def values_to_go(cfg: Config, operations: Operations, gold: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """P(right answer | value v is written and k operations are left), [k][v], as products of matrices: where the next
-    line may be taken back, and where it stays."""
+    """P(right answer | value v is written and k operations are left), [k][v], as products of matrices: where
+    the next line may be taken back, and where it stays."""
     distributions, modulus = fact_distributions(cfg), cfg.modulus
     free_kv = [np.eye(modulus)[gold]]
     stays_kv = [free_kv[0]]
@@ -225,8 +229,8 @@ class Chain(EmbeddedTask):
         return f"{rng.integers(cfg.modulus)}{operations} mod{cfg.modulus}?"
 
     def solve(self, cfg: Config, problem: str, rng) -> tuple[str, ...]:
-        """A merged line makes the errors of both of its operations. A line may be taken back at once; the one after
-        that stays, so that a solution ends."""
+        """A merged line makes the errors of both of its operations. A line may be taken back at once; the one
+        after that stays, so that a solution ends."""
         value, operations, modulus = parse_problem(problem)
         cumulative, done, steps, stays = cumulative_distributions(cfg), 0, [], False
         while done < len(operations):
@@ -246,17 +250,18 @@ class Chain(EmbeddedTask):
         return tuple(steps)
 
     def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
-        """ "right": it does the next operations on the value written before, with the right result; "neutral": it
-        repeats that value, or takes a line back. Errors: "merged", a wrong result of several operations; the operation
-        with a wrong result; "form", the rest."""
+        """Right: it does the next operations on the value written before, with the right result; neutral:
+        it repeats that value, or takes a line back. Errors: "merged", a wrong result of several operations;
+        the operation with a wrong result; "form", the rest."""
         return [verdict for verdict, _ in follow(problem, steps)]
 
     def standing(self, problem: str, steps: Sequence[str]) -> list[float]:
         return [float(state.right) for _, state in follow(problem, steps)]
 
     def written_out(self, problem: str, steps: Sequence[str]) -> list[list[str]]:
-        """For each line the right lines of its operations, which show what a merged line hides. A step that is not a
-        line counts as the problem's next operation; a line taken back, and one after no line, has none."""
+        """For each line the right lines of its operations, which show what a merged line hides. A step that
+        is not a line counts as the problem's next operation; a line taken back, and one after no line, has
+        none."""
         value, operations, modulus = parse_problem(problem)
         before, written = State(value, 0, True), []
         for step, (_, now) in zip(steps, follow(problem, steps), strict=True):
@@ -280,8 +285,8 @@ class Chain(EmbeddedTask):
         return line and str(line[2])
 
     def values(self, cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
-        """Exact, since what follows depends only on the value written, the operations left, whether the last line may
-        be taken back and what that restores. 0 after a step that is not a line."""
+        """Exact, since what follows depends only on the value written, the operations left, whether the last
+        line may be taken back and what that restores. 0 after a step that is not a line."""
         start, operations, modulus = parse_problem(problem)
         expect(modulus == cfg.modulus, "data.task.modulus", cfg.modulus, f"{modulus}, as in {problem!r}")
         free_kv, stays_kv = values_to_go(cfg, operations, int(self.gold_answer(problem)))

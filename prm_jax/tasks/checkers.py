@@ -1,9 +1,11 @@
-"""What the key `checker` names: an embedded task's exact checker, a rule that compares answers, or your own function.
+"""What the key `checker` names: an embedded task's exact checker, a rule that compares answers, or your own
+function.
 
-checker=FILE.py:FUNCTION calls f(problem, steps, answer), texts, for each solution. `answer` is what the problem's row
-has under answer as it is written there (a right answer, unit tests, a query), or None. It returns whether the solution
-is right, True or False; for labels of steps (python -m prm_jax.relabeling by=checker) a list with a label of each step,
-from 0 to 1, or None. Equal solutions are asked once. Examples: docs/recipes.md, examples/equations.py.
+checker=FILE.py:FUNCTION calls f(problem, steps, answer), texts, for each solution. `answer` is what the
+problem's row has under answer as it is written there (a right answer, unit tests, a query), or None. It
+returns whether the solution is right, True or False; for labels of steps (python -m prm_jax.relabeling
+by=checker) a list with a label of each step, from 0 to 1, or None. Equal solutions are asked once. Examples:
+docs/recipes.md, examples/equations.py.
 """
 
 import contextlib
@@ -98,8 +100,8 @@ def task_grader(task: tasks.EmbeddedTask) -> Grader:
 
 
 def grade_by(right: Callable, problem: Problem) -> Problem:
-    """The problem with `correct` by right(problem, steps, answer). A candidate's answer is the one that it has, else
-    its text, since one without an answer would neither win nor vote."""
+    """The problem with `correct` by right(problem, steps, answer). A candidate's answer is the one that it
+    has, else its text, since one without an answer would neither win nor vote."""
     candidates = []
     for c in problem.candidates:
         answer = "\n".join(c.steps) if is_blank(c.answer) else c.answer

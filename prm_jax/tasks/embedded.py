@@ -1,4 +1,5 @@
-"""What an embedded task offers: endless problems, a solver that errs in known ways, and an exact check of every step."""
+"""What an embedded task offers: endless problems, a solver that errs in known ways, and an exact check of
+every step."""
 
 import abc
 import dataclasses
@@ -14,8 +15,9 @@ RATINGS = {"right": 1, "neutral": 0}  # PRM800K's; any other verdict is an error
 class EmbeddedTask(abc.ABC):
     """A task; data.name=FILE.py:CLASS names one of your own (examples/countdown.py, conf/data/embedded.yaml).
 
-    All but make_problem, solve and values read only text, so they check anybody's solutions; they raise InputError if
-    a text is not a problem of the task. A problem's source names its task; it is never guessed from the text."""
+    All but make_problem, solve and values read only text, so they check anybody's solutions; they raise
+    InputError if a text is not a problem of the task. A problem's source names its task; it is never guessed
+    from the text."""
 
     name: str  # in rows and results
     Config: type  # frozen dataclass of the keys of the section data.task
@@ -49,7 +51,8 @@ class EmbeddedTask(abc.ABC):
         return self.stated_answer(steps) == self.gold_answer(problem)
 
     def standing(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """1 after each step while all steps that then stand are right; some tasks let a step be taken back."""
+        """1 after each step while all steps that then stand are right; some tasks let a step be taken
+        back."""
         return self.step_labels(problem, steps)
 
     def written_out(self, problem: str, steps: Sequence[str]) -> list[list[str]] | None:
@@ -57,7 +60,8 @@ class EmbeddedTask(abc.ABC):
         return None
 
     def step_labels(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """Correctness labels: 1 while this step and all before it are right, 0 from the first wrong one on."""
+        """Correctness labels: 1 while this step and all before it are right, 0 from the first wrong one
+        on."""
         return correctness(self.verdicts(problem, steps))
 
     def are_right(self, problem: str, steps: Sequence[str]) -> list[float]:
@@ -72,7 +76,8 @@ class EmbeddedTask(abc.ABC):
         return None
 
     def grade(self, problem: Problem) -> Problem:
-        """A pool's problem with its task, gold answer, and each candidate's answer and whether it is right."""
+        """A pool's problem with its task, gold answer, and each candidate's answer and whether it is
+        right."""
         candidates = []
         for c in problem.candidates:
             correct = self.solved(problem.problem, c.steps)
