@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -183,26 +182,3 @@ def call(main, monkeypatch, script, *overrides):
     with pytest.raises(SystemExit) as caught:
         main()
     return str(caught.value.code)
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    """A real browser without a window, its console and its network logged."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    from selenium.webdriver.chrome.service import Service
-
-    binary, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-    if not binary or not driver:
-        pytest.skip("no chromium with chromedriver (Debian: apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (
-        "headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-quic", "no-first-run",
-        "disable-background-networking", "disable-component-update", "disable-sync", "window-size=1200,1400",
-        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):  # fmt: skip
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(driver))
-    yield browser
-    browser.quit()

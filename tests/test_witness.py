@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -156,6 +157,29 @@ def test_the_page_has_a_formula_of_every_aggregator_that_comes_with_it():
 @pytest.fixture(scope="module")
 def page_path(tmp_path_factory):
     return witness.page(tmp_path_factory.mktemp("page") / "witness.html", witness.results())
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    """A real browser without a window, its console and its network logged."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    from selenium.webdriver.chrome.service import Service
+
+    binary, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("no chromium with chromedriver (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (
+        "headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-quic", "no-first-run",
+        "disable-background-networking", "disable-component-update", "disable-sync", "window-size=1200,1400",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):  # fmt: skip
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=Service(driver))
+    yield browser
+    browser.quit()
 
 
 @pytest.fixture
