@@ -285,9 +285,7 @@ def test_a_format_that_cannot_be_read_is_said():
     critic = {"prompt": "{step}", "unscored": 0.5}
     with pytest.raises(InputError, match="format.good"):
         parse({"name": "x", "critic": critic}, Format, "format")
-    with pytest.raises(
-        InputError, match="format.critic.max_tokens: got 0, expected above 0 where `ask` is null"
-    ):
+    with pytest.raises(InputError, match="format.critic.max_tokens"):
         CriticFormat(prompt="", max_tokens=0)
     with pytest.raises(InputError, match="format.critic.votes"):
         parse({"name": "x", "good": "a", "bad": "b", "critic": critic | {"votes": 0}}, Format, "format")
@@ -298,7 +296,5 @@ def test_a_format_that_cannot_be_read_is_said():
 
 def test_verdicts_that_are_no_tokens_are_refused(critic_folder, loaded):
     fmt = dataclasses.replace(read_format("judge"), good="definitely right")
-    with pytest.raises(
-        InputError, match="format.good: 'definitely right' and ' No' are not 2 tokens of this tokenizer"
-    ):
+    with pytest.raises(InputError, match="format.good"):
         LocalWriter(loaded, str(critic_folder), fmt, 2, None)

@@ -43,9 +43,8 @@ def with_critic(fmt, **more):
     return dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more))
 
 
-AT_ONCE = with_critic(
-    read_format("lab_critic"), max_tokens=0, ask=""
-)  # no critique: the verdict is read behind the prompt
+# No critique: the verdict is read behind the prompt.
+AT_ONCE = with_critic(read_format("lab_critic"), max_tokens=0, ask="")
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +54,11 @@ def loaded():
 
 @pytest.fixture
 def critic(loaded):
-    return lambda first=0, seed=0, fmt=ENDS_IN, **more: Critic(
-        LocalWriter(loaded, "embedded", with_critic(fmt, **more), 2, None),
-        with_critic(fmt, **more),
-        seed,
-        first,
-    )
+    def make(first=0, seed=0, fmt=ENDS_IN, **more):
+        fmt = with_critic(fmt, **more)
+        return Critic(LocalWriter(loaded, "embedded", fmt, 2, None), fmt, seed, first)
+
+    return make
 
 
 def votes_of(critic):

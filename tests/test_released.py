@@ -95,18 +95,12 @@ def mistral(tmp_path_factory):
     pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("mistral")
     shutil.copy(real_data("tokenizers/mistral/tokenizer.model.v1"), folder / "tokenizer.model")
-    settings = {
-        "tokenizer_class": "LlamaTokenizer",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy": True}))
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = tokens | {"tokenizer_class": "LlamaTokenizer", "legacy": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text('{"model_type": "mistral"}')
     loaded = hf.load_tokenizer(folder)
-    assert plain_ids(loaded, "+ -") == [648, 387] and plain_ids(loaded, "ки") == [
-        12902
-    ]  # the card's own check
+    assert plain_ids(loaded, "+ -") + plain_ids(loaded, "ки") == [648, 387, 12902]  # the card's own check
     return loaded
 
 
@@ -454,10 +448,8 @@ ODD_W = ("A\nB", ("x\ny", "w", "z "))
 # \n <|im_start|>user \n
 SYSTEM = [151644, 8948, 198, 5501, 2874, 3019, 553, 3019, 11, 323, 2182, 697, 1590, 4226, 2878, 1124, 79075, 46391,
           151645, 198, 151644, 872, 198]  # fmt: skip
-REPLY, STOP = (
-    [151645, 198, 151644, 77091, 198],
-    [151645, 198],
-)  # <|im_end|> \n <|im_start|>assistant \n and <|im_end|> \n
+STOP = [151645, 198]  # <|im_end|> \n
+REPLY = [*STOP, 151644, 77091, 198]  # and <|im_start|>assistant \n
 # <s> ▁Question : \n ... \n An swer : \n Let ' s ▁think ▁step ▁by ▁step . \n
 QUESTION = [1, 22478, 28747, 13]
 ANSWER = [13, 2820, 16981, 28747, 13, 8779, 28742, 28713, 1073, 3707, 486, 3707, 28723, 13]
@@ -601,10 +593,8 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
     encoded = encode(verifier.format, verifier.tokenizer, rows)
     scorer = verifier.scorer(2, 1024 if name in ORIGINAL else None)
     assert scorer.unit == "logit"
-    found, (low, high) = (
-        scorer.score(rows),
-        (UNITS[verifier.format.score].low, UNITS[verifier.format.score].high),
-    )
+    found, unit = scorer.score(rows), UNITS[verifier.format.score]
+    low, high = unit.low, unit.high
     if name in ("granite", "reasonflux"):  # random weights give P(good) near 0: log-odds are compared
         low, high = -np.inf, np.inf
     else:
@@ -626,9 +616,8 @@ def test_implicit_scores_equal_the_authors(tmp_path, qwen):
         make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))
     ]
     fmt = read_format("eurus_implicit")
-    verifier = open_checkpoint(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref")).scorer(
-        2, 512
-    )
+    loaded = open_checkpoint(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref"))
+    verifier = loaded.scorer(2, 512)
     rows = [*CONVERSATIONS, WITH_EMPTY]
     found = verifier.score(rows)
     for row, e, score_T in zip(rows, encode(fmt, qwen, rows), found, strict=True):

@@ -170,15 +170,15 @@ def rotations(settings, where: str) -> dict:
 
 def windows(settings, where: str) -> dict:
     """`window` and `sliding` of a ModelConfig."""
-    is_known = hasattr(defaults(settings.model_type), "sliding_window")
-    window = settings.sliding_window if is_known else None
+    has_window = hasattr(defaults(settings.model_type), "sliding_window")
+    window = settings.sliding_window if has_window else None
     kinds = getattr(settings, "layer_types", None)
     if not kinds:
         kinds = ["sliding_attention" if window else "full_attention"] * settings.num_hidden_layers
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
-    is_known = {*kinds} <= {"full_attention", "sliding_attention"} and (window or not any(sliding))
+    is_right = {*kinds} <= {"full_attention", "sliding_attention"} and (window or not any(sliding))
     expected = "full_attention, or sliding_attention where the family has a sliding_window"
-    expect(is_known, f"{where}: layer_types", sorted({*kinds}), expected)
+    expect(is_right, f"{where}: layer_types", sorted({*kinds}), expected)
     is_mixed = len(set(sliding)) == 2
     return {"window": window if any(sliding) else None, "sliding": sliding if is_mixed else None}
 
