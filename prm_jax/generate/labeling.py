@@ -80,9 +80,8 @@ class AdaptiveK:
     def __post_init__(self):
         is_rising = self.below and list(self.below) == sorted({*self.below})
         expect(is_rising, "adapt.below", list(self.below), "rising shares")
-        expect(
-            len(self.k) == len(self.below) + 1, "adapt.k", list(self.k), "one number more than adapt.below"
-        )
+        fits = len(self.k) == len(self.below) + 1
+        expect(fits, "adapt.k", list(self.k), "one number more than adapt.below")
 
     def choose(self, share: float) -> int:
         return self.k[sum(share >= bound for bound in self.below)]
@@ -130,10 +129,8 @@ def roll_outs(policy: Policy, prefixes: Sequence[Prefix], golds, k: int, seed: i
         group = []
         for c, more, sample, u in zip(graded, new, samples, uniform_k, strict=True):
             is_right = u >= noise.false_negative if c.correct else u < noise.false_positive
-            # A cut completion is not right, whatever it says last.
-            group.append(
-                RollOut(more, c.answer, c.finished and bool(is_right), c.finished, len(sample.ids_L))
-            )
+            is_right = c.finished and bool(is_right)  # a cut completion is not, whatever it says last
+            group.append(RollOut(more, c.answer, is_right, c.finished, len(sample.ids_L)))
         groups.append(group)
     return groups
 
@@ -184,13 +181,9 @@ def prefixes_of(s: Solution) -> list[Prefix]:
 def label_all_prefixes(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
     """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome,
     as in the programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
-    cfg, asked = complete.cfg, []
-    for s in solutions:
-        prefixes = prefixes_of(s) if s.outcome is None else prefixes_of(s)[:-1]
-        asked += (
-            prefixes if cfg.label in ("ratio", "advantage") else prefixes[1:]
-        )  # these compare with the problem
-    complete(asked)
+    cfg = complete.cfg
+    first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
+    complete([p for s in solutions for p in prefixes_of(s)[first : None if s.outcome is None else -1]])
     labels = []
     for s in solutions:
         mc = list(map(complete.mc, prefixes_of(s)))

@@ -44,20 +44,16 @@ def sampling_fields(kind: str, s: Sampling) -> dict:
     """The request's fields of the distribution, all of them: a server takes what is missing from the model's
     generation_config.json."""
     fields = {"max_tokens": s.max_tokens, "temperature": s.temperature, "top_p": s.top_p}
+    plain = {"min_p": 0.0, "repetition_penalty": 1.0}
     if kind in ("vllm", "sglang"):
-        extra = {"top_k": s.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        extra = plain | {"top_k": s.top_k or -1}
         if kind == "vllm":
             extra["return_token_ids"] = True
         if kind == "vllm" or s.temperature == 1:  # SGLang's are those of the tempered distribution
             fields["logprobs"] = 0
         return fields | {"extra_body": extra}
     if kind == "transformers":  # greedy without do_sample, whatever the temperature
-        config = {
-            "do_sample": s.temperature > 0,
-            "top_k": s.top_k or 0,
-            "repetition_penalty": 1.0,
-            "min_p": 0.0,
-        }
+        config = plain | {"do_sample": s.temperature > 0, "top_k": s.top_k or 0}
         return fields | {"extra_body": {"generation_config": json.dumps(config)}}
     expect(s.top_k is None, "sampling.top_k", s.top_k, "null: it is no field of the completions protocol")
     return fields
@@ -95,9 +91,8 @@ class RemotePolicy:
         check_format(self.format)
         is_text = self.format.name != "auto" and "{pad}" not in self.format.prefix + self.format.separator
         expect(is_text, "format", self.format.name, "a convention that is text, without a tokenizer")
-        expect(
-            jax.process_count() == 1, "distributed", jax.process_count(), "null: one process asks a server"
-        )
+        is_alone = jax.process_count() == 1
+        expect(is_alone, "distributed", "several processes", "null: one process asks a server")
         self.client = self.client or open_client(self.url, self.server)
         self.model = self.model or self.find_model()
         # `transformers serve` writes one text at a time, with the seed of the newest request.
@@ -119,10 +114,9 @@ class RemotePolicy:
         names = list(owner_of)
         if kind == "transformers":
             expect(chosen, "server.model", chosen, "a name: `transformers serve` does not say what it serves")
-        elif chosen is None:
-            expect(len(names) == 1, "server.model", chosen, f"a name of {self.url}: {names}")
         else:
-            expect(chosen in names, "server.model", chosen, f"a name of {self.url}: {names}")
+            is_known = chosen in names or (chosen is None and len(names) == 1)
+            expect(is_known, "server.model", chosen, f"a name of {self.url}: {names}")
         return Served(chosen or names[0], kind)
 
     def has_route(self, route: str) -> bool:
@@ -155,9 +149,7 @@ class RemotePolicy:
         groups = [samples[i : i + n] for i in range(0, size, n)]
         is_alike = all(len({c.text for c in group}) == 1 for group in groups)
         if is_alike and self.sampling.temperature > 0 and n > 1 and size > 16:
-            print(
-                f"samples     {self.name}: the {n} of each prefix are the same text; does it heed the seed?"
-            )
+            print(f"samples     {self.name}: all {n} of each prefix are alike; does it heed the seed?")
         self.stats.prompts += len(set(prompts))
         self.stats.continuations += size
         self.stats.tokens += sum(len(c.ids_L) for c in samples)

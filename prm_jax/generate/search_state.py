@@ -26,9 +26,7 @@ class Node:
     steps: tuple[str, ...] = ()
     logit_T: np.ndarray = dataclasses.field(default_factory=lambda: NO_STEPS)  # log-odds of each step
     value: float = 0.0  # their aggregate; 0, the log of 1, for a bare problem
-    finish_reason: str = (
-        "stop"  # a Continuation's: stop (can be continued), eos (finished), length (cut: dead)
-    )
+    finish_reason: str = "stop"  # a Continuation's: stop (is open), eos (finished), length (cut: dead)
     tokens: int = 0  # the policy's tokens of all its steps
     logp_T: tuple[float, ...] | None = ()  # log p of each step, see Continuation
 
@@ -78,10 +76,8 @@ class SearchState:
         for node, samples in zip(nodes, continuations, strict=True):
             children = []
             for c in samples:
-                steps, tokens = (
-                    (*node.steps, *format_steps(policy.format, c.text)),
-                    node.tokens + len(c.ids_L),
-                )
+                steps = (*node.steps, *format_steps(policy.format, c.text))
+                tokens = node.tokens + len(c.ids_L)
                 logp_T = joined(node.logp_T, c.logp_T, len(steps))
                 children.append(Node(node.problem, steps, NO_STEPS, 0.0, c.finish_reason, tokens, logp_T))
             spent = sum(len(c.ids_L) for c in samples)
