@@ -529,9 +529,9 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     first = first[:4]
     assert [(s["method"], s["budget"]) for s in first] == methods
     for s, pair in zip(optimal, (first[:2], first[2:]), strict=True):
-        assert s["method"] == "optimal" and len(s["plan"]["groups"]) == 3
+        assert s["method"] == "optimal"
         assert min(x["policy_tokens"] for x in pair) * 0.7 < s["policy_tokens"] < 1.3 * s["budget"]
-        assert s["best"]["share"] <= s["oracle"]["share"] and {"tokens_to_best_of_n", "vote"} <= s.keys()
+        assert s["best"]["share"] <= s["oracle"]["share"] and "vote" in s
     product = lambda c: -np.logaddexp(0, -np.array(c.step_scores["search"])).sum()
     for s in first:
         pool = read_pool(folder / "searches" / f"0_{s['method']}_{s['budget']}.jsonl.gz")
@@ -544,11 +544,8 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
             len(s["best"]["by_difficulty"]) == 3 and 0.9 < s["policy_tokens"] / s["budget"] < 1.1
         )  # 8 problems
     assert first[3]["best"]["share"] > results["verifiers"][0]["pass_at_1"]
-    shown = re.findall(
-        r"^  beam, spent [.\d]+ to [.\d]+ of it +([.\d]+) +([.\d]+)$", out, re.MULTILINE
-    )  # a row a method; the costs stand in the report
-    assert shown[0] == tuple(f"{s['best']['share']:.3f}" for s in first if s["method"] == "beam")
-    assert "minus best of n" not in out and "minus best of n" in (folder / "report.txt").read_text()
+    (shown,) = re.findall(r"^  beam +([.\d]+) +\d+ +([.\d]+) +\d+$", out, re.MULTILINE)[:1]
+    assert shown == tuple(f"{s['best']['share']:.3f}" for s in first if s["method"] == "beam")
     assert (folder / "figures" / "search.png").exists()
     kept, tables = (folder / "searches" / "0_beam_120.json").stat().st_mtime_ns, results["verifiers"]
     (folder / "searches" / "1_beam_120.json").unlink()  # as if it had been stopped there
@@ -556,5 +553,4 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     printed(evaluate.main, monkeypatch, f"resume={folder}", cwd=tmp_path)
     again = json.loads((folder / "results.json").read_text())["verifiers"]
     assert (folder / "searches" / "0_beam_120.json").stat().st_mtime_ns == kept
-    tables[1]["searches"][3].pop("seconds"), again[1]["searches"][3].pop("seconds")
     assert again == tables
