@@ -47,11 +47,15 @@ def step_table(rows: list[Solution], tokenizer, kind: str) -> StepTable:
     )
 
 
-def baseline_aurocs(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
-    """Test AUROC of `position`, `length` (in the scorer's tokens), `bag_of_tokens`; positive = good. nan if a
-    class is missing; empty without a labelled training step."""
+def measure_baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
+    """`baseline_aurocs` of two splits with labels of this kind; length is in the scorer's tokens."""
     tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
-    train, test = (step_table(split, tokenizer, kind) for split in (train, test))
+    return baseline_aurocs(step_table(train, tokenizer, kind), step_table(test, tokenizer, kind))
+
+
+def baseline_aurocs(train: StepTable, test: StepTable) -> dict[str, float]:
+    """Test AUROC of `position`, `length`, `bag_of_tokens`; positive = good. nan if a class is missing; empty
+    without a labelled training step."""
     if not len(train.is_good):
         return {}
     scores = {

@@ -12,7 +12,7 @@ from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals import biases, exact, later
-from prm_jax.evals.baselines import baseline_aurocs, likelihood_auroc
+from prm_jax.evals.baselines import likelihood_auroc, measure_baselines
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
 from prm_jax.evals.processbench import f1_by_threshold
 from prm_jax.evals.setup import Setup, check_unchanged
@@ -121,7 +121,7 @@ def measure(setup: Setup, cfg: Config, name: str, scores_file: Path, elsewhere: 
     if isinstance(data_cfg, TaskData):
         run |= exact.exact_numbers(data_cfg, test, p, cfg.threshold, seed)
     if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
-        run["baselines"] = baseline_aurocs(scorer, kind, data.splits["train"], test)
+        run["baselines"] = measure_baselines(scorer, kind, data.splits["train"], test)
         if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
             policy = open_scorer(setup, f"policy:{data_cfg.policy}")
             run["baselines"]["likelihood"] = likelihood_auroc(policy, kind, test)
