@@ -33,28 +33,24 @@ class Format:
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
     tokenized: Literal["apart", "lines", "together"] = "apart"  # lines: apart, and so each line of a step
-    mark: str = (
-        ""  # tokenized together: the one token that ends a separator, if that is not the whole separator
-    )
+    # tokenized together: the one token that ends a separator, if that is not the whole separator
+    mark: str = ""
     prefix: str = "{problem}"  # text before the first step
     number: str = ""  # put before each step that does not begin with it
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
-    bos: bool = (
-        True  # the tokenizer's beginning-of-sequence token, if any, comes first; false: it is never written
-    )
+    # the tokenizer's beginning-of-sequence token, if any, comes first; false: it is never written
+    bos: bool = True
     chat: bool = False  # the tokenizer's chat template writes the turns
     system: str | None = None  # chat: the system message; null: the template's own
     outcome: bool = False  # an outcome model: one score, at the text's last token, which every step gets
     strip: bool = False  # steps lose white space at both ends
     drop_separator: bool = False  # the model does not see separators, and marks are one token earlier
     shift: int = 0  # tokens by which marks move, where the authors' code reads beside the step's end
-    probe: str = (
-        ""  # the mark is where a conversation cut after the step and ended by this text would end (Eurus)
-    )
-    head: str | None = (
-        None  # of its checkpoints: a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
-    )
+    # the mark is where a conversation cut after the step and ended by this text would end (Eurus)
+    probe: str = ""
+    # of its checkpoints: a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
+    head: str | None = None
     layer: str = "score"  # last layer of that head in its checkpoints; lm_head: it has none of its own
     good: str | None = None  # head tokens, vocabulary, critic: the good verdict, one token
     bad: str | None = None  # head tokens, critic: the bad verdict, one token

@@ -23,9 +23,7 @@ class Scorer(Protocol):
     name: str  # in results and figures
     unit: Literal["logit", "log_ratio"]  # of the scores (data/units.py)
     label_kind: str  # the meaning of "good": correctness, value, advantage, unknown
-    objective: Literal[
-        "prm", "orm"
-    ]  # orm: an outcome model, whose score of the last step is that of the solution
+    objective: Literal["prm", "orm"]  # orm: an outcome model, whose last step's score is the solution's
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         """One float32 array a row, score_T: log-odds that each step is good."""
@@ -39,9 +37,8 @@ class Continuation:
     logp_L: np.ndarray  # log p of each in nats, float32, under the model itself: temperature 1, all tokens
     text: str  # without the end-of-sequence token
     finish_reason: Literal["eos", "stop", "length"]  # end of sequence, end of a step, or cut by max_tokens
-    logp_T: tuple[float, ...] | None = (
-        None  # log p of each step's tokens; None: not known, or a token is of two steps
-    )
+    # log p of each step's tokens; None: not known, or a token is of two steps
+    logp_T: tuple[float, ...] | None = None
 
 
 class Policy(Protocol):

@@ -16,8 +16,8 @@ Conventions
             in a subset, below every eligible one, and its gold is 0 (OpenAI's protocol). Default: all are.
   p_PN      A distribution: weights over the N candidates; they sum to 1 where a problem has a candidate.
   gold      1 right, 0 wrong; or any other value of the winner.
-  ties      Scores are compared after one rounding to 17 significant bits (`round_score`): scores that are equal
-            up to rounding tie, products of different half-precision scores do not.
+  ties      Scores are compared after one rounding to 17 significant bits (`round_score`): scores equal up to
+            rounding tie, products of different half-precision scores do not.
             "share": tied candidates split the win. "first": the lowest index (the order of a file) wins.
 """
 

@@ -17,9 +17,8 @@ class Solution:
     problem: str
     steps: tuple[str, ...]
     labels: tuple[float | None, ...] | None = None  # P(step is good); None masks a step
-    ratings: tuple[int | None, ...] | None = (
-        None  # PRM800K's human -1, 0, 1 (for the ternary head); None masks a step
-    )
+    # PRM800K's human -1, 0, 1 (for the ternary head); None masks a step
+    ratings: tuple[int | None, ...] | None = None
     outcome: float | None = None  # P(final answer is right)
     answer: str | None = None
     id: str | None = None
@@ -58,11 +57,9 @@ class Packed(Sequence):
         return len(self.rows)
 
     def __getitem__(self, i):
-        return (
-            Packed(self.pack, self.unpack, self.rows[i])
-            if isinstance(i, slice)
-            else self.unpack(self.rows[i])
-        )
+        if isinstance(i, slice):
+            return Packed(self.pack, self.unpack, self.rows[i])
+        return self.unpack(self.rows[i])
 
     def __add__(self, other):
         return Packed(self.pack, self.unpack, self.rows + other.rows)
@@ -100,12 +97,7 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
 
 def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dict:
     """The native row, which `sources.load` reads back as equal; new `labels` replace ratings too."""
-    row = {
-        "id": s.id,
-        "prompt": s.problem,
-        "completions": list(s.steps),
-        "outcome": s.outcome,
-        "answer": s.answer,
-    }
+    row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps)}
+    row |= {"outcome": s.outcome, "answer": s.answer}
     row |= {"labels": s.labels, "ratings": s.ratings} if labels is None else {"labels": list(labels)}
     return row if s.task is None else row | {"task": s.task}

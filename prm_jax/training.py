@@ -27,9 +27,8 @@ class LossConfig:
     objective: Literal["prm", "orm", "implicit", "lm"]
     step: Annotated[str, one_of(STEP_LOSSES)]
     pos_weight: Positive  # weight of the good class in the step loss
-    lm_weight: (
-        NotNegative | None
-    )  # of the next-token loss beside it (Cobbe et al. 2021: joint); null: train.py
+    # of the next-token loss beside it (Cobbe et al. 2021: joint); null: train.py
+    lm_weight: NotNegative | None
     gamma: NotNegative = 2.0  # of focal
     zeta: NotNegative = 4.0  # of pqm: by how much a bad step's Q must be below the others
     beta: Positive = 0.05  # of objective=implicit: log-odds a nat of log policy / reference
@@ -53,9 +52,8 @@ class OptimizerConfig:
     b2: BelowOne
     clip: Positive  # largest global gradient norm
     trainable: Annotated[str, one_of(TRAINABLE)]
-    mu_dtype: Literal[
-        "float32", "bfloat16"
-    ]  # how the first moment is stored; both moments are computed in float32
+    # how the first moment is stored; both moments are computed in float32
+    mu_dtype: Literal["float32", "bfloat16"]
 
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
