@@ -42,7 +42,7 @@ def training_tokens(name: str) -> int | None:
 
 
 def locate(name: str) -> Path:
-    """The folder of a checkpoint: a name of SHIPPED, a folder, or a hub name owner/model (downloaded once)."""
+    """The folder of a checkpoint: a name of SHIPPED, a folder, or a hub name (downloaded once)."""
     if name in SHIPPED:
         return SHIPPED[name]
     folder = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
@@ -143,7 +143,7 @@ def open_weights(folder: Path) -> dict:
 
 
 def lora_scale(settings: dict, module: str, r: int) -> float:
-    """The factor of a module's update: alpha, or that of the pattern that ends its name, over r or its root."""
+    """The factor of an update: alpha, or that of the pattern that ends its module's name, over r or its root."""
     alpha = settings["lora_alpha"]
     for key, other in reversed((settings.get("alpha_pattern") or {}).items()):
         key = key.replace("\\.", ".")

@@ -222,7 +222,7 @@ def find_changes(cfg: ModelConfig, other: ModelConfig) -> dict:
 
 
 def export_config(cfg: ModelConfig, tokenizer) -> dict:
-    """`hf_config`; InputError names a field that it cannot carry, and with which it would be read otherwise."""
+    """`hf_config`; InputError names a field that it cannot carry: it would be read as another model."""
     config = hf_config(cfg, tokenizer)
     for name, (value, read) in find_changes(cfg, model_config(config, "export")).items():
         where = f"a {cfg.family} config.json, which would be read as {read}"

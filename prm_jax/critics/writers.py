@@ -20,7 +20,7 @@ from prm_jax.scoring import HeadScorer
 
 
 class Writer:
-    """A policy that writes critiques. A whole prompt goes to it as the problem of a solution without steps."""
+    """A policy that writes critiques. A prompt goes to it as the problem of a solution without steps."""
 
     def __init__(self, fmt: Format):
         c = fmt.critic
