@@ -18,9 +18,7 @@ PAGES = {
     for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
 }
 README = PAGES["README.md"]
-ADDED = re.findall(
-    r"^--- conf/(\w+)/(\w+)\.yaml$", PAGES["docs/hack.md"], flags=re.MULTILINE
-)  # by an edit of that page
+ADDED = re.findall(r"^--- conf/(\w+)/(\w+)\.yaml$", PAGES["docs/house.md"], flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -74,7 +72,7 @@ def test_commands_of_the_pages_compose(name, words):
     if name == "evaluate" and ("task", task[0]) not in ADDED:
         store_defaults("task_defaults", evaluate.task_class(task[0]).Config)
     overrides = [x for x in words if "=" in x and not x.startswith(("-", "hydra.", "hydra/"))]
-    overrides = [x.split(",")[0] if "-m" in words else x for x in overrides]  # of a sweep the first job
+    overrides = [x.split(",")[0] if "-m" in words else x for x in overrides if "=interval(" not in x]
     with hydra.initialize_config_dir(str(CONF), version_base=None):
         hydra.compose(name, [x for x in overrides if tuple(x.split("=")) not in ADDED])
 
@@ -85,52 +83,45 @@ def test_the_python_example_runs(capsys):
     assert len(re.findall(r"\d\.\d+", scores)) == 2 and ranking == "[1, 0]"  # the right solution first
 
 
-def test_the_edits_of_hack_md_apply_and_work(tmp_path):
-    """Each diff is applied to a copy of the package, by its lines alone; three processes then use what they add."""
+def test_the_edits_of_the_house_apply_and_work(tmp_path):
+    """Each diff is applied to a copy of the package, by its lines alone; two processes then use what they add."""
     for name in ("prm_jax", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "evaluate.py", tmp_path)
-    edits = re.findall(r"```diff\n--- (\S+)\n(.*?)```", PAGES["docs/hack.md"], flags=re.DOTALL)
-    for name, lines in edits:
-        before, after = (
-            "".join(x[1:] or x for x in lines.splitlines(True) if x[0] in kinds) for kinds in (" -\n", " +\n")
-        )
+    page = PAGES["docs/house.md"]
+    for name, lines in re.findall(r"```diff\n--- (\S+)\n(.*?)```", page, flags=re.DOTALL):
+        lines = lines.splitlines(keepends=True)
+        before = "".join(x[1:] or x for x in lines if x[0] in " -\n")
+        after = "".join(x[1:] or x for x in lines if x[0] in " +\n")
         code = (tmp_path / name).read_text() if before else ""
         assert code.count(before) == 1, f"{name}: {before}"
         (tmp_path / name).write_text(code.replace(before, after))
-    uses = """
-import jax.numpy as jnp, numpy as np
-from prm_jax import heads, losses, model, rerank
-from prm_jax.generate import search
-from prm_jax.rl import advantages
-loss_BT = losses.STEP_LOSSES["smoothed"].f(jnp.zeros((1, 2)), {"label": jnp.array([[1.0, jnp.nan]])}, type("C", (), {"pos_weight": 1.0}))
-assert np.allclose(loss_BT, np.log(2))
-assert heads.good_logit(jnp.array([[[1.0, 3.0, 2.0]]]), "two_faults").tolist() == [[-1.0]]
-score_PN = rerank.aggregate(jnp.log(jnp.array([[[0.5, 0.2, 0.9]]])), jnp.ones((1, 1, 3), bool), "lowest_two", unit="logp")
-assert np.allclose(score_PN, np.log(0.1))
-assert "far" in search.METHODS and model.gated(jnp.array([2.0]), jnp.array([3.0]), "relu2").tolist() == [12.0]
-mask_NL = np.ones((2, 3), bool)
-a_NL = advantages.ESTIMATORS["rloo_mean"].f(np.array([[1.0, 0], [0, 0]]), np.zeros(2), np.zeros((2, 3), int), mask_NL, np.zeros(2, int))
-assert a_NL[:, 0].tolist() == [0.5, -0.5]
-from prm_jax import tasks
-from prm_jax.tasks import sums
-assert sums.verdicts("3+5+2=?", ["3+5=9", "9+2=11", "11+1=12"]) == ["slip", "right", "malformed"]
-drawn = [sums.solve(sums.Config(3, 0.1), "3+5+2=?", np.random.default_rng(i)) for i in range(2000)]
-assert abs(np.mean([sums.solved("3+5+2=?", steps) for steps in drawn]) - 0.81) < 0.03
-assert sums.values(sums.Config(3, 0.1), "3+5+2=?", ["3+5=8", "8+2=11"]) == [0.9, 0.0]
-"""
-    (tmp_path / "thumbs.jsonl").write_text(
-        '{"question": "3+5?", "steps": [{"text": "3+5=8", "up": true}, {"text": "8", "up": false}]}'
-    )
-    length = ["evaluate.py", "task=length", "data=thumbs", "data.path=thumbs.jsonl", "hydra.run.dir=out"]
-    for arguments in (
-        ["-c", uses],
-        length,
-        ["evaluate.py", "task=solutions", "data=sums", "hydra.run.dir=sums"],
-    ):
+    (tmp_path / "thumbs.py").write_text(re.search(r"```python\n# thumbs.py\n(.*?)```", page, re.DOTALL)[1])
+    row = {"question": "3+5?", "steps": [{"text": "3+5=8", "up": True}, {"text": "8", "up": False}]}
+    (tmp_path / "thumbs.jsonl").write_text(json.dumps(row))
+    data = ["data=files", "data.name=thumbs.py:thumbs", "data.path=thumbs.jsonl"]
+    for arguments in (["-c", USES], ["evaluate.py", "task=length", *data, "hydra.run.dir=out"]):
         done = subprocess.run(
             [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out/results.json").read_text())["mean_steps"] == 2
-    assert "4,000 solutions" in (tmp_path / "sums/report.txt").read_text()
+
+
+USES = """
+import jax.numpy as jnp, numpy as np
+from prm_jax import heads, losses, model, rerank
+from prm_jax.generate import search
+from prm_jax.rl import advantages
+batch = {"label": jnp.array([[1.0, jnp.nan]])}
+assert np.allclose(losses.STEP_LOSSES["smoothed"].f(jnp.zeros((1, 2)), batch, None), np.log(2))
+assert heads.good_logit(jnp.array([[[1.0, 3.0, 2.0]]]), "two_faults").tolist() == [[-1.0]]
+logp_PNT = jnp.log(jnp.array([[[0.5, 0.2, 0.9]]]))
+score_PN = rerank.aggregate(logp_PNT, jnp.ones((1, 1, 3), bool), "lowest_two", unit="logp")
+assert np.allclose(score_PN, np.log(0.1))
+assert "far" in search.METHODS and model.gated(jnp.array([2.0]), jnp.array([3.0]), "relu2").tolist() == [12.0]
+reward_NT, step_NL, mask_NL = np.array([[1.0, 0], [0, 0]]), np.zeros((2, 3), int), np.ones((2, 3), bool)
+rloo_mean = advantages.ESTIMATORS["rloo_mean"].f
+a_NL = rloo_mean(reward_NT, np.zeros(2), step_NL, mask_NL, np.zeros(2, int))
+assert a_NL[:, 0].tolist() == [0.5, -0.5]
+"""
