@@ -125,13 +125,11 @@ def test_a_language_model_cannot_score(verifier, tmp_path):
     hf.save(
         tmp_path, PRM(dataclasses.replace(TINY, vocab=320, head="none"), rngs=nnx.Rngs(0)), verifier.tokenizer
     )
-    with pytest.raises(InputError, match="has no step head"):
+    with pytest.raises(InputError, match="format"):
         open_checkpoint(tmp_path, "best", PLAIN, "float32")
     policy = open_checkpoint(tmp_path, "best", None, "float32")
     assert (policy.objective, policy.format, policy.label_kind) == ("lm", None, "unknown")
-    with pytest.raises(
-        InputError, match="is a language model .objective=lm., so it has no step head; checkpoint=policy"
-    ):
+    with pytest.raises(InputError, match="language model"):
         policy.scorer(1)
 
 
