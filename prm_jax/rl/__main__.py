@@ -12,6 +12,7 @@ Dimension key: N roll-outs of a step, T steps, L tokens.
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import signal
 import sys
@@ -100,23 +101,13 @@ class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says 
     wandb: Literal["offline", "online"] | None
 
     def __post_init__(self):
-        is_exact = self.sampling.temperature == 1 and self.sampling.top_k is None and self.sampling.top_p == 1
-        expect(
-            is_exact,
-            "sampling",
-            str(self.sampling),
-            "temperature 1 and all tokens: the gradient's distribution",
-        )
+        is_whole = self.sampling.temperature == 1 and self.sampling.top_k is None and self.sampling.top_p == 1
+        expect(is_whole, "sampling", str(self.sampling), "temperature 1 and all tokens")
         has_group = self.n > 1 or not self.estimator.needs_group
-        expect(has_group, "n", self.n, "at least 2: the other responses to a problem are the baseline")
+        expect(has_group, "n", self.n, f"at least 2, which advantage={self.advantage} compares")
         expect(self.select == "mixed" or not self.resample, "resample", self.resample, "0, or select=mixed")
-        has_prm = self.reward.prm_checkpoint is not None
-        expect(
-            self.select != "prof" or has_prm,
-            "reward.prm_checkpoint",
-            None,
-            "a verifier, which select=prof asks",
-        )
+        has_prm = self.select != "prof" or self.reward.prm_checkpoint is not None
+        expect(has_prm, "reward.prm_checkpoint", None, "a verifier, which select=prof asks")
         is_pair = (self.input is None) == (self.held_out is None)
         expect(is_pair, "held_out", self.held_out, "a file beside input, and only beside it")
 
@@ -169,9 +160,8 @@ def load_problems(cfg: RLConfig, data_cfg: TaskData, stack: contextlib.ExitStack
 def show_summary(run: Path, summary: dict):
     """Prints what a run has learned and where its time went, and draws its learning curves."""
     best = f"best {summary['best_pass_at_1']:.3f} at step {summary['best_step']}"
-    print(
-        f"finished    pass@1 {summary['pass_at_1']:.3f} before, {summary['eval_pass_at_1']:.3f} now ({best})"
-    )
+    change = f"{summary['pass_at_1']:.3f} before, {summary['eval_pass_at_1']:.3f} now"
+    print(f"finished    pass@1 {change} ({best})")
     shares = ", ".join(f"{summary[f'share_{part}']:.0%} {part}" for part in PARTS)
     print(f"time        {shares}; {summary['tokens_per_second']:,.0f} tokens rolled out a second")
     if jax.process_index() == 0:
@@ -194,10 +184,8 @@ class Trainer:
         self.reference = self.open_policy().model  # the policy that the run began with
         self.check_rows()
         if cfg.optimizer.trainable == "lora":
-            with_lora = make_sharded(
-                lambda model: attach(model, cfg.lora, cfg.seed), self.policy.model, donate=0
-            )
-            self.policy.model = with_lora
+            attached = functools.partial(attach, cfg=cfg.lora, seed=cfg.seed)
+            self.policy.model = make_sharded(attached, self.policy.model, donate=0)
         self.opt = make_optimizer(self.policy.model, cfg.optimizer, cfg.steps * cfg.update.passes)
         self.rewards = Rewards(
             cfg.reward,
@@ -220,10 +208,8 @@ class Trainer:
         if name is None:
             return None
         task = self.problems.task and self.problems.task.name
-        width, dtype = self.cfg.batch.tokens, choose_dtype(self.cfg.dtype)
-        return open_verifier(
-            name, OpenOptions(dtype=dtype, rows=32, tokens=width, seed=self.cfg.seed, task=task)
-        )
+        options = {"rows": 32, "tokens": self.cfg.batch.tokens, "seed": self.cfg.seed, "task": task}
+        return open_verifier(name, OpenOptions(dtype=choose_dtype(self.cfg.dtype), **options))
 
     def check_rows(self):
         """InputError where steps cannot be rewarded, or a row of batch.tokens is shorter than a response."""
@@ -234,12 +220,8 @@ class Trainer:
         prompts = self.policy.prefix_ids([(problem, ()) for problem in problems])
         # A verifier reads a cut step with its mark.
         needed = max(map(len, prompts)) + cfg.sampling.max_tokens + 1
-        expect(
-            needed <= cfg.batch.tokens,
-            "batch.tokens",
-            cfg.batch.tokens,
-            f"at least {needed}, the longest row",
-        )
+        fits = needed <= cfg.batch.tokens
+        expect(fits, "batch.tokens", cfg.batch.tokens, f"at least {needed}, the longest row")
         check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
 
     def fit(self, run: Path, texts: Path) -> dict:
@@ -268,26 +250,25 @@ class Trainer:
                 received = int(max_over_processes(stop.received or 0))
                 is_stopping = received and not is_last
                 evaluates = step % cfg.eval.every == 0 or is_last
-                is_due = evaluates or step % cfg.checkpoint_every == 0
-                if is_due or is_stopping:
+                is_best = False
+                if evaluates:
+                    scores = require_finite(step, self.evaluate(samples, step))
+                    record |= scores
+                    bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
+                    is_best = scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
+                if is_best:
+                    best = {**best, **scores, "best_step": step}
+                if evaluates or is_stopping or step % cfg.checkpoint_every == 0:
                     norm = float(optax.tree.norm(nnx.state(self.policy.model)))
                     require_finite(step, {"parameter_norm": norm})  # no checkpoint of a broken update
-                    scores = require_finite(step, self.evaluate(samples if is_due else None, step))
-                    is_best = is_due and scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
-                    if is_best:
-                        best = {**best, **scores, "best_step": step}
-                    if is_due:  # a run that was not stopped has no other evaluation
-                        record |= scores
-                        bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
                     state = {"best": best, "last": scores, "spent": dict(self.spent)}
                     state["seconds"] = time.perf_counter() - started
                     model = self.policy.model
                     checkpoints.save(step, model, self.learners(), state, model if is_best else None)
                 if evaluates or step % cfg.log_every == 0:
                     log.write({"step": step, **record, "seconds": time.perf_counter() - started})
-                bar.set_postfix(
-                    {"right": f"{record['right']:.3f}", "reward": f"{record['reward']:.3f}"}, refresh=False
-                )
+                shown = {name: f"{record[name]:.3f}" for name in ("right", "reward")}
+                bar.set_postfix(shown, refresh=False)
                 bar.update()
                 if is_stopping:
                     name = signal.Signals(received).name
@@ -415,7 +396,7 @@ class Trainer:
         batch = shard_batch(layout.batch, self.cfg.batch.rows, axis=1)
         return layout.gather(np.asarray(written_logps(self.reference, batch, layout.used)))
 
-    def evaluate(self, samples: Path | None, step: int) -> dict[str, float]:
+    def evaluate(self, samples: Path, step: int) -> dict[str, float]:
         """Diagnoses held-out problems with fixed draws; adds pass@k and the KL from the first policy. The
         roll-outs are appended to the file `samples`."""
         with self.timed("evaluate"):
@@ -432,8 +413,7 @@ class Trainer:
             right_PN = reward.scores.right_N.reshape(-1, n)
             pass_n = np.asarray(rerank.pass_at_n(right_PN)).mean(0)
             numbers |= {f"pass_at_{k}": pass_n[k - 1] for k in self.cfg.eval.k if 1 < k <= n}
-            if samples:
-                write_samples(samples, step, rollouts, reward)
+            write_samples(samples, step, rollouts, reward)
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
 
     def diagnose(self, rollouts: list[Rollout], scores: RolloutScores) -> dict[str, float]:
