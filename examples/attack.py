@@ -30,7 +30,7 @@ from prm_jax.data.splits import TaskData, data_config, load_splits
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import CONF
 from prm_jax.rerank import solution_scores
-from prm_jax.solutions import native_row
+from prm_jax.solutions import native_row, relabel_after_error
 from prm_jax.stats import bootstrap_interval
 
 Steps = tuple[str, ...]
@@ -127,7 +127,7 @@ def harden(folder: Path, data: TaskData, share: float, seed: int):
                 steps = versions[rng.integers(len(versions))]
                 origin = data.label_kind, f"{s.id}/edited"
                 new = tasks.labelled(tasks.CHAIN, data.task, s.problem, steps, *origin)
-                edited.append(tasks.relabel(tasks.CHAIN, new, data.after_first_error))
+                edited.append(relabel_after_error(new, data.after_first_error))
     for side, solutions in {**splits, "train": [*splits["train"], *edited]}.items():
         write_rows(folder / f"{side}.jsonl", map(native_row, solutions))
     files = f"data.path={folder}/train.jsonl data.validation_path={folder}/validation.jsonl"

@@ -4,7 +4,7 @@ r"""A reader of your own: DeltaBench, long traces of o1-like models in sections 
         data.path=FILE
 
 A reader is a function (row, its id, counts) -> solutions; its keyword-only arguments are the options of
-conf/data/files.yaml that it takes. `later steps` of the report says what is seen after the first error.
+conf/data/files.yaml that it takes.
 """
 
 from prm_jax.data.rows import field, optional, require

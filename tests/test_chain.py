@@ -7,12 +7,10 @@ import zlib
 
 import numpy as np
 import pytest
-from conftest import data_node
 from omegaconf import OmegaConf
 
 from prm_jax import InputError, tasks
 from prm_jax.data.pools import Candidate, Problem
-from prm_jax.data.splits import data_config
 from prm_jax.launch.config import CONF, parse
 from prm_jax.tasks import chain
 from prm_jax.tasks.chain import CHAIN
@@ -128,175 +126,40 @@ def test_hard_facts_have_their_share_and_a_belief_of_their_own():
     )
 
 
-TRACE = dataclasses.replace(CFG, retract=0.6, doubt=0.2, restate=0.2)
-REDONE = ["4+5=3", "back 4", "4+5=2", "2*4=1"]
-
-
-@pytest.mark.parametrize(
-    "steps, verdicts, standing",
-    [
-        (REDONE, ["+", "neutral", "right", "right"], [0, 1, 1, 1]),
-        (
-            ["4+5=2", "2=2", "back 4", "4+5*4=1"],
-            ["right", "neutral", "neutral", "right"],
-            [1, 1, 1, 1],
-        ),  # and the 2=2
-        (
-            ["4+5=2", "2*4=2", "back 2", "back 4"],
-            ["right", "*", "neutral", "neutral"],
-            [1, 0, 1, 1],
-        ),  # two lines
-        (
-            ["4+5=3", "3*4=5", "back 3", "3*4=5"],
-            ["+", "right", "neutral", "right"],
-            [0, 0, 0, 0],
-        ),  # not the wrong one
-        (["4+5=3", "so on", "back 3", "back 4"], ["+", "form", "neutral", "neutral"], [0, 0, 0, 1]),
-        (
-            ["4+5=3", "back 5", "5+5=3"],
-            ["+", "form", "right"],
-            [0, 0, 0],
-        ),  # another value stands, and goes on
-        (["4+5=3", "back 5", "back 3", "back 4"], ["+", "form", "neutral", "neutral"], [0, 0, 0, 1]),
-        (["back 4", "4+5=2"], ["form", "right"], [0, 0]),  # no line stands
-        (["4+5=2", "back4", " back 4 "], ["right", "form", "form"], [1, 0, 0]),
-    ],
-)
-def test_a_line_may_be_taken_back(steps, verdicts, standing):
-    assert CHAIN.verdicts(PROBLEM, steps) == verdicts
-    assert CHAIN.standing(PROBLEM, steps) == standing == CHAIN.standing(PROBLEM, steps)
-
-
-def test_lines_are_written_out_from_what_stands():
-    steps = ["4+5=2", "2*4=2", "back 6", "back 2", "2max2=2"]  # an error, taken back itself
-    assert CHAIN.written_out(PROBLEM, steps)[2:] == [
-        [],
-        [],
-        CHAIN.written_out(PROBLEM, [*steps[:2], "2max2=2"])[2],
-    ]
-
-
-def standing_by_force(problem: str, steps) -> list[float]:
-    """Written apart from the module: after each step the text without the lines that were taken back, run anew."""
-    labels = []
-    for n in range(1, len(steps) + 1):
-        kept = []
-        for step in steps[:n]:
-            if step.startswith("back "):
-                while (
-                    kept and kept[-1] == "={0}={0}".format(([problem[0], *kept])[-2].rpartition("=")[2])[1:]
-                ):
-                    kept.pop()  # v=v after v goes with its line
-                gone = kept.pop() if kept else None
-                if gone is None or step[5:] != ([problem[0], *kept])[-1].rpartition("=")[2]:
-                    return [*labels, *[None] * (len(steps) - n + 1)]  # another rule's: see the literal cases
-            else:
-                kept.append(step)
-        labels.append(float(all(independent_labels(problem, kept))))
-    return labels
-
-
-def test_what_stands_agrees_with_the_standing_lines_run_anew():
-    problems, rng, seen = tasks.make_problems(CHAIN, TRACE, 300, "train", 3), np.random.default_rng(0), []
-    for p in tasks.solver_pool(CHAIN, TRACE, problems, 4, 3):
-        for c in p.candidates:
-            steps = list(c.steps)
-            if (
-                rng.random() < 0.5
-            ):  # lines that the solver does not write: one more is taken back, twice, or goes
-                t = int(rng.integers(len(steps)))
-                steps[t:t] = [
-                    f"back {re.match('[0-9]+', steps[t - 1])[0]}" for t in (t,) if t and "=" in steps[t - 1]
-                ]
-            pairs = zip(CHAIN.standing(p.problem, steps), standing_by_force(p.problem, steps), strict=True)
-            seen += [(found, right) for found, right in pairs if right is not None]
-    found, right = np.transpose(seen)
-    assert (found == right).all() and 0.2 < right.mean() < 0.9 and len(seen) > 6000
-
-
-def value_by_force(cfg, value, left, gold, stays=False) -> float:
+def value_by_force(cfg, value, left, gold) -> float:
     """P(right answer) of the solver from here: every line that it may write, one after another."""
     if not left:
         return float(value == gold)
-    total, p = 0.0, cfg.modulus
+    total = 0.0
     for n, share in ((1, 1 - cfg.merge), (2, cfg.merge)) if len(left) > 1 else ((1, 1.0),):
-        law = np.eye(p)[value]
+        law = np.eye(cfg.modulus)[value]
         for operation in left[:n]:
             law = law @ chain.fact_distributions(cfg)[operation]
-        right = chain.compute(value, left[:n], p)
-        again = 0.0 if stays else value_by_force(cfg, value, left, gold, True)
-        for w in range(p):
-            back = 0.0 if stays else cfg.doubt if w == right else cfg.retract
-            total += share * law[w] * (back * again + (1 - back) * value_by_force(cfg, w, left[n:], gold))
+        total += share * sum(law[w] * value_by_force(cfg, w, left[n:], gold) for w in range(cfg.modulus))
     return total
 
 
-def test_values_with_lines_taken_back_by_force():
-    cfg = dataclasses.replace(TRACE, merge=0.3)
+def test_values_by_force():
     problem, gold = "4 *5 -3 max2 mod7?", 3
-    assert CHAIN.gold_answer(problem) == str(gold)
     _, todo, _ = chain.parse_problem(problem)
-    force = lambda value, k, stays=False: value_by_force(cfg, value, todo[len(todo) - k :], gold, stays)
-    blend = lambda p, value, k, before, k_before: (
-        (1 - p) * force(value, k) + p * force(before, k_before, True)
-    )
-    steps = ["4*5=2", "back 4", "4*5=6", "6=6", "6-3=3", "3max2=3", "back 3"]
-    expected = [
-        blend(0.6, 2, 2, 4, 3), force(4, 3, True), force(6, 2), force(6, 2), blend(0.2, 3, 1, 6, 2),
-        blend(0.2, 3, 0, 3, 1), force(3, 1, True),
-    ]  # fmt: skip
-    np.testing.assert_allclose(CHAIN.values(cfg, problem, steps), expected, rtol=1e-12)
-    assert CHAIN.values(cfg, problem, ["so on", "back 4", "4*5=9", "9-3=6"])[:3] == [
-        0,
-        pytest.approx(expected[1]),
-        0,
-    ]
+    force = lambda value, k: value_by_force(CFG, value, todo[len(todo) - k :], gold)
+    steps = ["4*5=2", "2-3=6", "6=6", "6max2=6"]
+    found = CHAIN.values(CFG, problem, steps)
+    np.testing.assert_allclose(found, [force(2, 2), force(6, 1), force(6, 1), 0], rtol=1e-12)
+    assert CHAIN.values(CFG, problem, ["4*5=9", "9-3=6", "6max2=3"]) == [0, force(6, 1), 1]
+    assert CHAIN.values(CFG, problem, ["so on", "4*5=6"]) == [0, 0]
     rng, n = np.random.default_rng(0), 6000
-    right = np.mean([CHAIN.solved(problem, CHAIN.solve(cfg, problem, rng)) for _ in range(n)])
+    right = np.mean([CHAIN.solved(problem, CHAIN.solve(CFG, problem, rng)) for _ in range(n)])
     assert abs(right - force(4, 3)) < 4 * np.sqrt(0.25 / n)
 
 
-def test_the_solver_takes_lines_back_and_draws_the_same_without():
-    problem, rng = PROBLEM, np.random.default_rng(0)
-    cfg, back = dataclasses.replace(CFG, merge=0.0, retract=0.6, doubt=0.2), {True: [], False: []}
-    for _ in range(3000):
-        steps = CHAIN.solve(cfg, problem, rng)
-        verdicts = CHAIN.verdicts(problem, steps)
-        assert "form" not in verdicts and not steps[-1].startswith("back")
-        for t, (step, verdict) in enumerate(zip(steps, verdicts, strict=True)):
-            after_back = t > 0 and steps[t - 1].startswith("back")
-            is_back = t + 1 < len(steps) and steps[t + 1].startswith("back")
-            assert not (after_back and is_back)
-            if not after_back and not step.startswith("back"):
-                back[verdict == "right"].append(is_back)
-    for right, share in ((False, 0.6), (True, 0.2)):
-        assert abs(np.mean(back[right]) - share) < 4 * np.sqrt(0.25 / len(back[right]))
-    # Drawn before there was this dial, at 892eb61.
+def test_lines_are_written_out_and_draws_repeat():
+    steps = ["4+5*4=2", "2max3=3", "so on", "3-6=4"]
+    expected = [["4+5=2", "2*4=1"], ["2max3=3"], ["3-6=4"], []]
+    assert CHAIN.written_out(PROBLEM, steps) == expected
     rng = np.random.default_rng(0)
-    drawn = [CHAIN.solve(dataclasses.replace(CFG, restate=0.3), problem, rng) for _ in range(200)]
+    drawn = [CHAIN.solve(dataclasses.replace(CFG, restate=0.3), PROBLEM, rng) for _ in range(200)]
     assert zlib.crc32(repr((drawn, rng.random())).encode()) == 3660884714
-
-
-def test_labels_of_what_stands():
-    cfg = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
-    s = tasks.labelled(CHAIN, cfg, PROBLEM, [*REDONE, "1max3=3", "3-6=4"], "correctness", "a")
-    assert s.labels == (0, 0, 0, 0, 0, 0) and s.outcome == 1 and tasks.lucky_share(CHAIN, [s]) == 0
-    assert tasks.relabel(CHAIN, s, "mask").labels == (0, None, None, None, None, None)
-    stands = tasks.relabel(CHAIN, s, "stands")
-    assert stands.labels == (0, 1, 1, 1, 1, 1) and stands.ratings == (-1, 0, 1, 1, 1, 1)
-    other = tasks.labelled(CHAIN, cfg, PROBLEM, ["4+5=3", "3*4=5"], "correctness", "a")
-    assert tasks.relabel(CHAIN, other, "stands").ratings == (-1, -1)
-    own = {"after_first_error": "stands", "samples": "solver", "solutions": 40, "test_solutions": 10}
-    own |= {"task": {"retract": 0.6, "doubt": 0.1}}
-    data = data_config(data_node("chain", **own))
-    splits, _ = tasks.load_splits(data, 0, None)
-    for s in splits["train"]:
-        assert list(s.labels) == CHAIN.standing(s.problem, s.steps)
-    assert any((0.0, 1.0) in itertools.pairwise(s.labels) for s in splits["train"])
-    with pytest.raises(
-        InputError, match="data.after_first_error: got .stand., expected keep, mask, bad or stands"
-    ):
-        data_config(data_node("chain", after_first_error="stand"))
 
 
 def test_rates_of_the_default():

@@ -53,29 +53,6 @@ def test_means_are_over_seeds_of_one_setting_alone():
     ]
 
 
-def test_steps_after_the_first_error_are_reported_where_labels_go_on(monkeypatch, tmp_path):
-    """The exact checker takes every line after an error for wrong, also one that takes the wrong line
-    back."""
-    trace = ["data.task.retract=0.6", "data.task.doubt=0.1", "data.solutions=80", "data.test_solutions=60"]
-    for labels, is_there in (("stands", True), ("mask", False), ("bad", False)):
-        call = ("task=steps", "data=chain", "data.samples=solver", f"data.after_first_error={labels}", *trace)
-        out = printed(
-            evaluate.main, monkeypatch, *call, "checkpoint=checker", f"hydra.run.dir={labels}", cwd=tmp_path
-        )
-        results = json.loads((tmp_path / labels / "results.json").read_text())
-        assert (
-            ("later steps" in out)
-            == ("later_auroc" in results)
-            == ("later_auroc" in results["runs"][0])
-            == is_there
-        )
-        assert ("bad_steps_in_right_answers" in results) != is_there
-        if is_there:
-            assert (results["propagation_seen"], results["cessation_seen"]) == (1, 0)
-            assert results["later_auroc"] == 0.5 and results["step_auroc"] == 1
-            assert results["runs"][0]["later"]["cessation"] > 20
-
-
 def test_scores_are_measured_against_both_exact_meanings():
     """A checker's scores by hand: one right solution, one whose second line is wrong and lands on the right
     answer."""

@@ -125,43 +125,6 @@ def test_deltabench_rows(tmp_path):
             load(write(tmp_path / "bad.jsonl", bad), DELTABENCH)
 
 
-def agent(labels, final=1):
-    search = {"type": "function", "id": "1", "function": {"name": "search", "arguments": '{"q": "x"}'}}
-    messages = [
-        {"role": "system", "content": "Be good."},
-        {"role": "user", "content": "Who?"},
-        {"role": "assistant", "content": "", "tool_calls": [search]},
-        {"role": "tool", "name": "search", "content": "nobody", "tool_call_id": "1"},
-        {"role": "assistant", "content": "Nobody."},
-    ]
-    return {"messages": messages, "tools": None, "step_labels": labels, "final_label": final}
-
-
-def test_agent_process_bench_rows(tmp_path):
-    path = write(tmp_path / "a.jsonl", agent({"2": 0, "4": -1}, -1))
-    for neutral, labels, ratings in (
-        ("good", (1, 0), (0, -1)),
-        ("bad", (0, 0), (0, -1)),
-        ("mask", (None, 0), (None, -1)),
-    ):
-        [s], _ = load(path, "agent_process_bench", neutral=neutral)
-        assert (s.labels, s.ratings, s.outcome) == (labels, ratings, 0)
-    assert s.problem == "system: Be good.\nuser: Who?"
-    # A step's score must not see the answer to its own call.
-    assert s.steps == ('assistant: call search({"q": "x"})', "tool: nobody\nassistant: Nobody.")
-    with pytest.raises(InputError, match="line 1: step_labels.4: found null, expected -1, 0 or 1"):
-        load(write(tmp_path / "b.jsonl", agent({"2": 0})), "agent_process_bench")
-
-
-def test_toolprmbench_rows_are_pairs(tmp_path):
-    row = {"history": [{"role": "user", "content": "go"}], "functions": [{"name": "f"}]}
-    row |= {"action_chosen": "f(1)", "action_rejected": {"name": "g"}}
-    [right, wrong], _ = load(write(tmp_path / "t.jsonl", row), "toolprmbench")
-    assert right.problem == wrong.problem == '[{"name": "f"}]\nuser: go'
-    assert (right.steps, right.labels, right.id) == (("f(1)",), (1.0,), "t.jsonl:1/chosen")
-    assert (wrong.steps, wrong.labels, wrong.id) == (('{"name": "g"}',), (0.0,), "t.jsonl:1/rejected")
-
-
 def command(monkeypatch, tmp_path, kind, rows, scores, ids=None):
     """(results.json, what is printed) of task=mistakes on these rows under these step scores."""
     path = write(tmp_path / "g.jsonl", *rows)
@@ -192,21 +155,3 @@ def test_first_mistakes_by_the_sets_own_metric(monkeypatch, tmp_path):
     assert x["numbers"]["solution_balanced_f1"] == pytest.approx(
         2 * 0.5 * 1 / 1.5
     )  # sound: 1 of 2; unsound: 2 of 2
-
-
-def test_agent_and_tool_metrics(monkeypatch, tmp_path):
-    rows = [agent({"2": 1, "4": -1}), agent({"2": 0, "4": 1})]
-    results, _ = command(monkeypatch, tmp_path, "agent_process_bench", rows, [[0.9, 0.1], [0.9, 0.9]])
-    assert results["all"]["numbers"]["rating_accuracy"] == 0.75  # the neutral step is missed
-    assert results["all"]["numbers"]["location_accuracy"] == 1
-    (tmp_path / "t").mkdir()
-    turn = {
-        "history": [{"role": "user", "content": "go"}],
-        "functions": None,
-        "action_chosen": "a",
-        "action_rejected": "b",
-    }
-    ids = [f"g.jsonl:{n}/{which}" for n in (1, 2, 3) for which in ("chosen", "rejected")]
-    scores = [[0.9], [0.1], [0.4], [0.4], [0.2], [0.3]]
-    results, out = command(monkeypatch, tmp_path / "t", "toolprmbench", [turn] * 3, scores, ids)
-    assert results["all"]["numbers"] == {"pair_accuracy": 0.5} and "pair_accuracy" in out

@@ -53,7 +53,7 @@ class TaskData:
 
     name: str
     label_kind: Literal["correctness", "value"]
-    after_first_error: Annotated[str, one_of((*sources.OPTIONS["after_first_error"], "stands"))]
+    after_first_error: Annotated[str, one_of(sources.OPTIONS["after_first_error"])]
     samples: Literal["policy", "solver"]
     policy: str
     temperature: Positive

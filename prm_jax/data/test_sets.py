@@ -1,5 +1,4 @@
-"""Readers of evaluation sets, as in sources.py: a row becomes one `Solution` (ToolPRMBench: two), id
-FILE:LINE.
+"""Readers of evaluation sets, as in sources.py: a row becomes one `Solution`, id FILE:LINE.
 
 Sets of first errors have no label after one; where every step is judged, all labels are kept.
 """
@@ -90,73 +89,4 @@ def reveal(name: str, value, canary: str):
     return content
 
 
-def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solution]:
-    """AgentProcessBench (Fan et al. 2026, arXiv 2603.14465; RUCBM/AgentProcessBench at 0a42606): messages,
-    tools, final_label and step_labels {index of an assistant's message: -1, 0, 1}, which become ratings. A
-    step is an assistant's message after all messages since the last one, so that its score sees what it saw
-    and nothing later. The text of a message is ours: the authors give JSON to critics. Steps after an error
-    may be good."""
-    messages, ratings = field(row, "messages", list), field(row, "step_labels", dict)
-    steps, rating_T, problem = [], [], None
-    since = [json.dumps(tools, ensure_ascii=False)] if (tools := row.get("tools")) else []
-    for index, message in enumerate(messages):
-        require(isinstance(message, dict), f"messages[{index}]", message, "an object")
-        is_step = field(message, "role", str, f"messages[{index}].") == "assistant"
-        if is_step and problem is None:
-            problem, since = "\n".join(since), []
-        since.append(message_text(message, f"messages[{index}]."))
-        if is_step:
-            steps.append("\n".join(since))
-            rating = ratings.get(str(index))
-            require(rating in (-1, 0, 1), f"step_labels.{index}", rating, "-1, 0 or 1")
-            rating_T.append(rating)
-            since = []
-    expected = f"one for each of {len(steps)} assistant messages"
-    require(len(steps) == len(ratings), "step_labels", len(ratings), expected)
-    if neutral == "mask":
-        counts["neutral_masked"] += rating_T.count(0)
-        rating_T = [rating or None for rating in rating_T]
-    good = (1,) if neutral == "bad" else (0, 1)
-    labels = tuple(None if rating is None else float(rating in good) for rating in rating_T)
-    final = field(row, "final_label", int)
-    require(final in (-1, 1), "final_label", final, "-1 or 1")
-    return [
-        Solution(problem or "", tuple(steps), labels, tuple(rating_T), outcome=float(final == 1), id=row_id)
-    ]
-
-
-def message_text(message: dict, inside: str) -> str:
-    calls = optional(message, "tool_calls", list, inside) or []
-    calls = [call.get("function", call) if isinstance(call, dict) else call for call in calls]
-    require(all(isinstance(call, dict) for call in calls), f"{inside}tool_calls", calls, "objects")
-    parts = [f"call {call.get('name')}({as_text(call.get('arguments'))})" for call in calls]
-    parts = [as_text(message.get("content")), *parts]
-    return f"{message['role']}: " + "\n".join(filter(None, parts))
-
-
-def as_text(value) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
-    """ToolPRMBench (Li et al. 2026, arXiv 2601.12294; data/README.md of David-Li0406/ToolPRMBench at
-    b43164f): history (turns of role and content), functions (or null), action_chosen, action_rejected: two
-    solutions of one step. The layout is that README's; no row was available. An action may be a text or JSON;
-    the text of a history is ours."""
-    turns, functions = field(row, "history", list), row.get("functions")
-    for index, turn in enumerate(turns):
-        is_turn = isinstance(turn, dict) and isinstance(turn.get("role"), str)
-        require(is_turn, f"history[{index}]", turn, "a turn with a role")
-    messages = [message_text(turn, f"history[{index}].") for index, turn in enumerate(turns)]
-    problem = "\n".join([*([as_text(functions)] if functions else []), *messages])
-    solutions = []
-    for name, label in (("chosen", 1.0), ("rejected", 0.0)):
-        action = row.get(f"action_{name}")
-        require(action is not None, f"action_{name}", action, "an action")
-        solutions.append(Solution(problem, (as_text(action),), (label,), id=f"{row_id}/{name}"))
-    return solutions
-
-
-TEST_SETS = (big_bench_mistake, mr_gsm8k, hard2verify, agent_process_bench, toolprmbench)
+TEST_SETS = (big_bench_mistake, mr_gsm8k, hard2verify)

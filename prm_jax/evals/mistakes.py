@@ -21,8 +21,7 @@ from prm_jax.metrics import (
 from prm_jax.solutions import first_error
 from prm_jax.stats import problem_numbers
 
-# The metrics that the authors of a set report: of `solution_numbers`, `step_numbers`, pair_accuracy and
-# rating_accuracy.
+# The metrics that the authors of a set report, of `solution_numbers` and `step_numbers`.
 OWN = {
     # Share of traces whose first mistake, or absence of one, is found (Tyen et al. 2024, section 3).
     "big_bench_mistake": ("location_accuracy",),
@@ -32,10 +31,6 @@ OWN = {
     # Balanced F1: harmonic mean of accuracies on good and bad steps, solutions, first errors (Pandit et al.
     # 2025).
     "hard2verify": ("step_balanced_f1", "solution_balanced_f1", "first_error_f1"),
-    # StepAcc and FirstErrAcc (Fan et al. 2026; eval/compare.py). One score cannot say neutral: missed.
-    "agent_process_bench": ("rating_accuracy", "location_accuracy"),
-    # Share of pairs whose right action scores higher, equal scores counting half.
-    "toolprmbench": ("pair_accuracy",),
     "processbench": ("first_error_f1",),
 }
 
@@ -110,12 +105,6 @@ def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: f
     step_table = functools.partial(step_numbers, threshold=threshold)
     # (problems, {name: number} of arrays, arrays with an entry a problem)
     tables = [(problem, solution_numbers, predicted, error), (problem_n, step_table, p_n, good_n)]
-    if kind == "toolprmbench":  # the right action of each pair comes first
-        win_n = (p_n[::2] > p_n[1::2]) + 0.5 * (p_n[::2] == p_n[1::2])
-        tables = [(problem[::2], lambda win: {"pair_accuracy": mean(win)}, win_n)]
-    if kind == "agent_process_bench":
-        hit_n = np.where(p_n >= threshold, 1, -1) == [rows[k].solution.ratings[t] for k, t in steps]
-        tables.append((problem_n, lambda hit: {"rating_accuracy": mean(hit)}, hit_n))
     numbers, intervals = {}, {}
     for owner, table, *arrays in tables:
         values = table(*arrays)

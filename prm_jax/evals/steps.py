@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from prm_jax import InputError
 from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
-from prm_jax.evals import biases, exact, later
+from prm_jax.evals import biases, exact
 from prm_jax.evals.baselines import likelihood_auroc, measure_baselines
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
 from prm_jax.evals.processbench import f1_by_threshold
@@ -24,7 +25,7 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Share
 from prm_jax.launch.progress import print_counts
 from prm_jax.metrics import labelled_steps, step_metrics
-from prm_jax.solutions import Solution
+from prm_jax.solutions import Solution, first_error
 from prm_jax.stats import problem_numbers
 
 TOTALS = ("rows", "solutions", "steps", "labels")  # counts that are no loss: in report.txt
@@ -143,9 +144,9 @@ def step_results(
     correlation = biases.length_correlation(p_n, length_n, good_n, problem_n, seed)
     further = {}
     if kind == "correctness":
-        further = later.later_steps(p, labels, cfg.threshold)
-        # Only without such steps, since these shares take all that follows an error for wrong.
-        further = further or biases.step_shares(labels, [s.outcome for s in test])
+        # The shares take all that follows an error for wrong: not where a label says otherwise.
+        if not any(has_good_after_error(label_T) for label_T in labels):
+            further = biases.step_shares(labels, [s.outcome for s in test])
         further["f1_by_threshold"] = f1_by_threshold(p, labels, problems)
     hit_n = (p_n >= cfg.threshold) == good_n
     return {
@@ -158,6 +159,11 @@ def step_results(
         "recalibrated": recalibrated(p_n, y_n, problem_n, elsewhere),
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
+
+
+def has_good_after_error(label_T: Sequence[float | None]) -> bool:
+    error = first_error(label_T)
+    return error >= 0 and any(label is not None and label >= 0.5 for label in label_T[error:])
 
 
 def by_settings(runs: list[dict]) -> list[dict]:
@@ -190,13 +196,10 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
     steps = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps ({kind} labels)"
     print(f"measured    {steps}")
     if "spread" in group:
-        names = (*METRICS, *(later.SHOWN if "later_auroc" in group else ()))
-        show_table(f"over {group['mean_of']} seeds", {name: group["spread"][name] for name in names})
+        show_table(f"over {group['mean_of']} seeds", {name: group["spread"][name] for name in METRICS})
     else:
         for i in range(0, len(METRICS), 3):
             print("  " + "  ".join(f"{name:<21}{group[name]:.4f}" for name in METRICS[i : i + 3]))
-        if "later_auroc" in group:
-            later.show(group)
     if undefined := [name for name in METRICS if np.isnan(group[name])]:
         print(
             f"  undefined without good and bad steps, or sound and unsound solutions: {', '.join(undefined)}"

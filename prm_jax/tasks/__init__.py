@@ -111,7 +111,7 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
         lucky = lucky_share(task, solutions)  # the test split's is kept
         if cfg.outcome == "steps":
             solutions = [with_strict_outcome(task, s) for s in solutions]
-        splits[side] = [relabel(task, s, cfg.after_first_error) for s in solutions]
+        splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
     counts = {"solutions": cfg.solutions, "policy_tokens": tokens["train"]}
     return splits, counts | {"lucky_share_of_right_answers": lucky}
 
@@ -122,16 +122,6 @@ def with_strict_outcome(task: EmbeddedTask, s: Solution) -> Solution:
     if s.outcome is None:
         return s
     return dataclasses.replace(s, outcome=float(0 not in task.step_labels(s.problem, s.steps)))
-
-
-def relabel(task: EmbeddedTask, s: Solution, after_first_error: str) -> Solution:
-    """`relabel_after_error`, or labels of what stands after each step (`stands`), rated -1 where it is
-    wrong."""
-    if after_first_error != "stands":
-        return relabel_after_error(s, after_first_error)
-    labels = task.standing(s.problem, s.steps)
-    ratings = s.ratings and tuple(r if y else -1 for r, y in zip(s.ratings, labels, strict=True))
-    return dataclasses.replace(s, labels=tuple(labels), ratings=ratings)
 
 
 def labelled(
@@ -164,5 +154,5 @@ def labelled(
 
 def lucky_share(task: EmbeddedTask, solutions: Iterable[Solution]) -> float:
     """Share of the right answers that rest on a wrong step."""
-    lucky = [task.standing(s.problem, s.steps)[-1] == 0 for s in solutions if s.outcome == 1]
+    lucky = [task.step_labels(s.problem, s.steps)[-1] == 0 for s in solutions if s.outcome == 1]
     return sum(lucky) / max(len(lucky), 1)

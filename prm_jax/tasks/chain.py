@@ -7,11 +7,6 @@ the value before.
 The solver's errors are systematic. Some facts, such as 4 * 5, are hard: there the solver is seldom right and
 often writes the same wrong result, its belief. So majorities can be wrong, a model of such solutions takes
 beliefs for right, and max and min, which are not injective, lead from wrong lines to right answers.
-
-A line `back 4` takes back the last line that stands (with the lines without effect after it) and restates the
-value before it; the next line does the operations from there again. What was taken back stands no more. A
-second `back` takes back the line before. One with another value, or where no line stands, is an error that
-stands itself.
 """
 
 import bisect
@@ -20,7 +15,7 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +31,6 @@ NUMBER = r"\d{1,9}"  # Python refuses to read numbers of some thousand digits
 OPERATION = rf"(?:[-+*]|max|min){NUMBER}"
 PROBLEM = re.compile(rf"({NUMBER})((?: {OPERATION})+) mod({NUMBER})\?")
 LINE = re.compile(rf"({NUMBER})((?:{OPERATION})*)=({NUMBER})")
-BACK = re.compile(rf"\s*back ({NUMBER})\s*")
 
 Operations = tuple[tuple[str, int], ...]  # (operation, operand) of each
 
@@ -56,20 +50,12 @@ class Config:
     merge: Share  # P(a line does two operations), where two are left
     restate: Share  # P(a line is followed by one without effect, `9=9`)
     seed: Seed  # of the hard facts and the beliefs
-    # Configs of older runs lack the keys below. A line that follows one that was taken back stays.
-    retract: Share = 0.0  # P(a wrong line is taken back)
-    doubt: Share = 0.0  # P(a right line is taken back)
 
     def __post_init__(self):
         low, high, prime = self.min_operations, self.max_operations, self.modulus
         expect(low <= high, "data.task.min_operations", low, f"at most max_operations ({high})")
-        is_prime = 2 < prime < 1000 and all(prime % n for n in range(2, prime))
-        expect(
-            is_prime,
-            "data.task.modulus",
-            prime,
-            "an odd prime below 1000: else a verifier learns its factors",
-        )
+        is_odd_prime = 2 < prime < 1000 and all(prime % n for n in range(2, prime))
+        expect(is_odd_prime, "data.task.modulus", prime, "an odd prime below 1000")
         expect(self.hard_right + self.belief <= 1, "data.task.belief", self.belief, "at most 1 - hard_right")
         for name, table, kinds in (("operations", self.operations, APPLY), ("hard", self.hard, CONFUSED)):
             is_complete = set(table) == set(kinds)
@@ -80,8 +66,7 @@ class Config:
 
 
 def lowest(name: str) -> int:
-    """The least operand that problems use, of those below the modulus; only min with modulus - 1 has no
-    effect."""
+    """The least operand that problems use: smaller ones would have no effect."""
     return 2 if name == "*" else 1
 
 
@@ -96,9 +81,7 @@ def parse_problem(text: str) -> tuple[int, Operations, int]:
     match = PROBLEM.fullmatch(text)
     numbers = [int(x) for x in re.findall(r"\d+", text)] if match else [0]
     if max(numbers[:-1], default=0) >= numbers[-1]:
-        raise InputError(
-            f"not a chain of arithmetic: {text[:80]!r}, expected such as '4 +5 *3 max2 -2 mod7?'"
-        )
+        raise InputError(f"not a chain of arithmetic: {text[:80]!r}, expected such as '4 +5 *3 max2 mod7?'")
     return numbers[0], read_operations(match[2]), numbers[-1]
 
 
@@ -116,37 +99,22 @@ def compute(value: int, operations: Operations, modulus: int) -> int:
 
 
 class State(NamedTuple):
-    """What stands after a line."""
+    """How far a solution is after a step."""
 
     value: int | None  # written last; None after a step that is not a line
     done: int  # operations
-    right: bool  # whether all lines that stand are
-    lost: bool = False  # whether a step that is not a line stands
 
 
-def follow(problem: str, steps: Sequence[str]) -> list[tuple[str, State]]:
-    """(verdict as of `Chain.verdicts`, what stands after it) of each line."""
+def follow(problem: str, steps: Sequence[str]) -> Iterator[tuple[str, State]]:
+    """Yields (verdict as of `Chain.verdicts`, the state after it) of each step."""
     value, operations, modulus = parse_problem(problem)
-    stack = [State(value, 0, True)]  # one before each line that stands, and the last
-    followed = []
+    state = State(value, 0)
     for step in steps:
-        value, done, right, lost = stack[-1]
-        if back := BACK.fullmatch(step):
-            before = stack[-2] if len(stack) > 1 else None
-            if before and before.value == int(back[1]):
-                verdict = "neutral"
-                stack.pop()
-            else:
-                verdict = "form"
-                stack.append((before or stack[-1])._replace(value=int(back[1]), right=False))
-        else:
-            first, line, result = parse_line(step) or (None, (), None)
-            verdict = judge_line(first, line, result, value, operations[done:], modulus)
-            if verdict != "neutral":
-                is_right = right and verdict == "right"
-                stack.append(State(result, done + len(line), is_right, lost or result is None))
-        followed.append((verdict, stack[-1]))
-    return followed
+        first, line, result = parse_line(step) or (None, (), None)
+        verdict = judge_line(first, line, result, state.value, operations[state.done :], modulus)
+        if verdict != "neutral":
+            state = State(result, state.done + len(line))
+        yield verdict, state
 
 
 def judge_line(first, line: Operations, result, value, left: Operations, modulus: int) -> str:
@@ -194,26 +162,16 @@ def cumulative_distributions(cfg: Config) -> dict[tuple[str, int], list[list[flo
     return {fact: np.cumsum(p_vw, 1)[:, :-1].tolist() for fact, p_vw in fact_distributions(cfg).items()}
 
 
-def values_to_go(cfg: Config, operations: Operations, gold: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """P(right answer | value v is written and k operations are left), [k][v], as products of matrices: where
-    the next line may be taken back, and where it stays."""
-    distributions, modulus = fact_distributions(cfg), cfg.modulus
-    free_kv = [np.eye(modulus)[gold]]
-    stays_kv = [free_kv[0]]
+def values_to_go(cfg: Config, operations: Operations, gold: int) -> list[np.ndarray]:
+    """P(right answer | value v is written and k operations are left), [k][v], as products of matrices."""
+    distributions = fact_distributions(cfg)
+    p_kv = [np.eye(cfg.modulus)[gold]]
     for k in range(1, len(operations) + 1):
         left = operations[len(operations) - k :]
         one = distributions[left[0]]
-        two = one @ distributions[left[1]] if k > 1 else one
-        lines = (1 - cfg.merge, one, 1), (cfg.merge, two, min(k, 2))
-        stays_v = sum(p * (p_vw @ free_kv[k - n]) for p, p_vw, n in lines)
-        free_v = stays_v
-        for p, p_vw, n in lines if cfg.retract or cfg.doubt else ():
-            right_v = [compute(v, left[:n], modulus) for v in range(modulus)]
-            back_vw = p_vw * np.where(np.eye(modulus)[right_v], cfg.doubt, cfg.retract)
-            free_v = free_v + p * (back_vw.sum(1) * stays_v - back_vw @ free_kv[k - n])
-        free_kv.append(free_v)
-        stays_kv.append(stays_v)
-    return free_kv, stays_kv
+        merged = one @ distributions[left[1]] if k > 1 else one
+        p_kv.append((1 - cfg.merge) * (one @ p_kv[k - 1]) + cfg.merge * (merged @ p_kv[max(k - 2, 0)]))
+    return p_kv
 
 
 class Chain(EmbeddedTask):
@@ -229,51 +187,41 @@ class Chain(EmbeddedTask):
         return f"{rng.integers(cfg.modulus)}{operations} mod{cfg.modulus}?"
 
     def solve(self, cfg: Config, problem: str, rng) -> tuple[str, ...]:
-        """A merged line makes the errors of both of its operations. A line may be taken back at once; the one
-        after that stays, so that a solution ends."""
-        value, operations, modulus = parse_problem(problem)
-        cumulative, done, steps, stays = cumulative_distributions(cfg), 0, [], False
+        """A merged line makes the errors of both of its operations."""
+        value, operations, _ = parse_problem(problem)
+        cumulative, done, steps = cumulative_distributions(cfg), 0, []
         while done < len(operations):
             n = 2 if done + 1 < len(operations) and rng.random() < cfg.merge else 1
             line, first = operations[done : done + n], value
             for operation in line:
                 value = bisect.bisect_right(cumulative[operation][value], rng.random())
             steps.append(f"{first}{''.join(f'{name}{operand}' for name, operand in line)}={value}")
-            taken_back = cfg.doubt if value == compute(first, line, modulus) else cfg.retract
-            if taken_back and not stays and rng.random() < taken_back:
-                steps.append(f"back {first}")
-                value, stays = first, True
-                continue
-            done, stays = done + n, False
             if cfg.restate and rng.random() < cfg.restate:
                 steps.append(f"{value}={value}")
+            done += n
         return tuple(steps)
 
     def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
-        """Right: it does the next operations on the value written before, with the right result; neutral:
-        it repeats that value, or takes a line back. Errors: "merged", a wrong result of several operations;
-        the operation with a wrong result; "form", the rest."""
+        """Right: it does the next operations on the value written before, with the right result; neutral: it
+        repeats that value. Errors: "merged", a wrong result of several operations; the operation with a wrong
+        result; "form", the rest."""
         return [verdict for verdict, _ in follow(problem, steps)]
-
-    def standing(self, problem: str, steps: Sequence[str]) -> list[float]:
-        return [float(state.right) for _, state in follow(problem, steps)]
 
     def written_out(self, problem: str, steps: Sequence[str]) -> list[list[str]]:
         """For each line the right lines of its operations, which show what a merged line hides. A step that
-        is not a line counts as the problem's next operation; a line taken back, and one after no line, has
-        none."""
+        is not a line counts as the problem's next operation; one after no line has none."""
         value, operations, modulus = parse_problem(problem)
-        before, written = State(value, 0, True), []
+        done, written = 0, []
         for step, (_, now) in zip(steps, follow(problem, steps), strict=True):
             _, line, _ = parse_line(step) or (0, operations[:1], 0)
-            value, lines = before.value, []
-            if value is not None and not BACK.fullmatch(step):
-                for name, operand in operations[before.done : before.done + len(line)]:
+            lines = []
+            if value is not None:
+                for name, operand in operations[done : done + len(line)]:
                     result = compute(value, ((name, operand),), modulus)
                     lines.append(f"{value}{name}{operand}={result}")
                     value = result
             written.append(lines)
-            before = now
+            value, done = now
         return written
 
     def gold_answer(self, problem: str) -> str:
@@ -285,27 +233,16 @@ class Chain(EmbeddedTask):
         return line and str(line[2])
 
     def values(self, cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
-        """Exact, since what follows depends only on the value written, the operations left, whether the last
-        line may be taken back and what that restores. 0 after a step that is not a line."""
-        start, operations, modulus = parse_problem(problem)
+        """Exact, since what follows depends only on the value written and the operations left. 0 from a step
+        that is not a line on."""
+        _, operations, modulus = parse_problem(problem)
         expect(modulus == cfg.modulus, "data.task.modulus", cfg.modulus, f"{modulus}, as in {problem!r}")
-        free_kv, stays_kv = values_to_go(cfg, operations, int(self.gold_answer(problem)))
-
-        def p_right(p_kv, state: State) -> float:
-            k = len(operations) - state.done
-            if k < 0 or state.lost or state.value >= modulus:
-                return 0.0
-            return float(p_kv[k][state.value])
-
-        value_T, before, stays = [], State(start, 0, True), False
-        for step, (verdict, now) in zip(steps, follow(problem, steps), strict=True):
-            is_back = BACK.fullmatch(step) is not None
-            value = p_right(stays_kv if is_back else free_kv, now)
-            if not (is_back or stays or now.lost or verdict == "neutral"):  # a line that may be taken back
-                p = cfg.doubt if verdict == "right" else cfg.retract
-                value = (1 - p) * value + p * p_right(stays_kv, before)
-            value_T.append(value)
-            before, stays = now, is_back
+        p_kv, value_T, is_lost = values_to_go(cfg, operations, int(self.gold_answer(problem))), [], False
+        for _, now in follow(problem, steps):
+            left = len(operations) - now.done
+            is_lost = is_lost or now.value is None
+            is_hopeless = is_lost or left < 0 or now.value >= modulus
+            value_T.append(0.0 if is_hopeless else float(p_kv[left][now.value]))
         return value_T
 
 

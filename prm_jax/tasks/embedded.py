@@ -50,11 +50,6 @@ class EmbeddedTask(abc.ABC):
         """Whether that answer counts as right."""
         return self.stated_answer(steps) == self.gold_answer(problem)
 
-    def standing(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """1 after each step while all steps that then stand are right; some tasks let a step be taken
-        back."""
-        return self.step_labels(problem, steps)
-
     def written_out(self, problem: str, steps: Sequence[str]) -> list[list[str]] | None:
         """For each step the lines that show what it hides; None if the task cannot write a step out."""
         return None
