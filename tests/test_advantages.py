@@ -1,4 +1,5 @@
-"""Advantage estimators: the papers' numbers, the invariances that they promise, and what each does to dense rewards."""
+"""Advantage estimators: the papers' numbers, the invariances that they promise, and what each does to dense
+rewards."""
 
 import dataclasses
 import inspect
@@ -34,7 +35,8 @@ def laid_out(*rewards, tokens=None, outcome=None, group=None):
 
 
 def at_steps(advantage_NL, arguments):
-    """The advantage of each response's steps: that of their first tokens; all of a step's tokens have the same."""
+    """The advantage of each response's steps: that of their first tokens; all of a step's tokens have the
+    same."""
     _, _, step_NL, mask_NL, _ = arguments
     found = []
     for own_L, step_L, mask_L in zip(advantage_NL, step_NL, mask_NL, strict=True):
@@ -122,7 +124,8 @@ def test_reinforce_discounts_and_normalises_over_the_batch():
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_permuting_step_rewards_changes_the_tokens_of_dense_estimators_alone(name):
-    """verl's GRPO sums a response's token rewards before it begins; so do the outcome estimators here, and they say so."""
+    """verl's GRPO sums a response's token rewards before it begins; so do the outcome estimators here, and
+    they say so."""
     one = laid_out([0.9, 0.1, 0.5], [0.3, 0.6, 0.4])
     other = laid_out([0.1, 0.5, 0.9], [0.3, 0.6, 0.4])
     differs = not np.allclose(ESTIMATORS[name].f(*one)[0], ESTIMATORS[name].f(*other)[0])
@@ -204,7 +207,8 @@ def first_advantages(f, *rewards, tokens, **more):
 
 
 def test_joining_two_steps_does_not_change_who_is_better_under_min_form():
-    """The same text with other line ends: two steps of 3 tokens become one of 6, as good as the worse of them."""
+    """The same text with other line ends: two steps of 3 tokens become one of 6, as good as the worse of
+    them."""
     rng = np.random.default_rng(1)
     changed = {"min": 0, "sum": 0}
     for _ in range(200):

@@ -1,4 +1,5 @@
-"""RL with step rewards: the objective against finite differences, KL estimators against a law, roll-outs, rewards, resume."""
+"""RL with step rewards: the objective against finite differences, KL estimators against a law, roll-outs,
+rewards, resume."""
 
 import dataclasses
 import functools
@@ -78,7 +79,8 @@ def test_kl_estimators_estimate_it():
 
 
 def test_only_k2_as_a_loss_has_the_gradient_of_the_divergence():
-    """Expected gradients on a softmax of 5 outcomes, against finite differences of KL(q || p) and KL(p || q)."""
+    """Expected gradients on a softmax of 5 outcomes, against finite differences of KL(q || p) and KL(p ||
+    q)."""
     p, z = jnp.array([0.2, 0.3, 0.1, 0.25, 0.15]), jnp.array([0.5, -0.3, 0.2, 0.0, -0.4])
     law = jax.nn.softmax
     backward = lambda z: (law(z) * jnp.log(law(z) / p)).sum()

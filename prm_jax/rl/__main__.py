@@ -466,7 +466,7 @@ def select(cfg: RLConfig, rollouts: list[Rollout], scores: RolloutScores) -> np.
 
 
 def cut_samples(path: Path, step: int):
-    """Leaves the samples of evaluations up to `step`, from which a run resumes, and no half line of a kill."""
+    """Leaves the samples of evaluations up to `step`, from which a run resumes."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith("\n")]
     with replaced(path) as temporary:

@@ -301,7 +301,7 @@ class EstimatorConfig:  # the estimator and the options of all of them; conf/rl.
     normalise: bool
     form: Literal["min", "sum", "mean"]
     discount: Positive
-    # Of pav: the first step's reward as it is, or less the mean of the others', which takes V(problem) from the group.
+    # of pav: the first step's reward as it is, or less the mean of the others' in its group
     first_step: Literal["reward", "group"] = "reward"
 
     @property

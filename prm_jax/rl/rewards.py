@@ -61,7 +61,7 @@ def has_drop(log_odds_T: np.ndarray, share: float = 0.3) -> bool:
 
 
 def psgrpo(rollouts, scores: RolloutScores) -> np.ndarray:
-    """PS-GRPO (URSA, arXiv 2501.04686, eq. 6): 1 where the answer is right, .5 if P(good) falls on the way."""
+    """PS-GRPO (URSA, arXiv 2501.04686, eq. 6): 1 of a right answer, .5 if P(good) falls on the way."""
     return scores.right_N * [0.5 if has_drop(log_odds_T) else 1.0 for log_odds_T in scores.prm]
 
 

@@ -67,7 +67,8 @@ def split_steps(
 
 
 def arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(step_of_token_NL, mask_NL, group_N), as an estimator takes them: what follows the last step is of none."""
+    """(step_of_token_NL, mask_NL, group_N), as an estimator takes them; what follows the last step has
+    none."""
     step_NL = padded([np.where(r.step_L < len(r.steps), r.step_L, ~r.step_L) for r in rollouts])
     mask_NL = padded([np.ones(len(r.ids_L)) for r in rollouts])
     return step_NL.astype(int), mask_NL > 0, np.array([r.group for r in rollouts])

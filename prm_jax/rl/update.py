@@ -30,7 +30,7 @@ class UpdateConfig:  # conf/rl.yaml says what each key means
     kl: NotNegative
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_as: Literal["loss", "reward"]
-    # ppo: the ratio of each token is clipped; gspo: that of its response (geometric mean); cispo: a clipped constant weight.
+    # ppo: the ratio of each token is clipped; gspo: that of its response (geometric mean); cispo: a constant.
     surrogate: Literal["ppo", "gspo", "cispo"] = "ppo"
 
     @property
