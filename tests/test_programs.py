@@ -221,9 +221,9 @@ def test_the_value_of_the_problem_takes_most_of_pavs_noise_away():
 
 
 def composed(name):
-    """The configuration of `python -m prm_jax.rl experiment=NAME`."""
+    """The configuration of `python -m prm_jax.rl algorithm=NAME`."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        raw = hydra.compose("rl", overrides=[f"experiment={name}"])
+        raw = hydra.compose("rl", overrides=[f"algorithm={name}"])
     return parse(raw, RLConfig, elsewhere=("data",))
 
 
