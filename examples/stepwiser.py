@@ -1,17 +1,25 @@
-"""A Hydra command with the keys of `python -m prm_jax.rl`: trains a critic that writes by agreement with
-step labels.
+"""Trains a critic that writes: first on right critiques of labelled steps, then by agreement with labels.
 
+python evaluate.py task=solutions data=chain hydra.run.dir=runs/solutions
+python -m examples.stepwiser rows runs/solutions/solutions.jsonl critiques.jsonl hops          # or verdict
+python train.py objective=lm data=jsonl data.path=critiques.jsonl data.duplicates=keep batch.tokens=128
 python -m examples.stepwiser policy=CRITIC_RUN sampling.max_tokens=24 update.clip_high=0.28
 
-StepWiser (arXiv 2508.19229, 3.3): a problem is a step of a labelled solution, a response is a critique,
-and it is right where its verdict is the label. Right and wrong steps are equally many; surplus ones are
-left out. The solutions are those of `data`, the critic's format is FORMAT, and policy names a language
-model that writes critiques already.
+rows: a critique is the step's operations done one by one and the verdict (hops), or the verdict alone. The
+last command is Hydra's, with the keys of `python -m prm_jax.rl`: StepWiser (arXiv 2508.19229, 3.3). A
+problem is a step of a labelled solution of `data`, a response is a critique, and it is right where its
+verdict is the label. Right and wrong steps are equally many; surplus ones are left out.
 """
+
+import sys
+from collections.abc import Iterator
 
 import numpy as np
 
+from prm_jax import tasks
+from prm_jax.data import sources
 from prm_jax.data.critiques import prompt_text, verdict_at
+from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import load_splits
 from prm_jax.formats import read_format
 from prm_jax.generate.samples import policy_pool
@@ -19,18 +27,28 @@ from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 from prm_jax.rl.__main__ import Trainer, train_policy
 from prm_jax.rl.problems import Problems
+from prm_jax.solutions import Solution
 
 FORMAT = read_format("lab_critic")  # a critic that writes its verdict and is asked each step anew
 
 
-def label_by_prompt(solutions) -> dict[str, bool]:
-    """{the prompt that asks for a step's critique: whether the step is right}."""
-    labels = {}
-    for s in solutions:
-        for t, label in enumerate(s.labels):
-            if label is not None:
-                labels[prompt_text(FORMAT, None, s.problem, s.steps[: t + 1])] = label >= 0.5
-    return labels
+def labelled_prompts(s: Solution) -> Iterator[tuple[int, str, bool]]:
+    """(place of a labelled step, the prompt that asks for its critique, whether it is right)."""
+    for t, label in enumerate(s.labels or ()):
+        if label is not None:
+            yield t, prompt_text(FORMAT, None, s.problem, s.steps[: t + 1]), label >= 0.5
+
+
+def critiques(s: Solution, kind: str) -> Iterator[dict]:
+    """Native rows of a language model, one a labelled step: its prompt and the right critique."""
+    operations = tasks.find_task(s.task).written_out(s.problem, s.steps)
+    for t, prompt, is_right in labelled_prompts(s):
+        hops = operations[t] if kind == "hops" else []
+        yield {"id": f"{s.id}/{t}", "prompt": prompt, "completions": [*hops, "Yes" if is_right else "No"]}
+
+
+def label_by_prompt(solutions: list[Solution]) -> dict[str, bool]:
+    return {prompt: is_right for s in solutions for _, prompt, is_right in labelled_prompts(s)}
 
 
 def balanced(labels: dict[str, bool], seed: int) -> list[str]:
@@ -55,14 +73,10 @@ def verdict(r) -> bool | None:
 
 def critic_problems(cfg, data_cfg) -> Problems:
     splits = load_splits(data_cfg, cfg.seed, policy_pool).splits
-    train = label_by_prompt(splits["train"])
-    held_out = label_by_prompt(splits["validation"])
+    train, held_out = label_by_prompt(splits["train"]), label_by_prompt(splits["validation"])
     labels = train | held_out
-    return Problems(
-        balanced(train, cfg.seed),
-        balanced(held_out, cfg.seed)[: cfg.eval.problems],
-        lambda r: verdict(r) is labels[r.problem],
-    )
+    held_out = balanced(held_out, cfg.seed)[: cfg.eval.problems]
+    return Problems(balanced(train, cfg.seed), held_out, lambda r: verdict(r) is labels[r.problem])
 
 
 class CriticTrainer(Trainer):
@@ -76,9 +90,13 @@ class CriticTrainer(Trainer):
 
 @cli.command("rl")
 def main(cfg):
-    """Train a critic by agreement with step labels."""
     return train_policy(cfg, make_problems=critic_problems, trainer=CriticTrainer)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["rows"]:
+        source, target, kind = sys.argv[2:]
+        solutions, _ = sources.load(source, kind="native")
+        write_rows(target, (row for s in solutions for row in critiques(s, kind)))
+    else:
+        main()

@@ -7,14 +7,12 @@ import itertools
 import json
 
 import pytest
-from conftest import ROOT, printed, real_data
+from conftest import printed, real_data
 from test_benchmarks import write
 
 import evaluate
 from prm_jax import InputError
 from prm_jax.data.sources import load
-
-DELTABENCH = f"{ROOT}/examples/deltabench.py:deltabench"
 
 
 def bbm(error=None, steps=("a", "b", "c"), answer="7"):
@@ -84,45 +82,6 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
     assert c.problem == "41"
     with pytest.raises(InputError, match=r"line 1: human_labels\[1\]: found 2, expected 0 or 1"):
         load(write(tmp_path / "bad.jsonl", plain | {"human_labels": [1, 2]}), "hard2verify")
-
-
-def delta(errors=(2,), unuseful=(), judged=4, **more):
-    """A hand-written row of DeltaBench's layout; people judged the first `judged` of five sections."""
-    info = [
-        {"section_number": n, "reasoning_correctness": "01"[n in errors] if n <= judged else ""}
-        for n in range(1, 7)
-    ]
-    sections = [{"start": 1, "end": 2, "description": "d", "content": text} for text in "abcd"] + [
-        {"section": "e"}
-    ]
-    row = {
-        "id": "x",
-        "question": "q",
-        "answer": "7",
-        "long_cot": "abcde",
-        "sections": sections,
-        "final_correct": 0,
-    }
-    numbers = {
-        "reason_error_section_numbers": list(errors),
-        "reason_unuseful_section_numbers": list(unuseful),
-    }
-    return row | numbers | {"sections_labeled_info": info} | more
-
-
-def test_deltabench_rows(tmp_path):
-    bare = {key: x for key, x in delta((4, 9), final_correct=1).items() if key != "sections_labeled_info"}
-    rows, counts = load(write(tmp_path / "d.jsonl", delta((2,), (3,)), bare), DELTABENCH)
-    assert [s.labels for s in rows] == [(1, 0, 0, 1, None), (1, 1, 1, 0, 1)]
-    assert rows[0].steps == tuple("abcde") and [s.outcome for s in rows] == [0, 1] and rows[0].problem == "q"
-    assert counts["error_sections_out_of_range"] == 1 and rows[1].id == "d.jsonl:2"
-    for bad, message in (
-        (delta((0,)), r"reason_error_section_numbers\[0\]: found 0, expected a section number from 1"),
-        (delta(sections=[{"start": 1}]), r"sections\[0\].section: missing"),
-        (delta(final_correct=2), "final_correct: found 2, expected 0, 1 or null"),
-    ):
-        with pytest.raises(InputError, match=f"line 1: {message}"):
-            load(write(tmp_path / "bad.jsonl", bad), DELTABENCH)
 
 
 def command(monkeypatch, tmp_path, kind, rows, scores, ids=None):

@@ -1,8 +1,7 @@
 """Reads every published kind of row into `Solution`s and counts what it drops.
 
 A reader is a function (row, its id, counts) -> solutions whose keyword-only arguments are the options that it
-takes. test_sets.py reads evaluation sets. One of your own is data=files data.name=FILE.py:FUNCTION
-(examples/deltabench.py).
+takes. test_sets.py reads evaluation sets. One of your own is data=files data.name=FILE.py:FUNCTION.
 """
 
 import collections
