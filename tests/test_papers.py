@@ -10,20 +10,11 @@ from types import SimpleNamespace
 
 import hydra
 import pytest
+from conftest import ROOT
 
 import evaluate
 from examples.papers import run
-from examples.papers.table import (
-    Difference,
-    Figure,
-    Table,
-    curves,
-    differences,
-    read_table,
-    results_of,
-    statements,
-)
-from prm_jax import InputError
+from examples.papers.table import Difference, Figure, Table, curves, differences, read_table, statements
 from prm_jax.figures.style import over_seeds
 from prm_jax.launch.config import CONF, store_defaults
 
@@ -58,8 +49,7 @@ def test_the_declared_differences_are_what_they_were(name):
     table = read_table(run.STORED / f"{name}.csv")
     found = differences(table, FIGURES[name].compare)
     stored = table[table.panel.str.startswith("difference of ")]
-    assert len(found) == len(FIGURES[name].compare) == len(stored)
-    for (item, difference_S), row in zip(found, stored.itertuples(), strict=True):
+    for (item, difference_S), row in zip(found.items(), stored.itertuples(), strict=True):
         assert row.panel == f"difference of {item.panel}"
         assert difference_S == pytest.approx(row.values, abs=2e-6)
     primary, *others = statements(table, FIGURES[name].compare)
@@ -109,10 +99,11 @@ def test_commands_compose(name, tmp_path):
 
 def test_a_file_says_what_was_expected_before_it_was_run():
     for file in run.NAMES:
-        text = importlib.import_module(f"examples.papers.{file}").__doc__
-        assert f"python examples/papers/run.py {file} --redraw" in text
-        for word in ("Question: ", "Expected", "Primary: "):
-            assert re.search(rf"(?m)^{word}", text), f"{file}: {word}"
+        assert f"-m examples.papers.run {file} " in importlib.import_module(f"examples.papers.{file}").__doc__
+    sections = re.split("(?m)^## ", (ROOT / "examples/papers/README.md").read_text())[1:]
+    assert sorted(text.split()[0] for text in sections) == run.NAMES
+    for text in sections:
+        assert all(f"**{word}" in text for word in ("Question", "Expected", "Primary")), text[:20]
 
 
 COMMANDS = {"train.py": "train", "evaluate.py": "evaluate"}
@@ -129,7 +120,7 @@ def gather(stages: dict) -> Table:
     table = Table()
     for kind in ("a", "b"):
         own = [stage for stage in stages["prm"] if stage.sweep["kind"] == kind]
-        table.number("x", kind, [results["x"] for results in results_of(own)], 1)
+        table.number("x", kind, [stage.results()["x"] for stage in own], 1)
     table.curve("y", "a", [1, 2], [[0.0, 1.0]])
     return table
 
@@ -170,7 +161,8 @@ def test_stages_are_run_once_in_order_and_know_each_others_folders(figure, tmp_p
 
 def test_a_failed_stage_is_one_line(figure, tmp_path):
     bad = replace(figure, sweep={"kind": {"a": "a", "b": "bad"}, "seed": [0]})
-    stages = [stage for line in run.make_stages(bad, tmp_path).values() for stage in line]
-    with pytest.raises(InputError, match="^fake-.*: exit 1: error: an unlucky kind; see .*log.txt$"):
-        run.run_all(stages, 1)
-    assert json.loads((stages[0].folder / "DONE").read_text())["words"] == stages[0].words
+    lines = run.make_stages(bad, tmp_path)
+    with pytest.raises(SystemExit, match="^error: fake-.*: exit 1: error: an unlucky kind; see .*log.txt$"):
+        run.run_all(lines, 1)
+    first = lines["prm"][0]
+    assert json.loads((first.folder / "DONE").read_text())["words"] == first.words

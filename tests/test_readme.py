@@ -47,7 +47,7 @@ def test_choices_that_are_named_exist(page):
     """data=NAME and the like, each a file of conf/; NAME, FILE and other words in capitals stand for the reader's own."""
     found = re.findall(r"(?<![.\w])(data|task|format|experiment|algorithm)=([a-z]\w*)", PAGES[page])
     assert [x for x in found if not (CONF / x[0] / f"{x[1]}.yaml").exists() and x not in ADDED] == []
-    figures = re.findall(r"examples/papers/run.py ([a-z]\w*)", PAGES[page])
+    figures = re.findall(r"examples[./]papers[./]run(?:\.py)? ([a-z]\w*)", PAGES[page])
     assert [x for x in figures if not (ROOT / f"examples/papers/{x}.py").exists()] == []
 
 

@@ -1,28 +1,16 @@
-"""Problems solved by the best of n under a process and an outcome model, votes, the oracle (Lightman et al.
-2023, figure 3).
-    python examples/papers/run.py best_of_n --redraw
+"""Best of n by a process and an outcome model, votes, the oracle (Lightman et al. 2023, figure 3).
 
-Question: does a process model choose better among n samples than an outcome model, a vote and what the policy
-knows untrained; does its best of n fall as n grows; and does half the policy's log p mend that? PRM and
-outcome model each have the recipe that does best for it (docs/lab.md).
-Expected (1d2c78d): PRM above ORM and majority at n = 16 (by .3 and .2); best-of-n peaks at n = 8 to 32 (PRM)
-and 2 to 4 (ORM) and falls, the vote weighted by the PRM does not; among winners without a wrong step the
-PRM's lead is larger.
-Expected (82f68d6): primary near .33 (docs/lab.md, eight PRMs and one ORM on one pool); PRM above majority
-vote by .26 at n = 16; at n = 64 PRM above the ORM by .5, + .5 log p above the PRM alone by .03 to .06 with a
-smaller spread, the vote weighted by the PRM above its best of n by .01 to .04; the PRM's best of n no longer
-falls; the PRM's lead larger among winners without a wrong step.
-Primary: problems solved at n = 16, best of n by the PRM - by the ORM, paired over 8 seeds.
+python -m examples.papers.run best_of_n --redraw       # README.md: its question, what was expected
 """
 
-from examples.papers.table import Difference, Figure, Table, curves, results_of
+from examples.papers.table import Difference, Figure, Table, curves
 
 NAMES = {"prm": "PRM", "orm": "ORM", "policy": "policy's likelihood"}
 SOLVED, BY_VOTE, SOUND = "solved", "solved by weighted vote", "without a wrong step"
 
 
 def gather(stages: dict) -> Table:
-    table, pools = Table(), results_of(stages["pool"])
+    table, pools = Table(), [stage.results() for stage in stages["pool"]]
     first, many = pools[0], len(pools[0]["scorers"]) > 2
 
     def add(panel: str, series: str, rule: str, numbers: list[dict]):
@@ -42,7 +30,7 @@ def gather(stages: dict) -> Table:
     return table
 
 
-draw = curves((SOLVED, BY_VOTE, SOUND), "n, solutions a problem", "log")
+draw = curves((SOLVED, BY_VOTE, SOUND), "n, solutions a problem", log=True)
 STAGES = {
     "prm": "train.py seed={seed}",
     "orm": "train.py experiment=outcome seed={seed}",

@@ -1,20 +1,6 @@
 """A policy that can restate lines learns from a PRM's step scores alone (PURE, Cheng et al. 2025).
-    python examples/papers/run.py hacking --redraw
 
-Question: does a policy that learns from step scores alone hack them, which form of credit does it hack, and
-what holds it back: a KL penalty, the answer beside the PRM, a hardened PRM?
-Expected (b552a1e): as in PURE (Cheng et al. 2025) the sum of step scores pays for lines that do nothing, so
-their number rises to the limit and right answers vanish while the proxy rises; the min form does not pay for
-lines, and alone pays for writing few of them; a KL penalty, or the answer beside the PRM, holds the policy
-back.
-Expected (ceb5bbc): primary above 40 (three seeds of an earlier default: 56.4 - 1.0). + checker - min form and
-+ KL - sum form above .2 of right answers. Hardened - default: within .10 of 0 in right answers, for the min
-form pays for few lines, and a solution that stops early holds no wrong one, so no label hardens against it;
-the sum form pays for every line with P(good) above 0, and the checker calls a restated line right. What
-should change is what the verifier still knows: its AUROC on what the policy writes at the end is higher by at
-least .05 in the sum form (reasoned, no source).
-Primary: lines a solution at the last evaluation, sum form - min form, paired over 8 seeds, exact sign-flip
-test.
+python -m examples.papers.run hacking --redraw       # README.md: its question, what was expected
 """
 
 from examples.papers.attack import ROWS

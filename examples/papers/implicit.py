@@ -1,29 +1,6 @@
-"""Step scores from outcomes alone (Yuan et al. 2024, arXiv 2412.01981), and what labels of steps are worth
-(Lightman et al. 2023, figure 4).
-    python examples/papers/run.py implicit --redraw
+"""Step scores from outcomes alone (2412.01981), and what labels of steps are worth (Lightman et al. 2023).
 
-(implicit)
-Question: do outcomes alone give step scores as good as step labels do, at equal solutions?
-Expected (f9c3e28): implicit above the outcome model in step AUROC, below the explicit PRM; beta .05 below
-beta .5.
-Expected (a28d37b): primary below 0, by .01 to .08. CE with beta .5 above the policy's log p, which nobody
-taught and which had .895 where CE had .90 (f9c3e28), by less than .03; above the outcome model by .1 or more;
-beta .05 below .5 in CE; DPO within .02 of CE. Best of 16 by the lowest step: CE below the explicit PRM by .1
-or more.
-Primary: step AUROC, CE with beta .5 - explicit PRM of the same budget, paired over 8 seeds, exact sign-flip
-test.
-(supervision)
-Question: what are labels of steps worth beside labels of whole solutions, and what do lucky answers cost?
-Expected (1d2c78d): process above both outcomes at every size; outcome by steps above outcome by answer on
-`chain` alone, whose right answers hold a wrong step in a quarter of the cases (`injective`: in 9 %, where two
-slips cancel).
-Expected (ceb89ec): primary above .2. With 4,000 solutions less, but above .1; with 1,000 the three are within
-.1. Process - outcome by steps alike. Outcome by steps - by answer within .05 of 0, since no cost of lucky
-answers was seen. Process gains .1 or more from 1,000 to 16,000 solutions (which is drawn, not tested). Among
-winners without a wrong step the primary difference is larger. Half as many steps as the default run, so
-process is not at its plateau (best of 64 .92 after 700 steps).
-Primary: best of 32 with 16,000 solutions, process - outcome by answer, paired over 8 seeds, exact sign-flip
-test.
+python -m examples.papers.run implicit --redraw       # README.md: its question, what was expected
 """
 
 from examples.papers.table import Difference, Figure, Table, by_value, curves, dots, run_of, share_solved
@@ -34,13 +11,13 @@ LOG_P = "the policy's log p"
 
 def gather_implicit(stages: dict) -> Table:
     table, pools = Table(), [stage.results() for stage in stages["pool"]]
-    runs, n = stages["steps"][0].results()["runs"], pools[0]["n_candidates"]
+    runs = stages["steps"][0].results()["runs"]
     for kind, members in by_value(stages["verifier"], "kind").items():
         pairs = list(zip(pools, members, strict=True))
         table.number(AUROC, kind, [run_of(runs, stage)["auroc_correctness"] for stage in members])
         own = "sum_logit" if kind.startswith("implicit") else None  # the log-ratio of the whole solution
-        table.number(f"best of {n}", kind, [share_solved(*pair, n, own) for pair in pairs])
-        table.number(f"best of {n}, lowest step", kind, [share_solved(*pair, n, "min") for pair in pairs])
+        table.number(BEST, kind, [share_solved(*pair, 16, own) for pair in pairs])
+        table.number(LOWEST, kind, [share_solved(*pair, 16, "min") for pair in pairs])
     log_p = runs[-1]["auroc_correctness"]
     table.number(AUROC, LOG_P, [log_p], ends=(log_p, log_p))
     return table
@@ -81,12 +58,11 @@ EACH, ANSWER, BY_STEPS = "each step", "outcome by answer", "outcome by steps"
 
 def gather_supervision(stages: dict) -> Table:
     table, pools = Table(), {stage.sweep["seed"]: stage.results() for stage in stages["pool"]}
-    n = next(iter(pools.values()))["n_candidates"]
     for rule, panel in (("best_of_n", SOLVED), ("trace", SOUND)):
         for kind, of_kind in by_value(stages["verifier"], "supervision").items():
             for samples, members in by_value(of_kind, "samples").items():
                 pairs = [(pools[stage.sweep["seed"]], stage) for stage in members]
-                table.number(panel, kind, [share_solved(*pair, n, rule=rule) for pair in pairs], samples)
+                table.number(panel, kind, [share_solved(*pair, 32, rule=rule) for pair in pairs], samples)
     return table
 
 
@@ -107,7 +83,7 @@ COMPARE = [
     Difference(SOLVED, BY_STEPS, ANSWER, x=16000),
     Difference(SOUND, EACH, ANSWER, x=16000),
 ]
-draw = curves((SOLVED, SOUND), "training solutions", "log")
+draw = curves((SOLVED, SOUND), "training solutions", log=True)
 SWEEP = {"supervision": ARMS, "samples": [1000, 4000, 16000], "seed": range(8)}
 SUPERVISION = Figure(STAGES, gather_supervision, draw, COMPARE, SWEEP, "cpu_devices=1")
 FIGURES = {"implicit": IMPLICIT, "supervision": SUPERVISION}

@@ -1,40 +1,16 @@
-"""Errors of labels by K completions (Math-Shepherd, 2312.08935, figure 4), and verifiers by what labelled
-their steps.
-    python examples/papers/run.py labels --redraw
+"""Errors of labels by K completions (Math-Shepherd, figure 4), and verifiers by what labelled their steps.
 
-(labels_k)
-Question: do more completions make a label better, the hard one (any is right) as a statement of correctness,
-the soft one (their share) as one of value?
-Expected (14a8686): soft yes: the error falls as K^-1/2, by .04 to .10 from K = 8 to 64. Hard only at first:
-right lines are found by few completions, while from a wrong line luck leads to the right answer the more
-often the more are drawn (docs/lab.md: 36 % of the first wrong lines at K = 8, and first errors named right
-.570 at 8, .503 at 32), so the error is least at K = 4 to 8 and .02 to .10 higher at 64; half of the K right
-is a worse label of correctness at 8 than any, for it calls right lines with hard facts ahead wrong. Bisection
-costs as much a label at 2 operations and half or less at 9.
-Primary: share of hard labels that are wrong, K = 64 - K = 4, paired over 8 sets of beliefs.
-(mc_labels)
-Question: what is lost where labels come from completions in place of people, and is a hard or a soft label
-the better one?
-Expected (f9c3e28): exact labels first by far in AUROC against correctness and in best of n, by prod and min;
-hard above soft there, soft and TD above hard against value; noise costs hard labels more than soft ones,
-since one error of 8 flips them.
-Expected (9fb4e37): primary above .05 (three seeds of 150 steps, the hard ones masked: .816 against .650);
-exact - hard above .05; masked - all lines above 0 against correctness, by up to .07 (figure objectives:
-labels behind the first wrong line say where errors have been, not what an error is); against value soft -
-hard above .03 and TD - soft within .03 of 0; noise lowers hard labels by more than .05 against correctness,
-soft ones by less than .03. Exact labels lead all others by .05 or more in best of 16.
-Primary: AUROC against correctness, hard - soft at K = 8, both of all lines, paired over 8 seeds, exact
-sign-flip test.
+python -m examples.papers.run labels --redraw       # README.md: its question, what was expected
 """
 
-from examples.papers.table import Difference, Figure, Table, by_value, curves, dots, results_of, run_of
+from examples.papers.table import Difference, Figure, Table, by_value, curves, dots, run_of
 
 ERROR, RULES = "error of a label", {"any": "any right", "half": "half right", "soft": "soft"}
 
 
 def gather_k(stages: dict) -> Table:
     table = Table()
-    by_seed = [results["runs"][0]["label_errors"] for results in results_of(stages["exact"])]
+    by_seed = [stage.results()["runs"][0]["label_errors"] for stage in stages["exact"]]
     for key, name in RULES.items():
         for k in [k for k in by_seed[0] if k != "constant"]:
             error_S = [errors[k][key] for errors in by_seed]
@@ -52,7 +28,7 @@ COMPARE = [
     Difference(ERROR, "soft, K = 64", "soft, K = 8"),
     Difference(ERROR, "any right, K = 8", "half right, K = 8"),
 ]
-draw = curves([ERROR], "K, completions of a prefix", "log")
+draw = curves([ERROR], "K, completions of a prefix", log=True)
 LABELS_K = Figure(STAGES, gather_k, draw, COMPARE, also="cpu_devices=1")
 
 CORRECTNESS, VALUE = "AUROC against correctness", "AUROC against value"
@@ -61,7 +37,7 @@ NOISY_HARD, NOISY_SOFT, MASKED = f"{HARD}, noisy checker", f"{SOFT}, noisy check
 
 
 def gather_kinds(stages: dict) -> Table:
-    table, runs = Table(), results_of(stages["steps"])[0]["runs"]
+    table, runs = Table(), stages["steps"][0].results()["runs"]
     for kind, members in by_value(stages["verifier"], "labels").items():
         for panel, key in ((CORRECTNESS, "auroc_correctness"), (VALUE, "auroc_value")):
             table.number(panel, kind, [run_of(runs, stage)[key] for stage in members])

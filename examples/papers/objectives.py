@@ -1,17 +1,6 @@
-"""Five step losses (BCE, focal, squared error, pairwise of 2501.04519, PQM of 2410.11287) and what later
-steps' labels say.
-    python examples/papers/run.py objectives --redraw
+"""Five step losses (BCE, focal, squared error, pairwise 2501.04519, PQM 2410.11287), labels behind an error.
 
-Question: does the step loss, or what follows the first wrong step, matter for a PRM, all else equal?
-Expected (f9c3e28): BCE, focal and squared error alike in step AUROC and best of 16, focal alone badly
-calibrated; PQM near BCE; pairwise below: it compares few steps, and none of different depth, which the step
-AUROC over all steps does. Scores of pairwise and PQM are no probabilities: no ECE, and their product means
-little.
-Expected (12e707c): primary above 0 (.072 before), BCE above the likelihood by .05 or more. Squared error
-within .01 of BCE in step AUROC. PQM below BCE by at most .02, pairwise by more than .02. ECE of focal above
-BCE's by .05 or more. Best of 16 by the product: BCE above steps called wrong.
-Primary: step AUROC, BCE with steps after the first wrong one left out - called wrong, paired over 8 seeds,
-exact sign-flip test.
+python -m examples.papers.run objectives --redraw       # README.md: its question, what was expected
 """
 
 from examples.papers.table import Difference, Figure, Table, by_value, dots, scorer_of, share_solved
@@ -23,13 +12,12 @@ NO_PROBABILITY = ("pairwise", "PQM")  # objectives whose scores only rank
 
 def gather(stages: dict) -> Table:
     table, pools = Table(), [stage.results() for stage in stages["pool"]]
-    n = min(16, pools[0]["n_candidates"])
     for kind, members in by_value(stages["verifier"], "objective").items():
         pairs = list(zip(pools, members, strict=True))
         steps = [pool["calibration"][scorer_of(pool, stage)]["steps"] for pool, stage in pairs]
         table.number(AUROC, kind, [x["auroc"] for x in steps])
-        for name, how in (("product", "prod"), ("lowest", "min")):
-            table.number(f"best of {n}, {name}", kind, [share_solved(*pair, n, how) for pair in pairs])
+        for panel, how in ((PRODUCT, "prod"), (LOWEST, "min")):
+            table.number(panel, kind, [share_solved(*pair, 16, how) for pair in pairs])
         if kind not in NO_PROBABILITY:
             table.number("ECE", kind, [x["ece"] for x in steps])
     table.number(AUROC, LIKELIHOOD, [pool["calibration"]["policy"]["steps"]["auroc"] for pool in pools])

@@ -1,14 +1,6 @@
-"""Seven released reward models by their stored step scores: GSM8K, 259 problems x 32 of Qwen2.5-7B-Instruct
-(StrictPRMBench).
-    python examples/papers/run.py real_pools --redraw
+"""Seven released reward models on one real pool, by their stored step scores (StrictPRMBench).
 
-Question: do seven released reward models choose better than a vote on one real pool, each by its authors'
-rule?
-Expected (8efc37b): by their authors' rules the PRMs above majority vote but Math-Shepherd, level; aggregators
-of one PRM within noise; the two outcome models below majority by min and prod, which misuse them, and level
-by last. Products calibrated only where step scores are near 1 (Qwen, RLHFlow); they favour short solutions,
-means do not.
-Primary: best of 32 by the authors' rule - majority vote, for each model, paired over problems.
+python -m examples.papers.run real_pools --redraw       # README.md: its question, what was expected
 """
 
 from examples.papers.table import Figure, Table, dots

@@ -1,24 +1,6 @@
-"""Policies trained by an answer checker, a PRM, both: what they solve against policy tokens (PURE, GRPO,
-PRIME).
-    python examples/papers/run.py rl --redraw
+"""Policies trained by an answer checker, a PRM, both, against policy tokens (PURE, GRPO, PRIME).
 
-Question: does a PRM beside the answer checker make a better policy than the checker alone, where the
-advantage estimator and the scale of the reward are the same; and do GRPO's division, credit by steps and
-PRIME's implicit PRM change anything? All arms of a seed have the same problems, none of the verifier's
-training or validation, and 40 steps of 32 problems x 16 roll-outs. Without step rewards RLOO, RLOO by steps
-and PURE are one estimator, so `checker (RLOO)` is the partner of every `PRM + checker`; their rewards lie in
-an interval of length 1 as its do. `checker (as PRIME)` has PRIME's estimator, filter and whitening, and no
-PRM. difference: a step's reward is p_t - p_(t-1), so a response's sum is that of its last score, and `RLOO by
-steps` differs from `RLOO` in nothing but the credit.
-Expected (9a2e562): the checker gains at least 15 points of pass@1; the PRM beside it needs no more tokens to
-the same pass@1; the PRM alone gains less in answers, and more right steps; the ORM alone least, for it likes
-lucky answers.
-Expected of these arms, before their runs: primary above 0 (three seeds of an earlier default: +.056 [.021,
-.091]); GRPO - RLOO about 0 (-.012 [-.050, .026]); by steps - RLOO above 0 (exact variance .67 of it,
-docs/lab.md); PRIME - its partner above 0 (Cui et al. 2025, 2502.01456: +.167 on AIME); at equal tokens, those
-of the verifier's training samples counted, the PRM below: it costs two thirds of a whole run.
-Primary: right answers of the last evaluation, `PRM + checker (PURE)` - `checker (RLOO)`, paired over 8 seeds,
-exact sign-flip test.
+python -m examples.papers.run rl --redraw       # README.md: its question, what was expected
 """
 
 import numpy as np

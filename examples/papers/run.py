@@ -1,15 +1,15 @@
 """Makes a paper's figure: runs its commands, gathers their numbers, states its differences, draws it.
 
-A plain script, no Hydra command. NAME is a file beside this one, whose first lines say what to expect.
+NAME is a file beside this one; README.md says what each asks and what was expected.
 
-    python examples/papers/run.py NAME --redraw      draws the tables of docs/gallery; runs nothing
-    python examples/papers/run.py NAME --explain     says which commands are done
-    python examples/papers/run.py NAME --jobs 2      runs the others, two at a time; makes table and picture
-    python examples/papers/run.py NAME --seeds 0 1   the same with these seeds alone
+    python -m examples.papers.run NAME --redraw      draws the tables of docs/gallery; runs nothing
+    python -m examples.papers.run NAME --explain     says which commands are done
+    python -m examples.papers.run NAME --jobs 2      runs the others, two at a time; makes table and picture
+    python -m examples.papers.run NAME --seeds 0 1   the same with these seeds alone
 
 A line of `stages` is a command without `python`, run for each combination of the sweep keys. In it {seed} is
-a value of the sweep key `seed`; {prm} is the folder of the stage `prm` at the same combination; in brackets,
-[{prm}], it is all of its folders that agree in the keys that the line names; {data} is PRM_JAX_DATA. A Hydra
+a value of the sweep key `seed`; {prm} is the folder of the line `prm` at the same combination; in brackets,
+[{prm}], all of its folders that agree in the keys that the line names; {data} is PRM_JAX_DATA. A Hydra
 command gets its folder as hydra.run.dir, another one where it says {out}.
 
 A finished command is not run again. Its folder has the name of a hash of its text, so that figures share what
@@ -24,7 +24,6 @@ import importlib
 import itertools
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -32,18 +31,14 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-from examples.papers.table import Figure, Table, differences, read_table, statements
-from prm_jax import InputError
+from examples.papers.table import Figure, differences, read_table, statements
 from prm_jax.figures.style import GREY, save
 from prm_jax.launch import run_folder
 
-STORED = ROOT / "docs" / "gallery"
+ROOT = Path(__file__).resolve().parents[2]
+STORED = ROOT / "docs/gallery"
 DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
-NAMES = sorted({path.stem for path in HERE.glob("*.py")} - {"run", "table"})
+NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"run", "table"})
 SPREAD = "Thin, small: runs; bold, large: their mean; intervals: 95 % t of eight runs, else the range."
 
 
@@ -85,19 +80,11 @@ def make_stage(figure: Figure, line: str, sweep: dict, made: dict[str, list[Stag
     for key, value in named.items():
         texts = figure.sweep[key]
         text = text.replace(f"{{{key}}}", texts[value] if isinstance(texts, dict) else str(value))
-    needs: dict[Path, Stage] = {}
-
-    def fill(match: re.Match) -> str:
-        """A reference, or brackets with references."""
-        agree_in = named if match[0].startswith("[") else sweep
-        text = match[0]
-        for name in [name for name in re.findall(r"{(\w+)}", text) if name in made]:
-            used = {x.folder: x for x in made[name] if agree_in.items() <= x.sweep.items()}
-            needs.update(used)
-            text = text.replace(f"{{{name}}}", ",".join(map(str, used)))
-        return text
-
-    text = re.sub(r"\[[^]]*\]|{\w+}", fill, text)
+    agree_in, needs = named if "[" in text else sweep, {}
+    for name in [name for name in made if f"{{{name}}}" in text]:
+        used = {x.folder: x for x in made[name] if agree_in.items() <= x.sweep.items()}
+        text = text.replace(f"{{{name}}}", ",".join(map(str, used)))
+        needs |= used
     digest = hashlib.sha256(text.replace(f"{root}{os.sep}", "").encode()).hexdigest()[:8]
     command = Path(text.removeprefix("-m ").split()[0].removesuffix(".py")).name.split(".")[-1]
     folder = root / f"{command}-{digest}"
@@ -105,62 +92,41 @@ def make_stage(figure: Figure, line: str, sweep: dict, made: dict[str, list[Stag
     return Stage(sweep, words, list(needs.values()), folder)
 
 
-def run_all(stages: list[Stage], jobs: int):
-    """Runs the stages that are not done, each after those that it needs; the first failure ends it."""
-    pool, futures = concurrent.futures.ThreadPoolExecutor(jobs), {}
-    for stage in stages:  # each comes after those that it needs, so that no thread waits for one behind it
-        if stage.folder not in futures:
-            before = [futures[need.folder] for need in stage.needs]
-            futures[stage.folder] = pool.submit(run_stage, stage, before)
-    try:
-        for future in concurrent.futures.as_completed(futures.values()):
-            future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+def run_all(lines: dict[str, list[Stage]], jobs: int):
+    """Runs what is not done, one line of the figure after the other; the first failure ends it."""
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for stages in lines.values():
+            list(pool.map(run_stage, stages))
 
 
-def run_stage(stage: Stage, before: list[concurrent.futures.Future]):
-    for future in before:
-        future.result()
+def run_stage(stage: Stage):
     if stage.done:
         return
     shutil.rmtree(stage.folder, ignore_errors=True)
     stage.folder.mkdir(parents=True)
     log, begun = stage.folder / "log.txt", time.monotonic()
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, *stage.words]
     with open(log, "w") as out:
-        given = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": path}, "stdout": out, "stderr": out}
-        code = subprocess.run([sys.executable, *stage.words], **given, check=False).returncode
+        code = subprocess.run(command, cwd=ROOT, stdout=out, stderr=out, check=False).returncode
     if code:
         last = log.read_text(errors="replace").strip().rsplit("\n", 1)[-1]
-        raise InputError(f"{stage.folder.name}: exit {code}: {last[:300]}; see {log}")
-    seconds, commit = time.monotonic() - begun, run_folder.versions()["commit"]
-    run_folder.write_json(stage.folder / "DONE", {"words": stage.words, "seconds": seconds, "commit": commit})
-    print(f"made        {seconds:>7.1f} s  {stage.folder}", flush=True)
+        sys.exit(f"error: {stage.folder.name}: exit {code}: {last[:300]}; see {log}")
+    about = {"words": stage.words, "commit": run_folder.versions()["commit"]}
+    run_folder.write_json(stage.folder / "DONE", about | {"seconds": time.monotonic() - begun})
+    print(f"made        {time.monotonic() - begun:>7.1f} s  {stage.folder}", flush=True)
 
 
-def make_table(figure: Figure, path: Path, args: argparse.Namespace):
-    """Runs the stages and writes their numbers, the declared differences among them."""
-    lines = make_stages(figure, args.folder.resolve() / "stages")
-    stages = [stage for line in lines.values() for stage in line]
-    if args.explain:
-        for stage in stages:
-            print(f"{'done' if stage.done else 'to make':<12}{' '.join(stage.words)}")
-        return
-    run_all(stages, args.jobs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table: Table = figure.gather(lines)
+def write_table(figure: Figure, lines: dict[str, list[Stage]], path: Path):
+    """Writes the numbers of finished stages, the declared differences among them."""
+    table = figure.gather(lines)
     table.write(path)
-    for item, difference_S in differences(read_table(path), figure.compare):
-        x = "" if item.x is None else item.x
-        table.number(f"difference of {item.panel}", f"{item.a} - {item.b}", difference_S, x)
+    for item, difference_S in differences(read_table(path), figure.compare).items():
+        table.number(f"difference of {item.panel}", f"{item.a} - {item.b}", difference_S, item.x)
     table.write(path)
 
 
 def main(words: list[str] | None = None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description="Makes a paper's figure.")
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--redraw", action="store_true", help="draw the stored table, run nothing")
     parser.add_argument("--explain", action="store_true", help="say which commands are done, run nothing")
@@ -171,21 +137,21 @@ def main(words: list[str] | None = None):
     for name, figure in importlib.import_module(f"examples.papers.{args.name}").FIGURES.items():
         if args.seeds and "seed" in figure.sweep:
             figure = dataclasses.replace(figure, sweep=figure.sweep | {"seed": args.seeds})
-        path = args.folder / name / f"{name}.csv"
-        try:
-            if not args.redraw:
-                make_table(figure, path, args)
-        except InputError as error:
-            sys.exit(f"error: {error}")
+        lines = make_stages(figure, args.folder.resolve() / "stages")
         if args.explain:
+            for stage in itertools.chain(*lines.values()):
+                print(f"{'done' if stage.done else 'to make':<12}{' '.join(stage.words)}")
             continue
-        table = read_table(STORED / f"{name}.csv" if args.redraw else path)
+        path = args.folder / name / f"{name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not args.redraw:
+            run_all(lines, args.jobs)
+            write_table(figure, lines, path)
+        table = read_table(STORED / path.name if args.redraw else path)
         for line in statements(table, figure.compare):
             print(f"says        {line}")
         drawn = figure.draw(table)
         drawn.text(0, -0.02, SPREAD, fontsize=7, color=GREY, va="top")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn.savefig(path.with_suffix(".pdf"))
         print(f"figure      {save(drawn, path.with_suffix('.png'))}")
 
 

@@ -1,23 +1,12 @@
-"""Final-answer error against trace error, and the error left after abstaining (Uesato et al. 2022);
-best_of_n's stages.
-    python examples/papers/run.py trace_error --redraw
+"""Trace error of the chosen solutions, and errors left after abstaining (Uesato et al. 2022).
 
-Question: are the right answers that a process model chooses right in their steps, too, and does a low score
-say where a choice is wrong?
-Expected (ec847ad): trace error lowest for the PRM and highest for the ORM, whose lucky answers score like
-others; abstaining lowers the error of votes, less that of best-of-n, whose winners of 64 all score high.
-Uesato's ORM agrees with step labels (85 %) more than with its own (77 %); here a quarter of the right answers
-are lucky, so it should not.
-Expected (82f68d6): primary near -.3 (-.32 in three seeds of the default before); PRM - a sample at random
--.2, ORM - a sample above 0; leaving out 30 % of the problems lowers the error of the vote weighted by the PRM
-to a third or less, that of its best of 64 by less than half.
-Primary: trace error of the best of 64, PRM - ORM, paired over 8 seeds.
+python -m examples.papers.run trace_error --redraw       # README.md: its question, what was expected
 """
 
 import numpy as np
 
 from examples.papers.best_of_n import NAMES, STAGES
-from examples.papers.table import Difference, Figure, Table, curves, results_of
+from examples.papers.table import Difference, Figure, Table, curves
 
 TITLES = NAMES | {"mean": "a sample at random", "majority": "majority vote"}
 ERROR, ABSTAINING = "trace error", "abstaining"
@@ -25,7 +14,7 @@ ERROR, ABSTAINING = "trace error", "abstaining"
 
 def gather(stages: dict) -> Table:
     """x: the final-answer error; of abstaining, the share of problems left out."""
-    table, pools = Table(), results_of(stages["pool"])
+    table, pools = Table(), [stage.results() for stage in stages["pool"]]
     chosen, first = [pool["chosen"] for pool in pools], pools[0]["chosen"]
     for scorer, aggregator in pools[0]["headline"].items():
         own = [pool["scorers"][scorer][aggregator] for pool in pools]
