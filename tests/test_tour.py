@@ -57,7 +57,7 @@ def notebook(page: str) -> str:
                 made.append(cell | extra)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     whole = {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-    return json.dumps(whole, indent=1) + "\n"
+    return json.dumps(whole, indent=1, sort_keys=True) + "\n"  # as ruff formats it
 
 
 def test_the_notebook_is_the_page():
