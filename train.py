@@ -26,19 +26,12 @@ from prm_jax.examples import Example, make_examples
 from prm_jax.formats import Format, train_tokenizer
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Seed, expect, parse, script
+from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import start_command
-from prm_jax.launch.run_log import (
-    MetricsLog,
-    StepReader,
-    StopSignal,
-    clocks,
-    require_finite,
-    require_packages,
-)
+from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, clocks, require_finite
 from prm_jax.launch.sharding import platform
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
@@ -145,7 +138,6 @@ def main(cfg) -> float:
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     cfg.check(data_cfg)
     cfg = with_lm_weight(cfg, data_cfg)
-    require_packages(cfg.tensorboard, cfg.wandb)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         hf.locate(name)  # refused before samples are drawn
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
@@ -219,7 +211,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     if cfg.objective == "lm":
         print(f"next        python -m prm_jax.sampling checkpoint={run} input=FILE")
     else:
-        print(f"next        {script('evaluate')} checkpoint={run}")
+        print(f"next        python -m prm_jax evaluate checkpoint={run}")
     return summary["metric"]
 
 
@@ -348,8 +340,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
                 checkpoints.save(step, model, opt, best | reader.spent, model if is_best else None)
             if stopping:
                 name = signal.Signals(reader.stop).name
-                command = f"{script('train')} resume={run}"
-                print(f"stopped     by {name} after step {step}; continue with: {command}")
+                print(f"stopped     by {name} after step {step}; continue with resume={run}")
                 sys.exit(128 + reader.stop)
     return best | {"steps": cfg.steps, **reader.spent}
 

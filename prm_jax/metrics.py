@@ -7,13 +7,17 @@ score raises ValueError. A number that the data do not define is nan."""
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from prm_jax.stats import problem_numbers
-
 TAIL_SCORE = 0.9  # a wrong step scored above this is one that best-of-N will find and pick ("tail miss")
+
+
+def problem_numbers(problems: Iterable[Hashable]) -> np.ndarray:
+    """Each row's problem as a number: 0, 1, ... in the order of first appearance."""
+    number = {}
+    return np.fromiter((number.setdefault(problem, len(number)) for problem in problems), np.int64)
 
 
 def mean(x) -> float:

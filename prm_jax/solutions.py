@@ -83,6 +83,11 @@ def first_error(labels: Sequence[float | None], threshold: float = 0.5) -> int:
     return next((index for index, label in enumerate(labels) if label is not None and label < threshold), -1)
 
 
+def up_to_error(n: int, error: int | None) -> tuple[float | None, ...]:
+    """Labels of n steps with the first error at this index (None: all good), unlabelled after it."""
+    return (1.0,) * n if error is None else (1.0,) * error + (0.0,) + (None,) * (n - error - 1)
+
+
 def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
     """The solution with labels and ratings after its first bad step: `mask`, `bad`, or `keep`."""
     error = first_error(solution.labels or ())

@@ -9,9 +9,11 @@ Dimension key: P problems, S resamples, X any trailing axes, m differences that 
 
 import functools
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
+
+from prm_jax.metrics import problem_numbers
 
 RESAMPLES = 2000
 LEVEL = 0.95  # of all intervals
@@ -20,12 +22,6 @@ SIGN_FLIPS = 20_000  # sign patterns that are drawn where there are more
 PLACES = 1 << 22  # numbers of resamples that are summed at a time: 32 MB
 FLIPS = 1 << 18  # signs drawn at a time: they stay in cache
 ROUNDING = 1e-5  # differences of float32 expectations that are this close are equal
-
-
-def problem_numbers(problems: Iterable[Hashable]) -> np.ndarray:
-    """Each row's problem as a number: 0, 1, ... in the order of first appearance."""
-    number = {}
-    return np.fromiter((number.setdefault(problem, len(number)) for problem in problems), np.int64)
 
 
 def _drawn_problems(P: int, draws: int, seed: int) -> Iterator[np.ndarray]:

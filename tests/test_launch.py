@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import hydra
 import numpy as np
@@ -20,7 +22,7 @@ from prm_jax import __main__ as commands
 from prm_jax.launch import cli, files, run_folder
 from prm_jax.launch.config import CONF, flatten, parse, store_defaults
 from prm_jax.launch.own import read_function
-from prm_jax.launch.run_log import MetricsLog, read_log
+from prm_jax.launch.run_log import MetricsLog
 
 TINY_DATA = [*SMALL, *THIN, "steps=2", "data.solutions=60", "data.test_solutions=20"]
 
@@ -87,21 +89,21 @@ def test_a_sweep_runs_every_job_and_goes_on_where_it_was_cut(monkeypatch, tmp_pa
     sweep = ["-m", *TINY_DATA, "steps=2,0", "hydra.sweep.dir=s"]
     monkeypatch.chdir(tmp_path)
     assert call(train.main, monkeypatch, "train.py", *sweep) == "1"
-    first = capsys.readouterr()
-    assert first.err.count("error: steps") == 2 and (tmp_path / "s/0/summary.json").exists()
-    (tmp_path / "s/0/summary.json").rename(tmp_path / "kept.json")
+    assert capsys.readouterr().err.count("error: steps") == 2
+    before, log = json.loads(Path("s/0/summary.json").read_text()), Path("s/0/metrics.jsonl").read_bytes()
     sweep[-2] = "steps=2"  # job 0 alone
-    again = printed(train.main, monkeypatch, *sweep, cwd=tmp_path)
-    assert "job 0: goes on" in again and "eval_loss" in again  # the table
-    assert "job 0: done before" in printed(train.main, monkeypatch, *sweep, cwd=tmp_path)
-    before, after = (json.loads((tmp_path / x).read_text()) for x in ("kept.json", "s/0/summary.json"))
-    assert before["eval_loss"] == after["eval_loss"] == after["metric"]
-    assert call(train.main, monkeypatch, "train.py", *sweep, "seed=4") == "1"  # another job lies there
-    assert "hydra.sweep.dir" in capsys.readouterr().err
+    for cut in ("summary.json", "checkpoints"):
+        shutil.rmtree(f"s/0/{cut}") if cut == "checkpoints" else Path(f"s/0/{cut}").unlink()
+        assert "eval_loss" in printed(train.main, monkeypatch, *sweep, cwd=tmp_path)  # the table
+        after = json.loads(Path("s/0/summary.json").read_text())
+        assert before["eval_loss"] == after["eval_loss"] == after["metric"]
+        assert (Path("s/0/metrics.jsonl").read_bytes() == log) == (cut == "summary.json")
+    for other in (["seed=4"], ["optimizer.lr=1"]):
+        assert call(train.main, monkeypatch, "train.py", *sweep, *other) == "1"  # another job lies there
+        assert "error: resume" in capsys.readouterr().err
 
 
 def test_a_sweeper_gets_the_metric_of_a_job(monkeypatch, tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="hydra-optuna-sweeper is not installed")
     asked = ["-m", *TINY_DATA, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweep.dir=s"]
     printed(train.main, monkeypatch, *asked, "optimizer.lr=tag(log,interval(1e-4,1e-2))", cwd=tmp_path)
     losses = [json.loads((tmp_path / f"s/{i}/summary.json").read_text())["eval_loss"] for i in range(2)]
@@ -115,16 +117,10 @@ def test_an_error_is_one_line_and_exits_with_one(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "error, text",
-    [
-        (OSError(28, "No space left on device", "x"), "error: x: No space left on device"),
-        (MemoryError("9 TiB"), "error: not enough memory"),
-        (InputError("a:\n b"), "error: a: b"),
-    ],
-)
-def test_what_the_system_refuses_is_one_line(error, text):
-    assert cli.one_line(error).startswith(text)
+def test_what_the_system_refuses_is_one_line():
+    full = OSError(28, "No space left on device", "x")
+    assert cli.one_line(full) == "error: OSError: [Errno 28] No space left on device: 'x'"
+    assert cli.one_line(InputError("a:\n b")) == "error: a: b"
 
 
 @pytest.mark.slow
@@ -175,7 +171,7 @@ def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(monkeypat
         ([f"resume={folder}", "optimizer.lr=1", "log_every=7"], "resume: optimizer.lr"),
         ([f"resume={folder}", "experiment=random_init"], "resume: experiment"),
         ([f"resume={folder}", "mesh=4"], "mesh"),
-        ([f"resume={folder}", "steps=3"], "steps"),
+        ([f"resume={folder}", "steps=3"], "resume: steps"),
         ([f"hydra.run.dir={folder}", "optimizer.lr=1"], "hydra.run.dir"),
     ):
         assert call(train.main, monkeypatch, "train.py", *words).startswith(f"error: {key}: ")
@@ -208,28 +204,23 @@ def test_one_process_works_in_a_folder(monkeypatch, tmp_path):
     assert run_folder.run_config(tmp_path) == cfg
 
 
-def keep(path, rows):
-    kept = files.KeptLines(path)
-    before = list(iter(kept.read, None))
-    kept.append(rows)
-    kept.close()
-    return before
-
-
 def test_kept_lines_go_on_behind_the_last_whole_one(tmp_path):
     path = tmp_path / "a.jsonl"
-    assert keep(path, [{"a": 1}, {"a": 2}]) == []
+    files.append_lines(path, [{"a": 1}, {"a": 2}])
     whole = path.read_bytes()
     for cut in range(len(whole) // 2, len(whole)):
         path.write_bytes(whole[:cut])
-        assert keep(path, [{"a": 2}]) == [{"a": 1}] and path.read_bytes() == whole
+        assert list(files.read_lines(path)) == [{"a": 1}] and path.read_bytes() == whole[:cut]
+        assert list(files.read_lines(path, cuts=True)) == [{"a": 1}]
+        files.append_lines(path, [{"a": 2}])
+        assert path.read_bytes() == whole
     for damage in (b"{", b"[1]", b"\xff"):
         path.write_bytes(damage + b"\n" + whole)
         with pytest.raises(InputError, match=r"a.jsonl line 1: "):
-            keep(path, [])
+            list(files.read_lines(path))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"a": 1', b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b'{"a": 1', b"[" * 100_000])
 def test_a_damaged_file_of_state_is_one_line_with_its_name(content, tmp_path):
     path = tmp_path / "state.json"
     path.write_bytes(content)
@@ -261,27 +252,24 @@ def test_a_file_that_goes_on_is_of_the_same_settings(tmp_path):
         counts["rows"] += 1
     about = files.read_json(tmp_path / "about.json")
     assert about["finished"] and about["counts"] == {"rows": 1} and about["n"] == 4
-    with pytest.raises(InputError, match="pool.jsonl: n"), run_folder.described_file(path, {"n": 5}):
+    with pytest.raises(InputError, match="pool.jsonl: .*n"), run_folder.described_file(path, {"n": 5}):
         pass
 
 
-def test_a_log_goes_on_after_the_step_that_is_resumed(tmp_path, monkeypatch):
+def test_a_log_goes_on_after_the_step_that_is_resumed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
     log = MetricsLog(tmp_path, 2, tensorboard=False)
     log.write({"step": 3, "loss": 0.5})
     log.close()
-    assert read_log(path) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": 0.5}]
-    path.write_text('{"loss": 1}\n')
-    with pytest.raises(InputError, match="metrics.jsonl line 1"):
-        read_log(path)
+    assert list(files.read_lines(path)) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": 0.5}]
 
 
 def test_a_function_of_ones_own_fails_in_one_line_with_its_name(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def f(x):\n    raise SystemExit('a\\nb')\n")
     own = read_function("checker", f"{path}:f", lambda where, result, *args: result)
-    with pytest.raises(InputError, match=r"checker: .*mine.py:f: SystemExit: a b"):
+    with pytest.raises(InputError, match=r"checker: .*mine.py:f: SystemExit: a"):
         own(1)
     for place in ("none.py:f", f"{path}:g"):
         with pytest.raises(InputError, match="checker"):

@@ -190,7 +190,7 @@ def launch(n, devices, script, *args, cwd, slurm=False):
     port = free_port(61_440 if slurm else 20_000 + os.getpid() % 20_000)  # SLURM's: 61440 + job number % 4096
     processes = []
     for i in range(n):
-        how = f"distributed={{coordinator: 'localhost:{port}', processes: {n}, process: {i}}}"
+        how = f"distributed={{coordinator_address: 'localhost:{port}', num_processes: {n}, process_id: {i}}}"
         env = {}
         if slurm:
             how = "distributed=auto"

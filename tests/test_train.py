@@ -245,7 +245,7 @@ def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatc
         log.write({"step": 3, "loss": 0.5})
         log.close()
     assert lines == [(3, {"loss": 0.5}), "end"] * 2 and begun[0] == begun[1] and begun[0]["mode"] == "offline"
-    assert begun[0]["config"] == {"optimizer.lr": 1e-3, "seed": 4}
+    assert begun[0]["config"] == {"optimizer": {"lr": 1e-3}, "seed": 4}
     monkeypatch.setitem(sys.modules, "wandb", None)
 
 

@@ -5,7 +5,6 @@ datasets would force one type on all values of a column: PRM800K's and TRL's lab
 nulls.
 """
 
-import contextlib
 import gzip
 import hashlib
 import itertools
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import KeptLines, decode_json, replaced
+from prm_jax.launch.files import append_lines, decode_json, read_lines, replaced
 
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 
@@ -174,30 +173,29 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
     """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them
     it had). make(items, number of the first, how many have a row) gives the other rows; where it makes them
     in fixed chunks, the file becomes byte for byte that of an undisturbed call. size=None: `items` are the
-    chunks, lists. InputError if a line is broken (KeptLines) or check(row, item) raises it."""
-    items, number = iter(items), 0
+    chunks, lists. InputError if a line is broken or check(row, item) raises it."""
+    items, number, path = iter(items), 0, Path(path)
     chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
-    with contextlib.closing(KeptLines(Path(path))) as kept:
-        for chunk in chunks:
-            rows = list(itertools.islice(iter(kept.read, None), len(chunk)))
-            for i, (row, item) in enumerate(zip(rows, chunk, strict=False), number + 1):
-                try:
-                    check(row, item)
-                except (InputError, LookupError, TypeError, AttributeError) as error:
-                    why = error if isinstance(error, InputError) else "has other fields than such a line"
-                    raise InputError(f"{path} line {i}: {why}; delete the file to make it again") from None
-            old = len(rows)
-            if old < len(chunk):
-                new = make(chunk, number, old)
-                kept.append(new)
-                rows += new
-            number += len(chunk)
-            yield rows, old
-        if (more := kept.read()) is not None:
-            where = f"{path} line {number + 1}"
-            expect(
-                False, where, more, "the file's end: it was made from other input; delete it to make it again"
-            )
+    path.touch()
+    kept = read_lines(path, cuts=True)
+    for chunk in chunks:
+        rows = list(itertools.islice(kept, len(chunk)))
+        for i, (row, item) in enumerate(zip(rows, chunk, strict=False), number + 1):
+            try:
+                check(row, item)
+            except (InputError, LookupError, TypeError, AttributeError) as error:
+                why = error if isinstance(error, InputError) else "has other fields than such a line"
+                raise InputError(f"{path} line {i}: {why}; delete the file to make it again") from None
+        old = len(rows)
+        if old < len(chunk):  # so the file has been read to its end
+            new = make(chunk, number, old)
+            append_lines(path, new)
+            rows += new
+        number += len(chunk)
+        yield rows, old
+    if (more := next(kept, None)) is not None:
+        expected = "the file's end: it was made from other input; delete it to make it again"
+        expect(False, f"{path} line {number + 1}", more, expected)
 
 
 def file_fingerprint(path) -> str:

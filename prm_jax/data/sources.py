@@ -13,10 +13,15 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.data.rows import field, is_pool, load_hub, optional, read_rows, require, row_place, texts
-from prm_jax.data.steps import SPLITS, split_steps
-from prm_jax.data.test_sets import TEST_SETS, up_to_error
 from prm_jax.launch.own import load_object
-from prm_jax.solutions import Solution, first_error, is_probability, packed_solutions, relabel_after_error
+from prm_jax.solutions import (
+    Solution,
+    first_error,
+    is_probability,
+    packed_solutions,
+    relabel_after_error,
+    up_to_error,
+)
 
 # The values of each option of `load`; the first leaves a file as it is.
 OPTIONS = {
@@ -25,7 +30,6 @@ OPTIONS = {
     "alternatives": ("chosen", "expand"),
     "duplicates": ("keep", "drop"),
     "quality_control": ("keep", "drop"),
-    "split_by": tuple(SPLITS),
 }
 
 
@@ -232,7 +236,8 @@ def problem_and_text(row: dict) -> dict[str, str]:
 
 def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[Solution]:
     """`problem_and_text`, the text split by steps.py, without labels; outcome and id are optional."""
-    from prm_jax.data.grading import extract  # not above: other rows state their answers
+    from prm_jax.data.grading import extract  # not above: other rows have steps and state their answers
+    from prm_jax.data.steps import split_steps
 
     require(not labels_required, "labels", None, "those of steps, but a text has none: prm_jax.relabeling")
     problem, solution = problem_and_text(row).values()
@@ -244,7 +249,9 @@ def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[S
     return [Solution(problem, steps, outcome=outcome, answer=answer, id=own_id(row, row_id))]
 
 
-READERS = {f.__name__: f for f in (native, prm800k, math_shepherd, processbench, prmbench, text, *TEST_SETS)}
+READERS = {f.__name__: f for f in (native, prm800k, math_shepherd, processbench, prmbench, text)}
+# The readers of test_sets.py, which training does without.
+TEST_SETS = ("big_bench_mistake", "mr_gsm8k", "hard2verify")
 
 
 @functools.cache
@@ -253,7 +260,11 @@ def load_reader(place: str):
 
 
 def find_reader(kind: str):
-    """The reader of a name in READERS, or FILE.py:FUNCTION of your own."""
+    """The reader of a name in READERS or TEST_SETS, or FILE.py:FUNCTION of your own."""
+    if kind in TEST_SETS:
+        from prm_jax.data import test_sets
+
+        return getattr(test_sets, kind)
     return READERS[kind] if kind in READERS else load_reader(kind)
 
 
@@ -269,9 +280,9 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
 def load_placed(path, kind: str, counts, *, split=None, labels_required=False, **options):
     """Yields (the row's place in an error, row, solution) of what `load` reads; `counts` has all events at
     the end."""
-    options = {name: values[0] for name, values in OPTIONS.items()} | options
-    for name, value in options.items():
-        require(value in OPTIONS[name], name, value, f"one of {', '.join(OPTIONS[name])}")
+    options = {name: values[0] for name, values in OPTIONS.items()} | {"split_by": "line"} | options
+    for name, values in OPTIONS.items():
+        require(options[name] in values, name, options[name], f"one of {', '.join(values)}")
     read = find_reader(kind)
     takes = inspect.getfullargspec(read).kwonlyargs
     available = options | {"labels_required": labels_required, "from_hub": split is not None}

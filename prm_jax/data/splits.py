@@ -43,7 +43,7 @@ class FileData:
     # Configs of older runs lack the keys below.
     validation_path: Files = None
     test_path: Files = None
-    split_by: Annotated[str, one_of(sources.OPTIONS["split_by"])] = "line"
+    split_by: str = "line"  # a name of steps.SPLITS
     validation_name: Annotated[str, one_of(sources.READERS)] | None = None
 
 
@@ -99,12 +99,12 @@ def data_config(node, key: str = "data") -> DataConfig:
     if name == "mixture" and key == "data":
         return mixture_config(node)
     is_own = ".py:" in str(name)  # FILE.py:CLASS of a task, or FILE.py:FUNCTION of a reader
-    if name in tuple(sources.READERS) or is_own and "path" in node:
+    if name in (*sources.TEST_SETS, *sources.READERS) or is_own and "path" in node:
         cfg = parse(node, FileData, key)
     else:
         from prm_jax import tasks  # not above: data of files need no embedded task
 
-        names = ", ".join((*tasks.TASKS, "mixture", *sources.READERS))
+        names = ", ".join((*tasks.TASKS, "mixture", *sources.TEST_SETS, *sources.READERS))
         expect(
             name in tasks.TASKS or is_own, f"{key}.name", name, f"{names} or one of your own, FILE.py:NAME"
         )
@@ -170,7 +170,7 @@ def load_files(cfg: FileData, labels_required: bool, key: str = "data", **extra_
     expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
     if bool(cfg.path) == bool(cfg.hub):
         raise InputError(f"{key}.path: expected {expected.replace('data.', f'{key}.')}")
-    options = {name: getattr(cfg, name) for name in sources.OPTIONS}
+    options = {name: getattr(cfg, name) for name in (*sources.OPTIONS, "split_by")}
     splits, counts, fingerprints, totals = {}, {}, {}, ("rows", "solutions", "steps", "labels")
     given = {side: path for side, path in extra_paths.items() if path is not None}
     for side, path in {"train": cfg.path or cfg.hub, **given}.items():

@@ -9,12 +9,7 @@ import itertools
 import json
 
 from prm_jax.data.rows import field, optional, require, texts
-from prm_jax.solutions import Solution
-
-
-def up_to_error(n: int, error: int | None) -> tuple[float | None, ...]:
-    """Labels of n steps with the first error at this index (None: all good), unlabelled after it."""
-    return (1.0,) * n if error is None else (1.0,) * error + (0.0,) + (None,) * (n - error - 1)
+from prm_jax.solutions import Solution, up_to_error
 
 
 def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
@@ -87,6 +82,3 @@ def reveal(name: str, value, canary: str):
     if name == "question" and not isinstance(content, str):  # a question may look like JSON
         return text
     return content
-
-
-TEST_SETS = (big_bench_mistake, mr_gsm8k, hard2verify)

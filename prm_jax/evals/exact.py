@@ -5,9 +5,8 @@ from scipy import stats
 
 from prm_jax import tasks
 from prm_jax.evals.tables import interval_of, show_table
-from prm_jax.metrics import labelled_steps, mean, soft_auroc
+from prm_jax.metrics import labelled_steps, mean, problem_numbers, soft_auroc
 from prm_jax.solutions import Solution
-from prm_jax.stats import problem_numbers
 
 COMPLETIONS = [2**i for i in range(7)]  # K of a Monte-Carlo label
 

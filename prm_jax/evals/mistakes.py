@@ -17,9 +17,9 @@ from prm_jax.metrics import (
     mcc,
     mean,
     predict_first_error,
+    problem_numbers,
 )
 from prm_jax.solutions import first_error
-from prm_jax.stats import problem_numbers
 
 # The metrics that the authors of a set report, of `solution_numbers` and `step_numbers`.
 OWN = {

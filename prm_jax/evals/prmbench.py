@@ -10,8 +10,7 @@ from prm_jax.evals.benchmarks import Benchmark, Row, rows_and_scores
 from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS, SOCRATIC_GROUPS
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import interval_of, show_table
-from prm_jax.metrics import f1, prm_score
-from prm_jax.stats import problem_numbers
+from prm_jax.metrics import f1, prm_score, problem_numbers
 
 
 class Prmbench(Benchmark):

@@ -12,9 +12,8 @@ from prm_jax.evals.published import PROCESSBENCH
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import interval_of, show_table
 from prm_jax.launch.config import expect
-from prm_jax.metrics import first_error_f1, predict_first_error
+from prm_jax.metrics import first_error_f1, predict_first_error, problem_numbers
 from prm_jax.solutions import first_error
-from prm_jax.stats import problem_numbers
 
 THRESHOLDS = np.arange(1, 100) / 100  # of the curve of first-error F1
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.score_files import score_into, stored_scores
+from prm_jax.data.steps import SPLITS
 from prm_jax.data.units import UNITS
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
@@ -47,7 +48,7 @@ class Score(Task):
         _, first = next(iter(rows.read_rows(cfg.input)), (0, {}))
         is_pool, solutions, dropped = rows.is_pool(first), [], {}
         has_steps = "candidates" in first or not is_pool and bool({"steps", "completions"} & first.keys())
-        ways = ", ".join(sources.OPTIONS["split_by"])
+        ways = ", ".join(SPLITS)
         expect(not (cfg.split_by and has_steps), "split_by", cfg.split_by, "null: the rows have steps")
         expect(is_pool or has_steps or cfg.split_by, "split_by", None, f"how to split responses: {ways}")
         read_pool = functools.partial(pools.iter_pool, cfg.input, split_by=cfg.split_by)

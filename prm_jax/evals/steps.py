@@ -24,9 +24,8 @@ from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Share
 from prm_jax.launch.progress import print_counts
-from prm_jax.metrics import labelled_steps, step_metrics
+from prm_jax.metrics import labelled_steps, problem_numbers, step_metrics
 from prm_jax.solutions import Solution, first_error
-from prm_jax.stats import problem_numbers
 
 TOTALS = ("rows", "solutions", "steps", "labels")  # counts that are no loss: in report.txt
 SAMPLED = ("policy_tokens", "lucky_share_of_right_answers")  # so are these, of an embedded task

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from prm_jax.figures.style import line_style, panels, save
-from prm_jax.launch.run_log import read_log
+from prm_jax.launch.files import read_lines
 
 PANELS = {
     "eval_pass_at_1": "right (gold)",
@@ -26,7 +26,7 @@ def histories(folders: Sequence[Path]) -> list[dict[str, list[float]]]:
     have."""
     runs = []
     for folder in folders:
-        lines = [line for line in read_log(folder / "metrics.jsonl") if "eval_pass_at_1" in line]
+        lines = [line for line in read_lines(folder / "metrics.jsonl") if "eval_pass_at_1" in line]
         # No tokens are written before the first step.
         runs.append({line["step"]: {"tokens": line.get("total_policy_tokens", 0)} | line for line in lines})
     steps = sorted(set.intersection(*map(set, runs)))

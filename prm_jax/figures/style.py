@@ -16,8 +16,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import special
 
-from prm_jax.launch.run_folder import short_commit
-
 plt.rcParams.update(
     {
         "font.size": 9,
@@ -95,7 +93,7 @@ def caption(figure, text: str, results: dict):
     """Writes below the figure what it was made from, of absolute paths the last two parts; the commit
     last."""
     text = re.sub(r"(?<![\w.:/-])/(?:[^\s/,;]+/)*(?=[^\s/,;]+/[^\s/,;]+)", "", text)
-    text += f". Commit {short_commit(results['versions']['commit'])}."
+    text += f". Commit {results['versions']['commit']}."
     text = textwrap.fill(text, int(17 * figure.get_figwidth()))  # characters of this size
     figure.text(0, -0.02, plain(text), fontsize=6.5, color=GREY, va="top")
 

@@ -42,7 +42,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     folder of the cache, named by a hash of all that samples depend on, keeps them; damaged ones are drawn
     again."""
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
-    code = run_folder.code_fingerprint(Path(__file__).parents[1] / file for file in CODE)
+    code = [file_fingerprint(Path(__file__).parents[1] / file) for file in CODE]
     model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.eos_ids
     settings = dataclasses.asdict(policy.format), vars(policy.sampling), list(problems), n, seed
     origin = json.dumps([code, model, settings], sort_keys=True)

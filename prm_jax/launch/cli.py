@@ -17,16 +17,16 @@ from omegaconf import DictConfig
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, store_defaults
 from prm_jax.launch.files import cache_folder
-from prm_jax.launch.run_folder import begin_job, output_dir
+from prm_jax.launch.run_folder import output_dir
 
-# Errors that end in one line: bad input, and refusals of the system such as a full disk.
-USER_ERRORS = (InputError, OSError, MemoryError)
+# Errors that end in one line: bad input, refusals of the system such as a full disk, an optional package.
+USER_ERRORS = (InputError, OSError, MemoryError, ImportError)
 
 
 def command(config_name: str, config: type | None = None):
-    """Decorates a `main(cfg)` as the Hydra command of conf/{config_name}.yaml. What it returns, a number or None, is
-    the job's metric, which sweepers such as Optuna's minimise or maximise. `config` is the dataclass that it parses:
-    its defaults need no line in YAML. HYDRA_FULL_ERROR=1 shows the traceback of an error."""
+    """Decorates a `main(cfg)` as the Hydra command of conf/{config_name}.yaml. What it returns, a number or
+    None, is the job's metric, which sweepers such as Optuna's minimise or maximise. `config` is the dataclass
+    that it parses: its defaults need no line in YAML. HYDRA_FULL_ERROR=1 shows the traceback of an error."""
     if config is not None:
         store_defaults(f"{config_name}_defaults", config)
     options = {"version_base": "1.3"}
@@ -39,8 +39,7 @@ def command(config_name: str, config: type | None = None):
             is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
             try:
                 use_compilation_cache()
-                before = begin_job(cfg)
-                return before.get("metric") if before is not None else main(cfg)
+                return main(cfg)
             except USER_ERRORS as error:
                 with contextlib.suppress(OSError):  # the folder is not empty
                     output_dir().rmdir()
@@ -61,12 +60,8 @@ def command(config_name: str, config: type | None = None):
 
 def one_line(error: Exception) -> str:
     """`error: MESSAGE` in one line."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename or 'a file'}: {error.strerror}"
-    elif isinstance(error, MemoryError):
-        text = f"not enough memory ({text or 'an object'}): a file, a batch or a model is too large"
-    return f"error: {' '.join(text.split())}"
+    text = " ".join(str(error).split())
+    return f"error: {text}" if isinstance(error, InputError) else f"error: {type(error).__name__}: {text}"
 
 
 class SweepTable(Callback):

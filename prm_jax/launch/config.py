@@ -1,45 +1,33 @@
 """Parses configuration into frozen dataclasses; errors name the unknown, missing or wrongly typed key."""
 
 import dataclasses
-import difflib
 import math
-import shlex
-import sys
 import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
 
 PACKAGE = Path(__file__).parents[1]
-# The folder of train.py, evaluate.py and conf/: the clone, or prm_jax/root where a wheel was installed (pyproject.toml).
+# The folder of train.py, evaluate.py and conf/: the clone, or prm_jax/root where a wheel was installed
+# (pyproject.toml).
 ROOT = PACKAGE / "root" if (PACKAGE / "root").is_dir() else PACKAGE.parent
 CONF = ROOT / "conf"
 
 
-def script(name: str) -> str:
-    """How train.py or evaluate.py is started from here: as the one of them that runs, or by `name`."""
-    running = Path(sys.argv[0])
-    if running.name in ("train.py", "evaluate.py"):
-        return f"python {shlex.quote(str(running.with_name(f'{name}.py')))}"
-    return f"python -m prm_jax {name}"
-
-
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
-    """A `cls` from a config node or dict; InputError where a key is unknown, wrongly typed, or missing without default.
-    Nested dataclasses are parsed in turn. An int is accepted for a float; nothing else is converted. Sections named in
-    `elsewhere` are ignored, and those in `done` are used as they are."""
+    """A `cls` from a config node or dict; InputError where a key is unknown, wrongly typed, or missing
+    without default. Nested dataclasses are parsed in turn. An int is accepted for a float; nothing else is
+    converted. Sections named in `elsewhere` are ignored, and those in `done` are used as they are."""
     try:
         is_config = OmegaConf.is_config(node)
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_config else node
-    except MissingMandatoryValue as error:
-        raise InputError(f"{error.full_key}: missing; give {error.full_key}=VALUE") from None
-    except OmegaConfBaseException as error:  # a broken interpolation
+    except OmegaConfBaseException as error:  # a value that is missing, or a broken interpolation
         raise InputError(f"{error.full_key or key}: {str(error).splitlines()[0]}") from error
     expect(isinstance(values, dict), key, values, f"a section of {cls.__name__} keys")
     values = {name: value for name, value in values.items() if name not in elsewhere}
@@ -47,8 +35,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     hints = typing.get_type_hints(cls, include_extras=True)
     dot = f"{key}." if key else ""
     for unknown in sorted(values.keys() - hints.keys(), key=str):
-        close = [f"; did you mean {dot}{name}?" for name in difflib.get_close_matches(str(unknown), hints)]
-        raise InputError(f"{dot}{unknown}: unknown key{''.join(close[:1])}")
+        raise InputError(f"{dot}{unknown}: unknown key")
     for field in dataclasses.fields(cls):
         if field.name not in {*values, *done} and not has_default(field):
             raise InputError(f"{dot}{field.name}: missing key, expected {type_name(hints[field.name])}")
@@ -60,9 +47,10 @@ def has_default(field: dataclasses.Field) -> bool:
 
 
 def store_defaults(name: str, cls: type, group: str | None = None):
-    """Gives Hydra the defaults of a config dataclass, and of those in it, as the node `name`, which stands first in the
-    defaults list of its command: so a field with a default is a key without a line in YAML. Left out are sections that
-    read other keys than their fields (`from_keys`) or have many that are seldom set (`is_open`: +SECTION.KEY=VALUE)."""
+    """Gives Hydra the defaults of a config dataclass, and of those in it, as the node `name`, which stands
+    first in the defaults list of its command: so a field with a default is a key without a line in YAML. Left
+    out are sections that read other keys than their fields (`from_keys`) or have many that are seldom set
+    (`is_open`: +SECTION.KEY=VALUE)."""
     ConfigStore.instance().store(name=name, node=_defaults(cls), group=group)
 
 
@@ -83,21 +71,14 @@ class Rule(typing.NamedTuple):  # a condition on a value beside its type, for an
     expected: str
 
 
-class one_of:
-    """The rule that a value is a key of a table, looked up when the value is read."""
-
-    def __init__(self, names: typing.Collection[str]):
-        self.names, self.allows = names, lambda x: x in names
-
-    @property
-    def expected(self) -> str:
-        return " or ".join(", ".join(self.names).rsplit(", ", 1))
+def one_of(names: typing.Collection[str]) -> Rule:
+    """The rule that a value is one of these names, such as a key of a table."""
+    return Rule(lambda x: x in names, ", ".join(names))
 
 
-# No count of ours comes near 10^8: more is a slip of the keyboard, with which a command would hang in silence.
-Count = typing.Annotated[
-    int, Rule(lambda n: n >= 1, "at least 1"), Rule(lambda n: n <= 10**8, "at most 10^8")
-]
+# No count of ours comes near 10^8: more is a slip of the keyboard, with which a command would hang in
+# silence.
+Count = typing.Annotated[int, Rule(lambda n: 1 <= n <= 10**8, "1 to 10^8")]
 Natural = typing.Annotated[int, Rule(lambda n: n >= 0, "at least 0")]
 Seed = typing.Annotated[int, Rule(lambda n: 0 <= n < 2**32, "at least 0 and below 2^32")]
 Share = typing.Annotated[float, Rule(lambda x: 0 <= x <= 1, "a number in [0, 1]")]
@@ -119,21 +100,18 @@ def _kinds(hint):
 
 
 def _value(value, hint, key: str):
-    if dataclasses.is_dataclass(hint):
-        return parse(value, hint, key)
+    """The value as its annotation has it: a list as a tuple, an object as a dataclass, an int as a float."""
     for kind, rules in _kinds(hint):
-        origin = typing.get_origin(kind) or kind
-        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+        if dataclasses.is_dataclass(kind) and (isinstance(value, dict) or kind is hint):
             return parse(value, kind, key)
         if origin is tuple and isinstance(value, list):
-            return tuple(_value(x, typing.get_args(kind)[0], f"{key}[{i}]") for i, x in enumerate(value))
-        if origin is float and isinstance(value, int) and not isinstance(value, bool):
+            return tuple(_value(x, inner[0], f"{key}[{i}]") for i, x in enumerate(value))
+        if inner and origin is dict and isinstance(value, dict):
+            return {name: _value(x, inner[1], f"{key}.{name}") for name, x in value.items()}
+        if origin is float and type(value) is int:
             value = float(value)
         if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
-            if typing.get_origin(kind) is dict:
-                return {
-                    name: _value(x, typing.get_args(kind)[1], f"{key}.{name}") for name, x in value.items()
-                }
             if origin is list:
                 is_flat = not any(x is None or isinstance(x, list | dict) for x in value)
                 expect(is_flat, key, value, "texts or numbers in the list")
@@ -144,18 +122,15 @@ def _value(value, hint, key: str):
 
 
 def type_name(hint) -> str:
-    names = {str: "a text", int: "an integer", float: "a number", dict: "an object", type(None): "null"}
-    names |= {bool: "true or false", list: "a list", tuple: "a list"}
+    """What an annotation allows: `int or NoneType`."""
     kinds = [typing.get_origin(kind) or kind for kind, _ in _kinds(hint)]
-    return " or ".join(names.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)
+    return " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
 
 
 def flatten(node, prefix: str = ""):
     """(dotted key, value) pairs of a nested config."""
-    for key, value in (
-        OmegaConf.to_container(node, resolve=True).items() if OmegaConf.is_config(node) else node.items()
-    ):
-        if isinstance(value, dict):
+    for key, value in node.items():
+        if isinstance(value, dict | DictConfig):
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

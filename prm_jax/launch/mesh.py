@@ -1,4 +1,5 @@
-"""Makes the mesh of all devices and processes, and places models and batches on it by the rule of sharding.py.
+"""Makes the mesh of all devices and processes, and places models and batches on it by the rule of
+sharding.py.
 
 Without a mesh everything is on the first device.
 """
@@ -14,7 +15,6 @@ from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from prm_jax import InputError
 from prm_jax.launch.config import Count, expect
 from prm_jax.launch.sharding import AXES, ROWS, pin, spec
 
@@ -27,19 +27,22 @@ class MeshConfig:  # conf/train.yaml says what each key means
 
 
 def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
-    """A mesh of `devices`, by default all of all processes, for batches of `rows` rows. With data=null it has as
-    many of each process's CPU devices as divide the rows. InputError where the axes do not multiply to the devices."""
+    """A mesh of `devices`, by default all of all processes, for batches of `rows` rows. One process takes as
+    many of its CPU's devices as are asked for, or divide the rows. InputError where the axes do not multiply
+    to the devices."""
     devices = jax.devices() if devices is None else devices
-    inner, on_cpu = cfg.fsdp * cfg.tensor, devices[0].platform == "cpu"
-    if on_cpu and cfg.data is None:
-        devices = usable_devices(devices, rows * cfg.tensor, inner)
-    data = len(devices) // inner if cfg.data is None else cfg.data
-    if on_cpu and jax.process_count() == 1 and data:
+    inner = cfg.fsdp * cfg.tensor
+    data = cfg.data or len(devices) // inner
+    if devices[0].platform == "cpu" and jax.process_count() == 1:
+        while cfg.data is None and data > 1 and rows % (data * cfg.fsdp) != 0:
+            data -= 1
         devices = devices[: data * inner]
-    if data * inner != len(devices):
-        shape = f"data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor}"
-        hint = "; cpu_devices says how many a CPU makes" if on_cpu else ""
-        raise InputError(f"mesh: {shape} does not make the {len(devices)} devices there are{hint}")
+    expect(
+        data * inner == len(devices) > 0,
+        "mesh",
+        vars(cfg),
+        f"a product of the {len(devices)} devices there are",
+    )
     # An axis of 8 may need parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
     grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
     # Auto: XLA chooses the sharding of what model code leaves open.
@@ -47,21 +50,10 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
 
 
 def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
-    """A mesh of as many devices as asked. data=null is one accelerator, or as many of a CPU as divide the rows."""
+    """A mesh of as many devices as asked. data=null is one accelerator, or as many of a CPU as divide the
+    rows."""
     devices, n = jax.devices(), math.prod(filter(None, vars(cfg).values()))
     return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
-
-
-def usable_devices(devices: list, rows: int, inner: int) -> list:
-    """The first n devices of each process, for the largest n whose total divides `rows` and by `inner`; else all."""
-    by_process = {}
-    for device in devices:
-        by_process.setdefault(device.process_index, []).append(device)
-    for n in range(min(map(len, by_process.values())), 0, -1):
-        total = n * len(by_process)
-        if total % inner == 0 and rows % total == 0:
-            return [device for _, group in sorted(by_process.items()) for device in group[:n]]
-    return devices
 
 
 def path_names(path) -> list[str]:
@@ -71,13 +63,15 @@ def path_names(path) -> list[str]:
 
 
 def sharding(*axes):
-    """The sharding of an array on the mesh in use, from the mesh axes (or None) that split each of its first axes."""
+    """The sharding of an array on the mesh in use, from the mesh axes (or None) that split each of its first
+    axes."""
     mesh = jax.sharding.get_mesh()
     return SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, P(*axes))
 
 
 def map_layout(f, tree, sizes: dict[str, int]):
-    """f(array, PartitionSpec) of every array: a parameter, its gradient and Adam moments are split as it declares."""
+    """f(array, PartitionSpec) of every array: a parameter, its gradient and Adam moments are split as it
+    declares."""
 
     def map_variable(x):
         mesh_axes = x.get_metadata("mesh_axes", ()) if isinstance(x, nnx.Variable) else ()
@@ -97,7 +91,8 @@ def abstract_arrays(tree, layout):
 
 
 def make_sharded(make, *args, donate=()):
-    """make(*args) with every array made in shards, never whole on one device; `donate` numbers arguments to reuse."""
+    """make(*args) with every array made in shards, never whole on one device; `donate` numbers arguments to
+    reuse."""
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, *args)), donate_argnums=donate)(*args)
 
 

@@ -1,4 +1,5 @@
-"""Loads a user's own function or class, named FILE.py:NAME, and makes one line of whatever goes wrong in it."""
+"""Loads a user's own function or class, named FILE.py:NAME; whatever goes wrong in it is one line with its
+key."""
 
 import copy
 import runpy
@@ -10,7 +11,7 @@ from prm_jax.launch.config import expect
 
 
 def load_object(key: str, place: str):
-    """The function or class that the value `place` of a config key names; InputError with the key where it is none."""
+    """The function or class that the value `place` of a config key names."""
     path, _, name = str(place).rpartition(":")
     expect(Path(path).is_file(), key, place, "FILE.py:NAME of a file that exists")
     found = guard(f"{key}: {place}", lambda: runpy.run_path(path).get(name))
@@ -19,8 +20,8 @@ def load_object(key: str, place: str):
 
 
 def read_function(key: str, place: str, accept: Callable) -> Callable:
-    """The function that `place` names; its results are what accept(where, result, *arguments) makes of them. The
-    function gets copies of its arguments. InputError with key and place where it fails."""
+    """The function that `place` names, which gets copies of its arguments; its results are what
+    accept(where, result, *arguments) makes of them."""
     function, where = load_object(key, place), f"{key}: {place}"
     return lambda *args: guard(where, lambda: accept(where, function(*map(copy.copy, args)), *args))
 
@@ -32,5 +33,4 @@ def guard(where: str, step: Callable):
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:  # anybody's code, SystemExit too
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{where}: {why[:300]}") from error
+        raise InputError(f"{where}: {type(error).__name__}: {error}") from error

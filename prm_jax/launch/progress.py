@@ -9,17 +9,9 @@ def progress(what: str, total: int, unit: str, initial: int = 0, **more) -> tqdm
     """A progress bar of process 0, or one line every 20 seconds where the output is a file."""
     import jax  # not above: a worker process that grades answers needs no jax
 
-    interval = 0.5 if sys.stderr.isatty() else 20
-    return tqdm(
-        desc=what,
-        total=total,
-        initial=initial,
-        unit=unit,
-        disable=jax.process_index() > 0,
-        mininterval=interval,
-        maxinterval=interval,
-        **more,
-    )
+    more |= dict.fromkeys(("mininterval", "maxinterval"), 0.5 if sys.stderr.isatty() else 20)
+    hidden = jax.process_index() > 0
+    return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=hidden, **more)
 
 
 def print_counts(counts: dict[str, float], totals=("rows", "solutions", "steps", "labels")):

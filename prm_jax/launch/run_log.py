@@ -1,6 +1,6 @@
-"""Logs a training run to metrics.jsonl, TensorBoard, W&B and the progress bar, and receives the signal to stop."""
+"""Logs a training run to metrics.jsonl, TensorBoard, W&B and the progress bar, and receives the signal to
+stop."""
 
-import importlib.util
 import json
 import math
 import signal
@@ -8,24 +8,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from prm_jax import InputError
-from prm_jax.launch.config import expect, flatten
-from prm_jax.launch.files import decode_json, replaced, sha256
+from prm_jax.launch.files import read_lines, replaced, sha256
 from prm_jax.launch.run_folder import run_config
 
 
-def require_packages(tensorboard: bool, wandb: str | None):
-    """InputError where the package of a requested log is not installed."""
-    for key, package, is_on in (("tensorboard", "tensorboardX", tensorboard), ("wandb", "wandb", wandb)):
-        if is_on and importlib.util.find_spec(package) is None:
-            raise InputError(f"{key}: needs a package: pip install {package}")
-
-
 class MetricsLog:
-    """metrics.jsonl with one JSON object per logged step, without the lines after step `first`, from which a run
-    resumes; the same numbers go to TensorBoard and W&B where these are asked for."""
+    """metrics.jsonl with one JSON object per logged step, without the lines after step `first`, from which a
+    run resumes; the same numbers go to TensorBoard and W&B where these are asked for."""
 
     def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None):
         self.board = self.wandb = None
@@ -34,22 +27,16 @@ class MetricsLog:
 
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
         if wandb is not None:
-            from wandb import Settings, init
+            from wandb import init
 
-            path = str(run.resolve())
+            settings = OmegaConf.to_container(run_config(run))
+            name = sha256(str(run.resolve()))[:16]  # the same for a resumed run
             self.wandb = init(
-                project="prm_jax",
-                group=run.parent.name,
-                name=f"{run.parent.name}/{run.name}",
-                dir=path,
-                config=dict(flatten(run_config(run))),
-                id=sha256(path)[:16],  # the same for a resumed run
-                resume="allow",
-                mode=wandb,
-                settings=Settings(silent=True, console="off"),
+                project="prm_jax", id=name, resume="allow", mode=wandb, dir=run, config=settings
             )
         path = run / "metrics.jsonl"
-        kept = [row for row in read_log(path) if row["step"] <= first]
+        path.touch()
+        kept = [row for row in read_lines(path) if row["step"] <= first]
         with replaced(path) as temporary:  # a kill now loses no line
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.file = path.open("a")
@@ -72,16 +59,6 @@ class MetricsLog:
             self.wandb.finish()
 
 
-def read_log(path: Path) -> list[dict]:
-    """The lines of metrics.jsonl; half a last line, which a kill leaves, is left out."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    rows = [decode_json(x, f"{path} line {i}") for i, x in enumerate(lines, 1) if x.endswith(b"\n")]
-    for i, row in enumerate(rows, 1):
-        is_right = isinstance(row, dict) and type(row.get("step")) is int
-        expect(is_right, f"{path} line {i}", row, "the numbers of a step")
-    return rows
-
-
 def clocks() -> dict[str, float]:
     """Seconds by the clock, and CPU seconds of all threads of this process, XLA's compiler among them."""
     return {"seconds": time.perf_counter(), "cpu_seconds": time.process_time()}
@@ -89,11 +66,12 @@ def clocks() -> dict[str, float]:
 
 class StepReader:
     """Reads the numbers of a step while the device computes the next one, so that the device never waits.
-    `position(step)` adds what the caller knows (learning rate, epoch). A NaN or infinite number raises InputError."""
+    `position(step)` adds what the caller knows (learning rate, epoch); `before` are the clocks of earlier
+    sessions."""
 
     def __init__(self, log: MetricsLog, bar: tqdm, every: int, before: dict[str, float], position: Callable):
         self.log, self.bar, self.every, self.position = log, bar, every, position
-        self.before = before  # clocks of earlier sessions
+        self.before = before
         self.started = clocks()
         self.tokens = 0.0
         self.pending = None  # (step, its numbers), still on the device
@@ -111,17 +89,14 @@ class StepReader:
         self.pending = step, metrics
 
     def read(self) -> dict:
-        """The numbers of the newest step, once the device has them."""
+        """The numbers of the newest step, once the device has them; InputError where one is not finite."""
         (step, metrics), self.pending = self.pending, None
         self.stop = max(self.stop, int(metrics.pop("stop")))
         metrics = require_finite(step, {name: float(x) for name, x in metrics.items()})
-        if not self.tokens:
-            self.bar.unpause()  # the estimate of the time left ignores the first step, which waits for the compiler
         self.tokens += metrics["n_tokens"]
         spent = self.spent
         rate = self.tokens / (spent["seconds"] - self.before["seconds"])
-        shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}"}
-        self.bar.set_postfix(shown | {"tok/s": f"{rate:,.0f}"}, refresh=False)
+        self.bar.set_postfix({"loss": f"{metrics['loss']:.4f}", "tok/s": f"{rate:,.0f}"}, refresh=False)
         self.bar.update()
         return {"step": step, **metrics, **self.position(step), "tokens_per_second": rate, **spent}
 
@@ -129,13 +104,13 @@ class StepReader:
 def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
     """The numbers; InputError where one is NaN or infinite, so that no checkpoint is written."""
     if broken := [f"{name} is {x}" for name, x in numbers.items() if not math.isfinite(x)]:
-        hint = "a lower optimizer.lr or a longer optimizer.warmup may help"
-        raise InputError(f"step {step}: {', '.join(broken)}; stopped, with no checkpoint of it; {hint}")
+        raise InputError(f"step {step}: {', '.join(broken)}; stopped, with no checkpoint of it")
     return numbers
 
 
 class StopSignal:
-    """Remembers the first SIGTERM or SIGINT, so that the loop can save and end; a second one takes effect at once."""
+    """Remembers the first SIGTERM or SIGINT, so that the loop can save and end; a second one takes effect at
+    once."""
 
     received: signal.Signals | None = None
 

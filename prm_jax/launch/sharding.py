@@ -1,16 +1,16 @@
 """How one array is split over the mesh in use: what model code says under jit.
 
-Mesh axes: `data` splits the rows of a batch; `fsdp` splits rows and parameters, which are gathered layer by layer;
-`tensor` splits heads and features (Shoeybi et al. 2020). Without a mesh nothing is split.
-"""
+Mesh axes: `data` splits the rows of a batch; `fsdp` splits rows and parameters, which are gathered layer by
+layer; `tensor` splits heads and features (Shoeybi et al. 2020). Without a mesh nothing is split."""
 
 import jax
 from jax.sharding import PartitionSpec as P
 
 AXES = ("data", "fsdp", "tensor")
 ROWS = AXES[:2]
-# The mesh axes that split a matrix [in, out] whose outputs, or whose inputs, are heads or features: a pair needs one
-# sum over `tensor`. A parameter declares them as `mesh_axes`; all others (norms, biases, step heads) are not split.
+# The mesh axes that split a matrix [in, out] whose outputs, or whose inputs, are heads or features: a pair
+# needs one sum over `tensor`. A parameter declares them as `mesh_axes`; all others (norms, biases, step
+# heads) are not split.
 OUT_SPLIT = ("fsdp", "tensor")
 IN_SPLIT = ("tensor", "fsdp")
 
@@ -22,8 +22,9 @@ def platform() -> str:
 
 
 def spec(mesh_axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> P:
-    """The PartitionSpec of an array whose last axes `mesh_axes` split, on a mesh of these sizes. Not split are axes
-    that the mesh does not divide evenly, and those of experts and stacked layers, which a loop takes one by one."""
+    """The PartitionSpec of an array whose last axes `mesh_axes` split, on a mesh of these sizes. Not split
+    are axes that the mesh does not divide evenly, and those of experts and stacked layers, which a loop takes
+    one by one."""
     axes = [None] * (len(shape) - len(mesh_axes)) + list(mesh_axes)
     axes = [
         a if sizes.get(a, 1) > 1 and n % sizes[a] == 0 else None for a, n in zip(axes, shape, strict=True)
@@ -40,14 +41,16 @@ def pin(x, *axes):
 
 
 def constrain_rows(x):
-    """Splits the rows of the residual stream x_BLD over data and fsdp under jit. Splitting over `tensor`, too, would
-    store less for the backward pass, but exchange nine times the bytes in the linear layers (72B on 64 devices)."""
+    """Splits the rows of the residual stream x_BLD over data and fsdp under jit. Splitting over `tensor`,
+    too, would store less for the backward pass, but exchange nine times the bytes in the linear layers (72B
+    on 64 devices)."""
     return pin(x, ROWS)
 
 
 def embed_lookup(embed_VD, ids_BL):
-    """embed_VD[ids_BL], sharded as the residual stream, under jit. Each device looks up its features for the rows of
-    its fsdp group; an all-to-all exchanges features for rows. Unconstrained, XLA may gather every row of the batch."""
+    """embed_VD[ids_BL], sharded as the residual stream, under jit. Each device looks up its features for the
+    rows of its fsdp group; an all-to-all exchanges features for rows. Unconstrained, XLA may gather every row
+    of the batch."""
     sizes = jax.sharding.get_abstract_mesh().shape
     features = spec(IN_SPLIT, embed_VD.shape, sizes)[1:]
     return constrain_rows(pin(embed_VD[pin(ids_BL, "data")], "data", None, *features))
@@ -70,7 +73,8 @@ def features_are_split() -> bool:
 
 
 def sum_over_rows(product, x_nD, y_nF):
-    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit, with whole features."""
+    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit, with whole
+    features."""
     if jax.sharding.get_abstract_mesh().size <= 1:
         return product(x_nD, y_nF)
     split = {"in_specs": P(ROWS), "out_specs": P(), "check_vma": False}

@@ -41,7 +41,7 @@ from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.progress import progress
 from prm_jax.launch.run_folder import start_command
-from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, require_packages
+from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.metrics import step_metrics
 from prm_jax.model import choose_dtype
@@ -126,7 +126,6 @@ def train_policy(raw_cfg, make_problems: Callable | None = None, trainer: type |
     is_task = isinstance(data_cfg, TaskData)
     expect(is_task, "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
-    require_packages(cfg.tensorboard, cfg.wandb)
     texts = writable_folder(run)
     mesh = make_mesh(cfg.mesh, cfg.batch.rows)
     with contextlib.ExitStack() as stack:

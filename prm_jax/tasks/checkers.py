@@ -21,7 +21,7 @@ from prm_jax import tasks
 from prm_jax.data.grading import RULES, Checker, extract, is_blank
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import read_rows
-from prm_jax.launch.config import Rule, expect, one_of
+from prm_jax.launch.config import Rule, expect
 from prm_jax.launch.own import read_function
 
 CHECKERS = ("task", *tasks.TASKS, *RULES)  # task: the embedded task that a file's rows name
@@ -30,7 +30,7 @@ ASKED = 1 << 14  # solutions whose verdicts are remembered
 
 def checker_rule(names: Collection[str]) -> Rule:
     """The rule that a value is one of these names or FILE.py:FUNCTION."""
-    return Rule(lambda x: x in names or is_own(x), f"{one_of(names).expected}, or FILE.py:FUNCTION")
+    return Rule(lambda x: x in names or is_own(x), f"{', '.join(names)}, or FILE.py:FUNCTION")
 
 
 def is_own(checker: str | None) -> bool:
