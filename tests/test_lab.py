@@ -139,9 +139,7 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
         and "figures/errors.png" not in out
     )
     shown, further = report.split("counts      ")
-    assert shown in out and all(
-        x in further for x in ("missed most often", "majority@8", "agreement", "differences at")
-    )
+    assert shown in out and "differences at" in further
     assert (tmp_path / "runs/e/figures/errors.png").exists()
     jax.clear_caches()
 

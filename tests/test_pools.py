@@ -12,7 +12,7 @@ from prm_jax import InputError
 from prm_jax.data.pools import (
     Candidate,
     Problem,
-    is_unsplit,
+    note_unsplit,
     read_pool,
     scores_in_unit,
     with_scores,
@@ -187,9 +187,14 @@ def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
     assert [c.step_scores for c in problem.candidates] == [{"prm": (0.9, 0.8, 0.7)}, {"prm": (0.3,)}, {}]
     assert [s.id for s in load(path, "native")[0]] == ["t/1/0", "t/1/1", "t/1/2"]
     cut = [c.steps for c in read_pool(path, split_by="line")[0].candidates]
-    assert cut[2] == ("d", "e", "f") and is_unsplit(("a\nb",)) and not is_unsplit(("a\n",))
+    assert cut[2] == ("d", "e", "f")
     with pytest.raises(InputError, match="pool.jsonl line 1: labels: "):
         load(path, "native", labels_required=True)
     with pytest.raises(InputError, match="pool.jsonl line 1: scores: "):
         read_pool(jsonl(tmp_path, row | {"scores": [[0.5], None, [0.6]]}))
     assert not is_pool({"problem": "2+5", "completions": ["a"], "outcome": 1.0})  # nobody labelled it
+
+
+def test_solutions_that_look_like_whole_texts_are_named(capsys):
+    note_unsplit([("i", "p", ("a\nb",)), ("i", "p", ("a\n",)), ("i", "p", ("a", "b"))])
+    assert "1 of 3 solutions" in capsys.readouterr().out

@@ -1,8 +1,8 @@
 """Prompts of models that write before they judge a step, and the place of the verdict in what they wrote.
 
-Their formats have a section `critic` (conf/format: genprm, thinkprm, r_prm, judge, lab_critic). The
-verdict is one token, `good` or `bad`. It follows the text `verdict` if the critic writes it, else a text
-that is appended to the critique: `ask`, or `force` if the critic reached no verdict.
+Their formats have a section `critic` (such as conf/format/genprm.yaml). The verdict is one token, `good` or
+`bad`. It follows the text `verdict` if the critic writes it, else a text that is appended to the critique:
+`ask`, or `force` if the critic reached no verdict.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ class CriticFormat:
     drop: str = ""
     opening: str = ""  # the critique's first words, written for the critic
     verdict: str = ""  # text right before the verdict
-    # Appended to a finished critique, to ask for its verdict; null: the critic writes it
-    ask: str | None = None
-    # The same if the critic reached no verdict, which is read at its {verdict} or after it
-    force: str | None = None
+    ask: str | None = (
+        None  # appended to a finished critique, to ask for its verdict; null: the critic writes it
+    )
+    force: str | None = None  # the same if it reached no verdict, which is read at its {verdict} or after it
     cut: tuple[str, ...] = ()  # `ask` and `force` replace the first of these texts and all after it
     max_tokens: Natural = 1024  # of a critique; 0: it writes nothing and is asked at once
     temperature: NotNegative = 1.0
@@ -45,17 +45,16 @@ class CriticFormat:
     decision_temperature: Positive = 1.0  # divides the log-odds of a vote
     unscored: Share | None = None  # without `force`: P(good) of a step without any verdict
     rows: Count = 64  # critiques decoded at a time
-    # Of a critic behind a server: its name there, as server.model of conf/sampling.yaml
-    model: str | None = None
-    # Behind a server with chat: folder or hub name of the tokenizer that writes the turns
-    tokenizer: str | None = None
+    model: str | None = None  # behind a server: its name there, as server.model of conf/sampling.yaml
+    tokenizer: str | None = (
+        None  # behind a server with chat: folder or hub name of that which writes the turns
+    )
 
     def __post_init__(self):
         is_asked = self.max_tokens or self.ask is not None
         expect(is_asked, "format.critic.max_tokens", 0, "above 0 where `ask` is null")
         decides = not self.max_tokens or self.force is not None or self.unscored is not None
-        expected = "a text that asks for a missing verdict, or format.critic.unscored=P, that of such steps"
-        expect(decides, "format.critic.force", None, expected)
+        expect(decides, "format.critic.force", None, "a text, or format.critic.unscored=P")
 
 
 def fill(template: str, **values) -> str:
@@ -89,8 +88,9 @@ def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: S
     turns, opening = messages(fmt, problem, steps, critiques), fill(fmt.critic.opening, n=len(steps))
     if not fmt.chat:
         return "".join(turn["content"] for turn in turns) + opening
-    expected = "the tokenizer whose chat template writes the turns"
-    expect(tokenizer is not None, "format.critic.tokenizer", None, expected)
+    expect(
+        tokenizer is not None, "format.critic.tokenizer", None, "that whose chat template writes the turns"
+    )
     return conversation(fmt, tokenizer, turns, asks=True) + opening
 
 
@@ -100,8 +100,7 @@ def conversation(fmt, tokenizer, turns: list[dict], asks: bool) -> str:
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # no template, one that cannot be read, or one that raises at a role
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        where = f"format={fmt.name}"
-        raise InputError(f"{where}: needs the tokenizer's chat template, which fails ({reason})") from error
+        raise InputError(f"format={fmt.name}: the tokenizer's chat template fails ({reason})") from error
 
 
 def verdict_at(fmt, text: str) -> int | None:

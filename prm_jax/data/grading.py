@@ -18,27 +18,22 @@ import functools
 import importlib.metadata
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 from prm_jax.data.rows import require
-from prm_jax.launch.files import cache_folder
 from prm_jax.launch.progress import progress
 
 RULES = ("string", "number", "math")
 # unparsable: the texts differ, and one of them is not a number or expression, or is longer than LONGEST.
 VERDICTS = ("same", "different", "unparsable", "timeout", "crash", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
-MEMORY = (
-    4 << 30
-)  # bytes of address space of its process, which needs 0.2 GB: no power tower fills the machine
+MEMORY = 4 << 30  # bytes of address space of its process, which needs 0.2 GB
 LONGEST = 1000  # characters of an answer that is read as a number or an expression
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
@@ -187,33 +182,29 @@ def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
     return [group_of[key] for key in keys]
 
 
-def open_pool_checker(rule: str, cache: Path | None):
-    return contextlib.closing(Checker(rule, os.cpu_count(), cache or cache_folder() / "answers.jsonl"))
-
-
-def grade_pool(problems: Sequence, rule: str, cache: Path | None = None):
+def grade_pool(problems: Sequence, rule: str):
     """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts: the
     checker; candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold,
-    answer); checked: those that Math-Verify saw now, not in an earlier call (`cache`)."""
+    answer); checked: those that Math-Verify saw."""
     for problem in problems:
         expected = "the right answer; task=score ranks without"
         require(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
-    with open_pool_checker(rule, cache) as checker:
+    with contextlib.closing(Checker(rule)) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
         graded = [checker.grade(problem) for problem in problems]
     counts = {"candidates": n_of.total()} | dict.fromkeys(VERDICTS, 0)
     for n, verdict in zip(n_of.values(), verdicts, strict=True):
         counts[verdict] += n
-    counts |= {"pairs": len(verdicts) - verdicts.count("no_answer"), "checked": checker.checked}
+    counts |= {"pairs": len(verdicts) - verdicts.count("no_answer"), "checked": len(checker.known)}
     print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
     return graded, {"checker": checker.name} | counts
 
 
-def group_pool(problems: Sequence, rule: str, cache: Path | None = None) -> list[list[int]]:
+def group_pool(problems: Sequence, rule: str) -> list[list[int]]:
     """`group` of every problem's candidates, as the votes take it: a list of ids per problem."""
     answers = [[c.answer for c in problem.candidates] for problem in problems]
-    with open_pool_checker(rule, cache) as checker:
+    with contextlib.closing(Checker(rule)) as checker:
         return checker.map(lambda row: group(row, checker), answers, "grouping", "problem")
 
 
@@ -227,26 +218,16 @@ def with_answers(problems: Sequence) -> list:
 
 
 class Checker:
-    """Compares answers by one rule; safe to use from several threads, of which it serves `workers` at a time.
-    `cache`: a JSON Lines file of Math-Verify's verdicts; rows of other versions or limits are ignored."""
+    """Compares answers by one rule; safe to use from several threads, each with a Math-Verify of its own."""
 
-    def __init__(self, rule: str, workers: int = 1, cache: Path | None = None):
+    def __init__(self, rule: str):
         require(rule in RULES, "how", rule, "string, number or math")
-        self.rule, self.name, self.checked = rule, rule, 0
-        self.known, self.lock, self.workers = {}, threading.Lock(), workers
-        self.idle = queue.LifoQueue()  # last used first: no process starts while another is idle
-        for _ in range(workers):
-            self.idle.put(MathVerify())
-        self.cache = cache if rule == "math" else None
+        self.rule, self.name = rule, rule
+        self.known: dict[tuple[str, str], str] = {}  # Math-Verify's verdicts
+        self.idle: list[subprocess.Popen] = []  # its processes that wait; last used first
         if rule == "math":
             versions = (importlib.metadata.version(name) for name in ("math-verify", "sympy"))
             self.name = "math-verify {} (sympy {}, {} s)".format(*versions, SECONDS)
-        if self.cache and self.cache.exists():
-            for line in self.cache.read_text("utf-8", "replace").splitlines():
-                with contextlib.suppress(ValueError, KeyError):  # a line that a stop has cut is asked again
-                    row = json.loads(line)
-                    if row["checker"] == self.name:
-                        self.known[row["gold"], row["answer"]] = row["verdict"]
 
     def verdict(self, gold: str | None, answer: str | None) -> str:
         """One of VERDICTS; `gold` first."""
@@ -261,20 +242,23 @@ class Checker:
         if self.rule == "number":
             return compare_numbers(as_number(gold), as_number(answer))
         if (gold, answer) not in self.known:
-            worker = self.idle.get()
-            try:
-                verdict = worker.verdict(gold, answer)
-            finally:
-                self.idle.put(worker)
-            with self.lock:
-                self.checked += 1
-                self.known[gold, answer] = verdict
-                if self.cache and verdict != "crash":  # a crash need not happen again
-                    row = {"checker": self.name, "gold": gold, "answer": answer, "verdict": verdict}
-                    self.cache.parent.mkdir(parents=True, exist_ok=True)
-                    with open(self.cache, "a", encoding="utf-8") as file:
-                        print(json.dumps(row), file=file)
+            self.known[gold, answer] = self.ask_math(gold, answer)
         return self.known[gold, answer]
+
+    def ask_math(self, gold: str, answer: str) -> str:
+        """Math-Verify's verdict; a process goes back to `idle` only with its reply read, so not after
+        Ctrl-C."""
+        try:
+            process = self.idle.pop()
+        except IndexError:
+            process = start_math()
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps([gold, answer]), file=process.stdin, flush=True)
+        if reply := process.stdout.readline().strip():
+            self.idle.append(process)
+            return reply
+        process.communicate()  # closes the pipes, waits for its end
+        return "timeout" if process.returncode == -signal.SIGPROF else "crash"
 
     def grade(self, problem):
         """The pools.Problem with its candidates graded against its answer, if it has one."""
@@ -287,16 +271,18 @@ class Checker:
         return dataclasses.replace(problem, candidates=tuple(candidates))
 
     def map(self, function, items: Sequence, what: str, unit: str) -> list:
-        """function(item) of every item in order, on one thread per worker, with a progress bar."""
-        pool = concurrent.futures.ThreadPoolExecutor(self.workers)
+        """function(item) of every item in order, on a thread per processor, with a progress bar."""
+        pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
         try:
             return list(progress(what, len(items), unit, iterable=pool.map(function, items)))
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the rest
 
     def close(self):
-        for _ in range(self.workers):
-            self.idle.get().close()
+        for process in self.idle:
+            process.kill()
+            process.communicate()
+        self.idle.clear()
 
 
 def compare_numbers(gold: Fraction | None, answer: Fraction | None) -> str:
@@ -307,39 +293,13 @@ def compare_numbers(gold: Fraction | None, answer: Fraction | None) -> str:
     return "same" if abs(gold - answer) <= margin else "different"
 
 
-class MathVerify:
-    """math_worker.py, started when it is first asked and again after a pair that ended it. A fresh
-    interpreter: a fork of a process with JAX's threads may hang, a spawn would run the caller's script."""
-
-    process: subprocess.Popen | None = None
-
-    def start(self):
-        command = [sys.executable, str(Path(__file__).with_name("math_worker.py")), str(SECONDS), str(MEMORY)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-        # In its own session Ctrl-C reaches the caller alone, and no half-done pair counts as a crash.
-        environment = os.environ | {"PYTHONHASHSEED": "0"}
-        self.process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
-        if not self.process.stdout.readline():
-            raise RuntimeError("the process that runs Math-Verify does not start; its message is above")
-
-    def verdict(self, gold: str, answer: str) -> str:
-        if self.process is None:
-            self.start()
-        is_answered = False
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                print(json.dumps([gold, answer]), file=self.process.stdin, flush=True)
-                if reply := self.process.stdout.readline():
-                    is_answered = True
-                    return reply.strip()
-            return "timeout" if self.process.wait() == -signal.SIGPROF else "crash"
-        finally:
-            if not is_answered:  # also after Ctrl-C, or the reply would be taken for the next pair's
-                self.close()
-
-    def close(self):
-        if self.process:
-            self.process.kill()
-            with contextlib.suppress(BrokenPipeError):
-                self.process.communicate()  # closes the pipes
-            self.process = None
+def start_math() -> subprocess.Popen:
+    """A process of math_worker.py. A fresh interpreter: a fork of a process with JAX's threads may hang, a
+    spawn would run the caller's script. In its own session, Ctrl-C reaches the caller alone."""
+    command = [sys.executable, str(Path(__file__).with_name("math_worker.py")), str(SECONDS), str(MEMORY)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
+    if not process.stdout.readline():
+        raise RuntimeError("the process that runs Math-Verify does not start; its message is above")
+    return process

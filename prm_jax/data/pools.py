@@ -12,17 +12,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.grading import extract, read_gold
-from prm_jax.data.rows import (
-    field,
-    field_error,
-    is_pool,
-    optional,
-    read_rows,
-    require,
-    row_place,
-    texts,
-    write_rows,
-)
+from prm_jax.data.rows import field, is_pool, optional, read_rows, require, row_place, texts, write_rows
 from prm_jax.data.steps import split_steps
 from prm_jax.data.units import UNITS
 from prm_jax.solutions import Solution
@@ -45,17 +35,16 @@ class Candidate:
     logp: tuple[float, ...] | None = None
 
     def __post_init__(self):
-        if not self.steps:
-            raise InputError("steps: found none, expected at least one")
         n = len(self.steps)
+        require(n > 0, "steps", self.steps, "at least one")
         rows = {f"step_scores.{name}": scores for name, scores in self.step_scores.items()}
         if self.logp is not None:
             rows["logp"] = self.logp
         for name, numbers in rows.items():
             require(len(numbers) == n, name, len(numbers), f"one number for each of {n} steps")
             for index, x in enumerate(numbers):
-                if type(x) not in (int, float) or not math.isfinite(x):
-                    raise field_error(f"{name}[{index}]", x, "a finite number")
+                is_finite = type(x) in (int, float) and math.isfinite(x)
+                require(is_finite, f"{name}[{index}]", x, "a finite number")
 
     @property
     def outcome(self) -> float | None:
@@ -77,8 +66,7 @@ class Problem:
     policy_tokens: int | None = None
 
     def __post_init__(self):
-        if not self.candidates:
-            raise InputError("candidates: found none, expected at least one")
+        require(len(self.candidates) > 0, "candidates", self.candidates, "at least one")
         for name, unit in self.scores_unit.items():
             require(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
@@ -111,18 +99,18 @@ def iter_pool(
 
 def as_native(row: dict, split_by: str | None = None) -> dict:
     """A row of search-and-learn's output as a pool's: problem, completions (texts whose steps stand between
-    blank lines unless split_by says otherwise), scores (of each a number a step; those that are not one a
-    step are left out)."""
-    candidates, scores, solutions = [], optional(row, "scores", list) or [], texts(row, "completions")
+    blank lines unless split_by says otherwise), scores (of each a number a step, or they are left out)."""
+    solutions, scores = texts(row, "completions"), optional(row, "scores", list) or []
     are_lists = len(scores) <= len(solutions) and all(isinstance(score_T, list) for score_T in scores)
     require(are_lists, "scores", scores, "a list of numbers for each completion")
+    candidates = []
     for text, score_T in itertools.zip_longest(solutions, scores, fillvalue=()):
         pieces = split_steps(text, split_by) if split_by else text.split("\n\n")
         steps = [piece for piece in pieces if piece.strip()]
         if len(score_T) == len(pieces):  # some of its verifiers score blank pieces too
             score_T = [score for score, piece in zip(score_T, pieces, strict=True) if piece.strip()]
-        stored = {"step_scores": {"prm": score_T}} if len(score_T) == len(steps) else {}
-        candidates.append({"steps": steps or [""], "answer": extract(text), **stored})
+        stored = {"prm": score_T} if len(score_T) == len(steps) else {}
+        candidates.append({"steps": steps or [""], "answer": extract(text), "step_scores": stored})
     name = row.get("unique_id") or row.get("id") or row["problem"]
     return row | {"id": str(name), "candidates": candidates}
 
@@ -130,20 +118,16 @@ def as_native(row: dict, split_by: str | None = None) -> dict:
 def parse_problem(row: dict, names=None, as_written=False, split_by: str | None = None) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
     require(not (split_by and "candidates" in row), "split_by", split_by, "null: the candidates have steps")
-    if not is_pool(row):
-        expected = "a list, or problem and completions (whole texts) in its place"
-        raise InputError(f"candidates: missing, expected {expected}; found {', '.join(map(str, row))}")
-    row = row if "candidates" in row else as_native(row, split_by)
+    if is_pool(row) and "candidates" not in row:
+        row = as_native(row, split_by)
     id_name, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
-        place = f"candidates[{index}]"
         candidate = {"steps": candidate} if isinstance(candidate, list) else candidate
-        require(isinstance(candidate, dict), place, candidate, "an object or a list of steps")
         try:
             candidates.append(parse_candidate(candidate, names, answer, scores))
         except InputError as error:
-            raise InputError(f"{place}.{error}") from None
+            raise InputError(f"candidates[{index}].{error}") from None
     units = optional(row, "scores_unit", dict) or {}
     gold, text = optional(row, gold, str), field(row, problem, str)
     return Problem(
@@ -159,28 +143,26 @@ def parse_problem(row: dict, names=None, as_written=False, split_by: str | None 
 
 def parse_candidate(row: dict, names, answer: str, scores: str) -> Candidate:
     """The candidate of an object of a pool; `answer` and `scores`: the names of these fields."""
-    stored = optional(row, scores, dict) or {}
-    kept = stored if names is None else names
-    logp = optional(row, "logp", list)
+    steps, stored, logp = texts(row, "steps"), optional(row, scores, dict) or {}, optional(row, "logp", list)
     return Candidate(
-        steps=texts(row, "steps"),
+        steps,
         answer=optional(row, answer, str),
         correct=optional(row, "correct", bool),
         finished=optional(row, "finished", bool) is not False,
-        step_scores={name: tuple(field(stored, name, list, f"{scores}.")) for name in kept},
-        logp=None if logp is None else tuple(logp),
+        step_scores={
+            name: tuple(field(stored, name, list, f"{scores}."))
+            for name in (stored if names is None else names)
+        },
+        logp=logp and tuple(logp),
     )
 
 
 def pool_solutions(p: Problem) -> list[Solution]:
     """A problem's candidates as solutions without labels."""
-    solutions = []
-    for n, c in enumerate(p.candidates):
-        name = f"{p.id}/{n}"
-        solutions.append(
-            Solution(p.problem, c.steps, outcome=c.outcome, answer=c.answer, id=name, task=p.task)
-        )
-    return solutions
+    rows = ((f"{p.id}/{n}", c) for n, c in enumerate(p.candidates))
+    return [
+        Solution(p.problem, c.steps, outcome=c.outcome, answer=c.answer, id=i, task=p.task) for i, c in rows
+    ]
 
 
 def write_pool(path, problems: Iterable[Problem]):
@@ -195,17 +177,13 @@ def candidate_rows(problems: Iterable[Problem]) -> Iterator[tuple[str, str, tupl
             yield f"{problem.id}/{n}", problem.problem, candidate.steps
 
 
-def is_unsplit(steps: Sequence[str]) -> bool:
-    """Whether a solution is one step of several lines: perhaps a whole text whose steps end otherwise than
-    was read."""
-    return len(steps) == 1 and "\n" in steps[0].strip()
-
-
-def note_unsplit(n: int, total: int):
-    """Prints that n of the solutions are one step of several lines, unless none is."""
-    if n:
-        advice = "one step of several lines; split_by=line cuts whole texts"
-        print(f"note        {n:,} of {total:,} solutions are {advice}")
+def note_unsplit(rows: Iterable[tuple]):
+    """Prints how many of (id, problem, steps) are one step of several lines, perhaps a whole text, if any
+    are."""
+    is_whole = [len(steps) == 1 and "\n" in steps[0].strip() for *_, steps in rows]
+    if any(is_whole):
+        share = f"{sum(is_whole):,} of {len(is_whole):,} solutions"
+        print(f"note        {share} are one step of several lines; split_by=line cuts whole texts")
 
 
 def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:
@@ -236,11 +214,10 @@ def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit="
     scores = iter(scores)
     for problem in problems:
         candidates = []
-        for candidate in problem.candidates:
+        rows = list(itertools.islice(scores, len(problem.candidates)))
+        for candidate, score_T in zip(problem.candidates, rows, strict=True):
             is_new = name not in candidate.step_scores
             require(is_new, "scores", name, f"a new name, problem {problem.id} has scores of this one")
-            if (score_T := next(scores, None)) is None:
-                raise ValueError("fewer scores than candidates")
             new = candidate.step_scores | {name: tuple(map(float, score_T))}
             candidates.append(dataclasses.replace(candidate, step_scores=new))
         units = problem.scores_unit | {name: unit}

@@ -29,14 +29,13 @@ def read_questions(path: str | Path, as_written=False) -> Iterator[Question]:
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
-        texts = [row[name] for name in ("problem", "prompt", "question") if name in row]
-        problem = texts[0] if texts else ", ".join(map(str, row))
-        is_text = bool(texts) and isinstance(problem, str) and problem != ""
+        problem = next((row[name] for name in ("problem", "prompt", "question") if name in row), None)
+        is_text = isinstance(problem, str) and problem != ""
         require(is_text, f"{place}: problem", problem, "a text under problem, prompt or question")
         answer, name = row.get("gold", row.get("answer")), row.get("id", row.get("problem_id"))
         for key, value in (("answer", answer), ("id", name)):
-            is_number = type(value) in (int, float) and math.isfinite(value)
-            is_right = value is None or isinstance(value, str) or is_number
+            is_finite = not isinstance(value, float) or math.isfinite(value)
+            is_right = type(value) in (str, int, float, type(None)) and is_finite
             require(is_right, f"{place}: {key}", value, "a text, a finite number or null")
         name = str(number if name is None else name)
         other = place_of.setdefault(name, place)
@@ -46,15 +45,14 @@ def read_questions(path: str | Path, as_written=False) -> Iterator[Question]:
 
 
 def make_candidate(fmt: Format, sample: Continuation) -> Candidate:
-    """A sampled solution with the answer it states; one without steps is kept as one empty step,
-    unfinished."""
+    """A sampled solution with the answer it states; without steps it is one empty step, unfinished."""
     steps = format_steps(fmt, sample.text)
     is_whole = sample.finish_reason == "eos" and bool(steps)
     return Candidate(steps or ("",), extract("\n".join(steps)), finished=is_whole, logp=sample.logp_T)
 
 
-COUNTS = ["problems", "resumed", "candidates", "policy_tokens", "finished", "cut", "empty", "unanswered"]
-COUNTS += ["right", "wrong", "ungraded"]
+COUNTS = ("problems", "resumed", "candidates", "policy_tokens", "finished", "cut", "empty", "unanswered")
+COUNTS += ("right", "wrong", "ungraded")
 
 
 def count_line(line: dict) -> collections.Counter:
@@ -62,10 +60,8 @@ def count_line(line: dict) -> collections.Counter:
     candidates, tokens = line["candidates"], field(line, "policy_tokens", int)
     counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=tokens)
     for c in candidates:
-        if list(c["steps"]) == [""]:
-            counts["empty"] += 1
-        else:
-            counts["finished" if c["finished"] else "cut"] += 1
+        is_empty = list(c["steps"]) == [""]
+        counts["empty" if is_empty else "finished" if c["finished"] else "cut"] += 1
         counts["unanswered"] += c["answer"] is None
         if c["finished"] or c["correct"] is None:
             counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1

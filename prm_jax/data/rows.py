@@ -1,8 +1,6 @@
-"""Reads and writes rows of data files (JSON Lines, JSON, Parquet, the hub); every error names file, line and
-field.
+"""Reads and writes rows of data files (JSON Lines, JSON, Parquet, the hub); errors name file, line and field.
 
-datasets would force one type on all values of a column: PRM800K's and TRL's labels are texts, booleans and
-nulls.
+datasets would force one type on all values of a column: PRM800K's and TRL's labels mix booleans and nulls.
 """
 
 import gzip
@@ -34,18 +32,15 @@ def require(is_right: bool, name: str, value, expected: str):
 
 
 def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):
-    """The value of a required field of this type; a bool is not an int."""
+    """The value of a required field of this type; a bool is not an int. inside: the row's own place and ".",
+    if it is a part of another."""
+    require(isinstance(row, dict), inside.removesuffix("."), row, "an object")
     if name not in row:
         found = ", ".join(map(str, row))
         raise InputError(f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {found}")
     value = row[name]
-    if value is None:
-        is_right = null
-    elif isinstance(value, bool):
-        is_right = kind is bool
-    else:
-        is_right = isinstance(value, kind)
-    if not is_right:  # the texts of an error take longer than the check
+    is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if not is_kind and not (null and value is None):
         raise field_error(inside + name, value, KIND_WORDS[kind] + (" or null" if null else ""))
     return value
 
@@ -67,8 +62,7 @@ def texts(row: dict, name: str) -> tuple[str, ...]:
 
 
 def writable(text: str) -> str:
-    """The text with U+FFFD for each half of a pair of surrogates, which JSON may name and no file can
-    hold."""
+    """The text with U+FFFD for half a pair of surrogates, which JSON may name and no file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -82,19 +76,18 @@ def read_rows(path) -> Iterator[tuple[int, dict]]:
     file is a list of objects, or objects one after another; blank lines do not count. Raises InputError if
     the file is missing, empty or broken, or a row is not an object."""
     path, number = Path(path), 0
-    if not path.is_file():
-        why = "a folder, expected a file (Dataset.to_parquet writes one)" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: {why}")
     readers = {".jsonl": json_lines, ".json": json_values, ".parquet": parquet_rows}
     suffix = Path(path.name.removesuffix(".gz")).suffix
-    if suffix not in readers:
-        raise InputError(f"{path}: unknown type, expected .jsonl, .json (or .gz of these) or .parquet")
+    if not path.is_file() or suffix not in readers:
+        raise InputError(f"{path}: expected a file .jsonl, .json (or .gz of these) or .parquet")
     try:
         for number, row in readers[suffix](path):
             require(isinstance(row, dict), row_place(path, number), row, "an object with named fields")
             yield number, row
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from None
+    except InputError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if number == 0:
         raise InputError(f"{path}: is empty, expected at least one row")
 
@@ -126,14 +119,10 @@ def decode_values(text: str) -> list:
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(path) as file:
-            yield from enumerate((row for batch in file.iter_batches() for row in batch.to_pylist()), 1)
-    except pa.ArrowException as error:
-        raise InputError(f"{path}: broken Parquet ({str(error).splitlines()[0]})") from None
+    with pq.ParquetFile(path) as file:
+        yield from enumerate((row for batch in file.iter_batches() for row in batch.to_pylist()), 1)
 
 
 def is_pool(row: dict) -> bool:
@@ -173,8 +162,8 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
     """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them
     it had). make(items, number of the first, how many have a row) gives the other rows; where it makes them
     in fixed chunks, the file becomes byte for byte that of an undisturbed call. size=None: `items` are the
-    chunks, lists. InputError if a line is broken or check(row, item) raises it."""
-    items, number, path = iter(items), 0, Path(path)
+    chunks, lists. InputError if a line is broken or check(row, item) raises."""
+    items, number, path, hint = iter(items), 0, Path(path), "delete the file to make it again"
     chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
     path.touch()
     kept = read_lines(path, cuts=True)
@@ -183,9 +172,8 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
         for i, (row, item) in enumerate(zip(rows, chunk, strict=False), number + 1):
             try:
                 check(row, item)
-            except (InputError, LookupError, TypeError, AttributeError) as error:
-                why = error if isinstance(error, InputError) else "has other fields than such a line"
-                raise InputError(f"{path} line {i}: {why}; delete the file to make it again") from None
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise InputError(f"{path} line {i}: {error}; {hint}") from None
         old = len(rows)
         if old < len(chunk):  # so the file has been read to its end
             new = make(chunk, number, old)
@@ -193,9 +181,8 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
             rows += new
         number += len(chunk)
         yield rows, old
-    if (more := next(kept, None)) is not None:
-        expected = "the file's end: it was made from other input; delete it to make it again"
-        expect(False, f"{path} line {number + 1}", more, expected)
+    if next(kept, None) is not None:
+        raise InputError(f"{path} line {number + 1}: it was made from other input; {hint}")
 
 
 def file_fingerprint(path) -> str:

@@ -1,4 +1,4 @@
-"""Files of step scores: one JSON line a solution, written as a stream and continued where it was interrupted."""
+"""Files of step scores: one JSON line a solution, written as a stream and continued after a stop."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,10 +16,9 @@ CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whol
 
 def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:
     """Appends the step scores of (id, problem, steps) rows to a file, one JSON {id, unit, scores} a line, and
-    returns its `stored_scores`. It reads CHUNK rows at a time, or a slow scorer's own `chunk`, and keeps the
-    scores of each, so memory does not grow with their number. An interrupted file is continued: rows that
-    have a line are not scored again. Raises InputError where a line is damaged, belongs to another row or has
-    another unit. Each of several processes writes its own file, and all continue that of process 0."""
+    returns its `stored_scores`. It reads CHUNK rows at a time, or a slow scorer's own `chunk`. Rows that have
+    a line are not scored again; InputError where it is damaged or of another row or unit. Each of several
+    processes writes its own file, and all continue that of process 0."""
     share_file(path)
     has_stats = hasattr(scorer, "stats")
     if has_stats:

@@ -1,7 +1,7 @@
 """Reads every published kind of row into `Solution`s and counts what it drops.
 
-A reader is a function (row, its id, counts) -> solutions whose keyword-only arguments are the options that it
-takes. test_sets.py reads evaluation sets. One of your own is data=files data.name=FILE.py:FUNCTION.
+A reader is a function (row, its id, counts) -> solutions whose keyword-only arguments are the options that
+it takes. test_sets.py reads evaluation sets. One of your own: data=files data.name=FILE.py:FUNCTION.
 """
 
 import collections
@@ -36,8 +36,7 @@ OPTIONS = {
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
     """TRL's prompt, completions, labels (null masks; `labels_required` or optional), or problem and steps in
     place of the first two; optional ratings, outcome, answer, id, task. A pool's row is the solutions of its
-    candidates. TRL's PRM800K script writes rows without a step; its training script drops them, as we do from
-    the hub."""
+    candidates. Hub rows without a step are dropped, as by TRL's training script."""
     if is_pool(row):
         from prm_jax.data.pools import parse_problem, pool_solutions  # not above: with it comes the grading
 
@@ -49,13 +48,12 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
     if from_hub and row.get(completions) == []:
         counts["rows_without_steps_dropped"] += 1
         return []
-    problem, steps = field(row, prompt, str), texts(row, completions)
     labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
     ratings = optional(row, "ratings", list)
     return [
         Solution(
-            problem,
-            steps,
+            field(row, prompt, str),
+            texts(row, completions),
             labels=labels and tuple(map(as_probability, labels)),
             ratings=ratings and tuple(ratings),
             outcome=as_probability(row.get("outcome")),
@@ -82,7 +80,7 @@ def prm800k(
     Answer", whose content also becomes `answer`. Each alternative step ends a solution of its own; the steps
     before it have labels in the row's main solution and none in its own."""
     if "ratings" in row:
-        problem, ratings = field(row, "problem", str), tuple(field(row, "ratings", list))
+        problem, ratings = field(row, "problem", str), field(row, "ratings", list)
         branches = [(own_id(row, row_id), texts(row, "steps"), ratings)]
     else:
         problem = field(field(row, "question", dict), "problem", str, "question.")
@@ -90,16 +88,16 @@ def prm800k(
             counts[f"{unusable}_rows_dropped"] += 1
             return []
         branches = read_branches(row, row_id, counts, alternatives)
-    good = (1,) if neutral == "bad" else (0, 1)
-    solutions = []
+    good, solutions = (1,) if neutral == "bad" else (0, 1), []
     for rank, (branch_id, steps, ratings) in enumerate(branches):
         start = len(steps) - 1 if rank else 0  # the first step that this solution supervises
-        counts["neutral_masked"] += ratings[start:].count(0) if neutral == "mask" else 0
-        ratings = tuple(None if neutral == "mask" and rating == 0 else rating for rating in ratings)
+        if neutral == "mask":
+            counts["neutral_masked"] += ratings[start:].count(0)
+            ratings = [rating or None for rating in ratings]
         labels = tuple(None if rating is None else float(rating in good) for rating in ratings)
         tail = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
         answer = tail and tail[1].strip()
-        solution = Solution(problem, steps, labels, ratings, answer=answer, id=branch_id)
+        solution = Solution(problem, steps, labels, tuple(ratings), answer=answer, id=branch_id)
         counts["alternatives_after_first_error"] += first_error(labels[:start]) >= 0
         solution = relabel(solution, after_first_error, counts, start)
         labels, ratings = ((None,) * start + values[start:] for values in (solution.labels, solution.ratings))
@@ -133,7 +131,6 @@ def read_branches(row: dict, row_id: str, counts, alternatives: str) -> list[tup
     path, others, is_over = (), [], False  # path and each of others: (text, rating) of every step
     for t, shown in enumerate(field(field(row, "label", dict), "steps", list, "label.")):
         inside = f"label.steps[{t}]."
-        require(isinstance(shown, dict), inside[:-1], shown, "an object")
         completions = field(shown, "completions", list, inside, null=True) or []
         chosen = field(shown, "chosen_completion", int, inside, null=True)
         human = optional(shown, "human_completion", dict, inside)
@@ -148,7 +145,7 @@ def read_branches(row: dict, row_id: str, counts, alternatives: str) -> list[tup
         is_over = chosen is None and human is None
         read = [read_completion(value, f"{inside}completions[{c}]") for c, value in enumerate(completions)]
         if human is not None and chosen is None:
-            chosen = len(read)
+            chosen = n
             read.append(read_completion(human, f"{inside}human_completion"))
             counts["human_steps_without_rating"] += read[-1][1] is None
         elif human is not None:
@@ -165,10 +162,9 @@ def read_branches(row: dict, row_id: str, counts, alternatives: str) -> list[tup
 
 def read_completion(completion, name: str) -> tuple[str, int | None]:
     """(text, rating) of a completion."""
-    require(isinstance(completion, dict), name, completion, "an object")
-    rating = optional(completion, "rating", int, f"{name}.")
+    text, rating = field(completion, "text", str, f"{name}."), optional(completion, "rating", int, f"{name}.")
     require(rating in (-1, 0, 1, None), f"{name}.rating", rating, "-1, 0, 1 or null")
-    return field(completion, "text", str, f"{name}."), rating
+    return text, rating
 
 
 def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
@@ -224,23 +220,15 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     return [Solution(field(row, "modified_question", str), steps, labels, id=row_id)]
 
 
-def problem_and_text(row: dict) -> dict[str, str]:
-    """The fields of a row with a problem (problem, question or prompt) and with the text of a solution
-    (solution, response, answer or text): of each the first that is there."""
-    found = {}
-    for names in (("problem", "question", "prompt"), ("solution", "response", "answer", "text")):
-        name = next((name for name in names if row.get(name) is not None), names[0])
-        found[name] = field(row, name, str)
-    return found
-
-
 def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[Solution]:
-    """`problem_and_text`, the text split by steps.py, without labels; outcome and id are optional."""
+    """problem (or question, prompt) and solution (or response, answer, text), of each the first that is
+    there, split by steps.py, without labels; outcome and id are optional."""
     from prm_jax.data.grading import extract  # not above: other rows have steps and state their answers
     from prm_jax.data.steps import split_steps
 
     require(not labels_required, "labels", None, "those of steps, but a text has none: prm_jax.relabeling")
-    problem, solution = problem_and_text(row).values()
+    problem = first_text(row, "problem", "question", "prompt")
+    solution = first_text(row, "solution", "response", "answer", "text")
     steps = tuple(split_steps(solution, split_by))
     if not steps:
         counts["rows_without_steps_dropped"] += 1
@@ -249,23 +237,24 @@ def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[S
     return [Solution(problem, steps, outcome=outcome, answer=answer, id=own_id(row, row_id))]
 
 
+def first_text(row: dict, *names: str) -> str:
+    """The first of these fields that is there."""
+    return field(row, next((name for name in names if row.get(name) is not None), names[0]), str)
+
+
 READERS = {f.__name__: f for f in (native, prm800k, math_shepherd, processbench, prmbench, text)}
 # The readers of test_sets.py, which training does without.
 TEST_SETS = ("big_bench_mistake", "mr_gsm8k", "hard2verify")
 
 
 @functools.cache
-def load_reader(place: str):
-    return load_object("data.name", place)
-
-
 def find_reader(kind: str):
     """The reader of a name in READERS or TEST_SETS, or FILE.py:FUNCTION of your own."""
     if kind in TEST_SETS:
         from prm_jax.data import test_sets
 
         return getattr(test_sets, kind)
-    return READERS[kind] if kind in READERS else load_reader(kind)
+    return READERS[kind] if kind in READERS else load_object("data.name", kind)
 
 
 def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
@@ -281,11 +270,10 @@ def load_placed(path, kind: str, counts, *, split=None, labels_required=False, *
     """Yields (the row's place in an error, row, solution) of what `load` reads; `counts` has all events at
     the end."""
     options = {name: values[0] for name, values in OPTIONS.items()} | {"split_by": "line"} | options
-    for name, values in OPTIONS.items():
-        require(options[name] in values, name, options[name], f"one of {', '.join(values)}")
+    available = options | {"labels_required": labels_required, "from_hub": split is not None}
     read = find_reader(kind)
     takes = inspect.getfullargspec(read).kwonlyargs
-    available = options | {"labels_required": labels_required, "from_hub": split is not None}
+    # 64 bits stand for a solution: two of ten million different ones have the same with chance 3e-6.
     keywords, seen = {name: available[name] for name in takes}, set()
     counts.update(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
     for source in [path] if isinstance(path, str | Path) else path:
@@ -296,23 +284,16 @@ def load_placed(path, kind: str, counts, *, split=None, labels_required=False, *
                 row_solutions = read(row, f"{Path(source).name}:{number}", counts, **keywords)
             except InputError as error:
                 raise InputError(f"{place}: {error}") from None
-            for solution in row_solutions:
+            for s in row_solutions:
                 if "after_first_error" not in takes:  # else the reader did it
-                    solution = relabel(solution, options["after_first_error"], counts)
-                if is_duplicate(solution, seen) and options["duplicates"] == "drop":
+                    s = relabel(s, options["after_first_error"], counts)
+                key = hash((s.problem, s.steps, s.labels, s.ratings, s.outcome))
+                if key in seen and options["duplicates"] == "drop":
                     counts["duplicates_dropped"] += 1
                     continue
-                labels = sum(label is not None for label in solution.labels or ())
-                counts.update(solutions=1, steps=len(solution.steps), labels=labels)
-                yield place, row, solution
+                seen.add(key)
+                labels = sum(label is not None for label in s.labels or ())
+                counts.update(solutions=1, steps=len(s.steps), labels=labels)
+                yield place, row, s
     if not seen:
         raise InputError(f"{path}: no solution left, expected at least one; counts: {dict(+counts)}")
-
-
-def is_duplicate(s: Solution, seen: set[int]) -> bool:
-    """Whether a solution with these texts and labels is among `seen`, to which it is added. 64 bits stand for
-    the texts: two of ten million different rows have the same with chance 3e-6."""
-    key = hash((s.problem, s.steps, s.labels, s.ratings, s.outcome))
-    is_known = key in seen
-    seen.add(key)
-    return is_known

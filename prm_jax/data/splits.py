@@ -17,11 +17,8 @@ from prm_jax.launch.files import sha256
 from prm_jax.solutions import Packed, Solution, packed_solutions
 
 LabelKind = Literal["correctness", "value", "advantage"]
-Files = (
-    str
-    | Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")]
-    | None
-)
+FileList = Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")]
+Files = str | FileList | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +76,7 @@ class Mixture:
 DataConfig = FileData | TaskData | Mixture
 store_defaults("file_defaults", FileData, group="data")
 store_defaults("task_defaults", TaskData, group="data")
-# Samples the policy of an embedded task: (TaskData, problems, samples a problem, seed) -> pools.Problem,
-# graded.
+# Samples a task's policy: (TaskData, problems, samples a problem, seed) -> graded pools.Problems.
 Draw = Callable[[TaskData, Sequence[str], int, int], Iterable]
 
 
@@ -105,29 +101,26 @@ def data_config(node, key: str = "data") -> DataConfig:
         from prm_jax import tasks  # not above: data of files need no embedded task
 
         names = ", ".join((*tasks.TASKS, "mixture", *sources.TEST_SETS, *sources.READERS))
-        expect(
-            name in tasks.TASKS or is_own, f"{key}.name", name, f"{names} or one of your own, FILE.py:NAME"
-        )
+        is_known = name in tasks.TASKS or is_own
+        expect(is_known, f"{key}.name", name, f"{names} or one of your own, FILE.py:NAME")
         section = parse(node.get("task"), tasks.find_task(name).Config, f"{key}.task")
-        cfg = parse(node, TaskData, key, elsewhere=("task",))
-        cfg = dataclasses.replace(cfg, task=section)
-    if cfg.label_kind != "correctness":
-        expected = f"keep with label_kind={cfg.label_kind}: {cfg.label_kind} labels know no first error"
-        expect(cfg.after_first_error == "keep", f"{key}.after_first_error", cfg.after_first_error, expected)
+        cfg = dataclasses.replace(parse(node, TaskData, key, elsewhere=("task",)), task=section)
+    is_right = cfg.label_kind == "correctness" or cfg.after_first_error == "keep"
+    expected = f"keep: {cfg.label_kind} labels know no first error"
+    expect(is_right, f"{key}.after_first_error", cfg.after_first_error, expected)
     return cfg
 
 
 def mixture_config(node) -> Mixture:
     section = node.get("sources") or {}
     parts = {name: data_config(part, f"data.sources.{name}") for name, part in section.items()}
-    example = "two or more, each put there by +data@data.sources.NAME=DATA"
-    expect(len(parts) > 1, "data.sources", ", ".join(parts) or "none", example)
+    expect(len(parts) > 1, "data.sources", list(parts), "two or more, each by +data@data.sources.NAME=DATA")
     cfg = parse(node, Mixture, "data", elsewhere=("sources",), sources=parts)
-    weights = cfg.weights or dict.fromkeys(parts)
+    weights = cfg.weights or parts
     expect(weights.keys() == parts.keys(), "data.weights", weights, f"one of each: {', '.join(parts)}")
     kinds = {name: part.label_kind for name, part in parts.items()}
-    expected = f"data.label_kind={cfg.label_kind} of all: they are never mixed"
-    expect(set(kinds.values()) == {cfg.label_kind}, "data.sources", kinds, expected)
+    is_one = set(kinds.values()) == {cfg.label_kind}
+    expect(is_one, "data.sources", kinds, f"data.label_kind={cfg.label_kind} of all: they are never mixed")
     return cfg
 
 
@@ -167,31 +160,30 @@ def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, nam
 
 def load_files(cfg: FileData, labels_required: bool, key: str = "data", **extra_paths) -> Data:
     """The rows of `path` or `hub` as `train`, those of extra files by name."""
-    expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
-    if bool(cfg.path) == bool(cfg.hub):
-        raise InputError(f"{key}.path: expected {expected.replace('data.', f'{key}.')}")
+    is_one = bool(cfg.path) != bool(cfg.hub)
+    expect(is_one, f"{key}.path", cfg.path, f"a file, or a hub data set ({key}.hub=OWNER/NAME), and not both")
     options = {name: getattr(cfg, name) for name in (*sources.OPTIONS, "split_by")}
-    splits, counts, fingerprints, totals = {}, {}, {}, ("rows", "solutions", "steps", "labels")
+    splits, counts, fingerprints = {}, {}, {}
     given = {side: path for side, path in extra_paths.items() if path is not None}
     for side, path in {"train": cfg.path or cfg.hub, **given}.items():
         hub_split = cfg.hub_split if side == "train" and cfg.hub else None
-        reader = cfg.name if side != "validation" else cfg.validation_name or cfg.name
+        reader = cfg.validation_name or cfg.name if side == "validation" else cfg.name
         reading = options | {"split": hub_split, "labels_required": labels_required}
-        events, solutions = collections.Counter(), packed_solutions()
+        events, solutions, digest = collections.Counter(), packed_solutions(), hashlib.sha256()
         for place, row, solution in sources.load_placed(path, reader, events, **reading):
             kind = row.get("label_kind")
             is_same = kind in (None, "unknown", cfg.label_kind)
             expect(is_same, f"{key}.label_kind", cfg.label_kind, f"{kind}, as {place} states")
             solutions.append(solution)
+            if hub_split:
+                digest.update(repr(solution).encode())
         splits[side] = solutions
         if side == "train":
             counts |= events
         else:
+            totals = ("rows", "solutions", "steps", "labels")
             counts |= {f"{side}_{name}": n for name, n in events.items() if name not in totals}
         if hub_split:
-            digest = hashlib.sha256()
-            for solution in solutions:
-                digest.update(repr(solution).encode())
             fingerprints[f"{path} split {hub_split}"] = digest.hexdigest()
         else:
             files = [path] if isinstance(path, str) else path
@@ -201,18 +193,18 @@ def load_files(cfg: FileData, labels_required: bool, key: str = "data", **extra_
 
 def load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:
     """Training solutions stand source by source, other splits alternate; an id begins with its source."""
-    parts = {}
+    splits, counts, fingerprints, parts = {}, {}, {}, {}
     for name, part in cfg.sources.items():
-        parts[name] = load_splits(part, seed, draw, labels_required, f"data.sources.{name}")
-    splits = {}
+        data = load_splits(part, seed, draw, labels_required, f"data.sources.{name}")
+        parts[name] = data.splits
+        counts |= {f"{name}_{event}": n for event, n in data.counts.items()}
+        fingerprints |= data.fingerprints
     for side in ("train", "validation", "test"):
-        rows = [zip(itertools.repeat(name), data.splits[side]) for name, data in parts.items()]
+        rows = [zip(itertools.repeat(name), part[side]) for name, part in parts.items()]
         turns = rows if side == "train" else itertools.zip_longest(*rows)
         named = (pair for turn in turns for pair in turn if pair is not None)
         splits[side] = packed_solutions(dataclasses.replace(s, id=f"{name}/{s.id}") for name, s in named)
-    counts = {f"{name}_{event}": n for name, data in parts.items() for event, n in data.counts.items()}
-    fingerprints = {file: x for data in parts.values() for file, x in data.fingerprints.items()}
-    sizes = {name: len(data.splits["train"]) for name, data in parts.items()}
+    sizes = {name: len(part["train"]) for name, part in parts.items()}
     return Data(splits, counts | count_overlaps(splits), fingerprints, sizes)
 
 
@@ -223,18 +215,15 @@ def assign_fold(problem: str, folds: int) -> int:
 
 def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "validation")) -> dict:
     """Returns {train, *sides: solutions}: the first of `sides` is fold `fold`, the second the next one."""
-    expected = f"at least {len(sides) + 1}, for train, {' and '.join(sides)}"
-    require(folds > len(sides), "folds", folds, expected)
+    require(folds > len(sides), "folds", folds, f"more, for train, {' and '.join(sides)}")
     require(0 <= fold < folds, "fold", fold, f"0 to {folds - 1}")
     splits = {side: packed_solutions() for side in ("train", *sides)}
     for row, solution in zip(solutions.rows, solutions, strict=True):
         offset = (assign_fold(solution.problem, folds) - fold) % folds
         splits[sides[offset] if offset < len(sides) else "train"].rows.append(row)
     for side, members in splits.items():
-        if not members:
-            found = f"{folds} with fold {fold} leave no {side} solution of {len(solutions)}"
-            hint = f"; data.{side}_path=FILE names some" if side != "train" else ""
-            raise InputError(f"folds: {found}{hint}")
+        expected = f"some that leave a {side} solution of {len(solutions)}, or data.{side}_path=FILE"
+        require(len(members) > 0, "folds", folds, expected)
     return splits
 
 
@@ -243,8 +232,7 @@ def problem_hash(problem: str) -> str:
 
 
 def problem_hashes(solutions: Iterable[Solution]) -> list[str]:
-    """Sorted short hashes of the distinct problems, white space aside: a run keeps those that it was trained
-    on."""
+    """Sorted short hashes of the distinct problems: a run keeps those that it was trained on."""
     return sorted({problem_hash(solution.problem) for solution in solutions})
 
 

@@ -1,8 +1,6 @@
-r"""Splits the text of a solution into steps: by line, blank line, sentence, numbered step, around code,
-thought or words.
+r"""Splits the text of a solution into steps, in linear time.
 
-Only white space at a cut is dropped, so the steps, joined, are the text up to white space. All ways take
-linear time.
+Only white space at a cut is dropped, so the steps, joined, are the text up to white space.
 """
 
 import itertools
@@ -11,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prm_jax.data.rows import require
 
-# "Step 3:", "3." or "3)" at the start of a line, also as a heading or in bold; not 3.5, "3) = 7" or a nested
-# list.
+# "Step 3:", "3." or "3)" at a line's start, also as a heading or in bold; not 3.5, "3) = 7" or a nested list.
 NUMBERED = re.compile(
     r"^ {0,2}(?:#{1,6} )?\*{0,2}(?:step \d{1,3}\b|\d{1,3}[.)]\*{0,2}[^\S\n](?![=+/^<>]|[*-]\s))",
     re.IGNORECASE | re.MULTILINE,
@@ -52,9 +49,9 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-def cut_before(pattern: re.Pattern) -> Callable[[str], Iterator[int]]:
+def cut_before(pattern: str | re.Pattern) -> Callable[[str], Iterator[int]]:
     """Cuts before each match."""
-    return lambda text: (match.start() for match in pattern.finditer(text))
+    return lambda text: (match.start() for match in re.finditer(pattern, text))
 
 
 def sentence_cuts(text: str) -> Iterator[int]:
@@ -108,18 +105,17 @@ def code_cuts(text: str) -> Iterator[int]:
 
 def word_cuts(text: str) -> Iterator[int]:
     """Cuts before every 100th word: a budget of words, since no tokenizer is at hand."""
-    return (match.start() for match in itertools.islice(re.finditer(r"\S+", text), 0, None, 100))
+    words = re.finditer(r"\S+", text)
+    return (match.start() for match in itertools.islice(words, 0, None, 100))
 
 
 SPLITS = {
-    "line": cut_before(re.compile("\n")),
-    "blank": cut_before(re.compile(r"\n[^\S\n]*\n\s*")),
+    "line": cut_before("\n"),
+    "blank": cut_before(r"\n[^\S\n]*\n\s*"),
     "sentence": sentence_cuts,
     "numbered": cut_before(NUMBERED),  # what precedes the first number is a step too
     "code": code_cuts,
-    "think": cut_before(
-        re.compile(r"<think>|(?<=</think>)")
-    ),  # what precedes a block, the block, what follows
+    "think": cut_before(r"<think>|(?<=</think>)"),  # what precedes a block, the block, what follows
     "cue": cut_before(CUE),
     "words": word_cuts,
 }

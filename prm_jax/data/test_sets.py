@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 
-from prm_jax.data.rows import field, optional, require, texts
+from prm_jax.data.rows import field, field_error, optional, require, texts
 from prm_jax.solutions import Solution, up_to_error
 
 
@@ -32,9 +32,9 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
     dropped and counted."""
     steps, name, is_right = texts(row, "model_output_steps"), "model_output_solution_first_error_step", {}
     for part in ("solution", "answer"):
-        verdict = field(row, f"model_output_{part}_correctness", str).lower()
-        is_known = verdict in ("correct", "wrong")
-        require(is_known, f"model_output_{part}_correctness", verdict, "correct or wrong")
+        key = f"model_output_{part}_correctness"
+        verdict = field(row, key, str).lower()
+        require(verdict in ("correct", "wrong"), key, verdict, "correct or wrong")
         is_right[part] = verdict == "correct"
     error = row.get(name)
     if is_right["solution"]:
@@ -52,11 +52,10 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
 
 def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
     """Hard2Verify (Pandit et al. 2025, arXiv 2510.13744; hub Salesforce/Hard2Verify): question,
-    model_response_by_step, human_labels (1 or 0 for every step; a step that rests on an error is 0). The
-    published fields are hidden: base64 of the text or JSON, XOR the repeated SHA-256 of `canary`; plain ones
-    are read too. The layout is that of public copies of its evaluation scripts; no original row was
-    available."""
-    if isinstance(canary := row.get("canary"), str):
+    model_response_by_step, human_labels (1 or 0 for every step; a step that rests on an error is 0). In rows
+    with a `canary` they are hidden: base64 of the text or JSON, XOR the repeated SHA-256 of the canary. The
+    layout is that of public copies of its evaluation scripts; no original row was available."""
+    if canary := optional(row, "canary", str):
         row = row | {name: reveal(name, row[name], canary) for name in HIDDEN if name in row}
     steps, values = texts(row, "model_response_by_step"), field(row, "human_labels", list)
     for index, value in enumerate(values):
@@ -67,18 +66,10 @@ def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
 HIDDEN = ("question", "model_response_by_step", "human_labels")
 
 
-def reveal(name: str, value, canary: str):
-    if not isinstance(value, str):
-        return value
+def reveal(name: str, value: str, canary: str):
     key = itertools.cycle(hashlib.sha256(canary.encode()).digest())
     try:
         text = bytes(a ^ b for a, b in zip(base64.b64decode(value, validate=True), key)).decode()
-    except ValueError:  # not base64, or not of a text: it is plain
-        return value
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    if name == "question" and not isinstance(content, str):  # a question may look like JSON
-        return text
-    return content
+        return text if name == "question" else json.loads(text)
+    except ValueError:
+        raise field_error(name, value, "base64 that the canary reveals") from None

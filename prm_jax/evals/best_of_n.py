@@ -210,7 +210,7 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]) -> tupl
         not (cfg.scores_name and many), "scores_name", cfg.scores_name, "null where several verifiers score"
     )
     total = sum(len(problem.candidates) for problem in problems)
-    pools.note_unsplit(sum(pools.is_unsplit(steps) for *_, steps in pools.candidate_rows(problems)), total)
+    pools.note_unsplit(pools.candidate_rows(problems))
     verifiers = {}
     for checkpoint in setup.checkpoints:
         scorer = open_scorer(setup, checkpoint)

@@ -67,7 +67,7 @@ class Score(Task):
             expect(n == 1, f"{cfg.input}: id", i, "each id once")
         for i in cfg.figures if isinstance(cfg.figures, list) else ():
             expect(i in n_of_id, "figures", i, "ids of solutions")
-        pools.note_unsplit(sum(pools.is_unsplit(steps) for *_, steps in read()), len(n_of_id))
+        pools.note_unsplit(read())
         files = {"scores": setup.folder / "scores.jsonl"}
         scores = score_into(files["scores"], scorer, read(), len(n_of_id))
         if is_pool:

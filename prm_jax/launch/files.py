@@ -14,7 +14,7 @@ from prm_jax.launch.config import expect, type_name
 
 
 def cache_folder() -> Path:
-    """The folder of what later commands read again: compiled programs, samples, verdicts."""
+    """The folder of what later commands read again: compiled programs, samples."""
     parent = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(parent) / "prm_jax"
     folder.mkdir(parents=True, exist_ok=True)
