@@ -171,7 +171,7 @@ def test_scores_keep_their_unit_and_are_added_under_a_new_name(tmp_path):
     with pytest.raises(InputError, match="step_scores.more: "):
         list(with_scores([scored], "more", [[3.5], [-1]]))
     for count in (1, 3):
-        with pytest.raises(ValueError, match="scores than candidates"):
+        with pytest.raises(ValueError, match="shorter than|more scores"):
             list(with_scores([scored], "more", [[3.5], [-1, 20], [1]][:count]))
 
 

@@ -124,6 +124,8 @@ def parse_problem(row: dict, names=None, as_written=False, split_by: str | None 
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
         candidate = {"steps": candidate} if isinstance(candidate, list) else candidate
+        expected = "an object or a list of steps"
+        require(isinstance(candidate, dict), f"candidates[{index}]", candidate, expected)
         try:
             candidates.append(parse_candidate(candidate, names, answer, scores))
         except InputError as error:
