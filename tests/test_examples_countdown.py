@@ -12,7 +12,7 @@ from conftest import ROOT, data_node
 
 from examples import countdown
 from examples.countdown import moves, reaches
-from prm_jax import InputError, tasks
+from prm_jax import tasks
 from prm_jax.data.splits import data_config, load_splits
 
 CFG, TASK = countdown.Config(), countdown.Countdown()
@@ -103,17 +103,3 @@ def test_a_task_of_ones_own_is_data_by_its_place():
     assert all(s.problem.count(",") == 2 and set(s.labels) <= {0, 1} for s in splits["train"])
     task = tasks.find_task(cfg.name)
     assert task.written_out(PROBLEM, ["9+7=16"]) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"name": "examples/none.py:Countdown"}, "data.name"),
-        ({"name": f"{PLACE}:solved"}, "data.name"),
-        ({"task": {"numbers": 1}}, "data.task.numbers"),
-        ({"task": {"modulus": 7}}, "data.task.modulus"),
-    ],
-)
-def test_bad_configs_name_the_key(changes, key):
-    with pytest.raises(InputError, match=f"^{key}: "):
-        config(**changes)

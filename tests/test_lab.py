@@ -144,22 +144,6 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     jax.clear_caches()
 
 
-def test_an_outcome_may_be_that_all_steps_are_right():
-    """data.outcome=steps: a right answer on a wrong step is no success, and the share of such answers is reported as before."""
-    cfg = dataclasses.replace(CFG, samples="solver", solutions=300, test_solutions=300)
-    plain, strict = (load_splits(dataclasses.replace(cfg, outcome=x), 0) for x in ("answer", "steps"))
-    for a, b in zip(plain.splits["train"], strict.splits["train"], strict=True):
-        assert b == dataclasses.replace(
-            a, outcome=float(0 not in tasks.CHAIN.step_labels(a.problem, a.steps))
-        )
-    lucky = [a.outcome - b.outcome for a, b in zip(plain.splits["test"], strict.splits["test"], strict=True)]
-    right = sum(s.outcome for s in plain.splits["test"])
-    assert set(lucky) == {0, 1} and plain.counts == strict.counts
-    assert plain.counts["lucky_share_of_right_answers"] == pytest.approx(sum(lucky) / right)
-    rows = load_splits(dataclasses.replace(cfg, outcome="steps"), 0).splits["train"]
-    assert all(s.outcome == float(0 not in tasks.CHAIN.step_labels(s.problem, s.steps)) for s in rows)
-
-
 def test_a_sample_that_was_cut_has_labels_and_no_outcome():
     """An outcome model would learn that it is right or wrong by the line that happened to be its last."""
 

@@ -12,11 +12,11 @@ from test_examples_serve import served
 from prm_jax import InputError, tasks
 from prm_jax.api import Verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
-from prm_jax.generate import labeling, relabeling, sampling
+from prm_jax.generate import relabeling, sampling
 from prm_jax.rl.problems import file_problems
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scorers import CheckerScorer
-from prm_jax.tasks.checkers import open_grader, own_function, own_labels
+from prm_jax.tasks.checkers import open_grader
 
 PROBLEM, RIGHT, WRONG = "4 +5 *3 mod7?", ("4+5=2", "2*3=6"), ("4+5=3", "3*3=2")
 ADD_TESTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0  # the answer is 0"
@@ -46,11 +46,6 @@ def test_unit_tests_of_code(recipes, text, passes):
     assert grader.right("add", tuple(text.split("\n")), ADD_TESTS) is passes
 
 
-def test_labels_of_the_steps_of_code(recipes):
-    ask = own_function(f"{recipes}/unit_tests.py:runs", own_labels)
-    assert ask("p", ("a = 1", "def f():\n    return a", "f() / 0", "b = 2"), None) == [1, 1, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("query", "is_right"),
     [
@@ -70,13 +65,10 @@ def test_rows_of_a_query(recipes, query, is_right):
 FUNCTIONS = {
     "whole": r"answer == 'so\n#### 6' and steps[-1].endswith('=6')",  # read as a solution it would be 6
     "labels": "CHAIN.step_labels(problem, steps)",
-    "numpys": "numpy.bool_(True)",
     "none": "None",
-    "one": "1",
     "fails": "1 / 0",
     "leaves": "sys.exit(3)",
     "short": "[1.0]",
-    "large": "[1.0, 1.5]",
 }
 
 
@@ -89,17 +81,11 @@ def mine(tmp_path):
     return tmp_path / "mine.py"
 
 
-@pytest.mark.parametrize("name", ["none", "one", "fails", "leaves", "absent", "short"])
+@pytest.mark.parametrize("name", ["none", "leaves", "absent", "short"])
 def test_what_is_no_verdict_is_one_line_with_the_functions_name(mine, name):
     with pytest.raises(InputError, match=f"^checker: .*mine.py:{name}") as caught:
         open_grader(f"{mine}:{name}").right(PROBLEM, RIGHT, None)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["none", "short", "large"])
-def test_what_are_no_labels_is_one_line_with_the_functions_name(mine, name):
-    with pytest.raises(InputError, match=f"^checker: .*mine.py:{name}: "):
-        own_function(f"{mine}:{name}", own_labels)(PROBLEM, RIGHT, None)
 
 
 def test_equal_solutions_are_asked_once(tmp_path):
@@ -130,25 +116,11 @@ def test_sampling_grades_by_a_function(mine, monkeypatch, tmp_path):
     assert told.startswith(f"error: checker: {mine}:fails: ZeroDivisionError") and "\n" not in told
 
 
-def test_labelling_reads_answers_for_a_function(mine, pool):
-    solutions, golds = labeling.read_input(pool, f"{mine}:whole")
-    assert len(solutions) == 2 and golds == {PROBLEM: "so\n#### 6"}
-
-
 def test_relabelling_takes_a_functions_labels(mine, pool, monkeypatch, tmp_path):
     asked = [f"input={pool}", "by=checker", f"checker={mine}:labels", "hydra.run.dir=a"]
     printed(relabeling.main, monkeypatch, *asked, cwd=tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "a/labels.jsonl").read_text().splitlines()]
     assert [row["labels"] for row in rows] == [[1, 1], [0, 0]] and rows[0]["checker"] == f"{mine}:labels"
-
-
-def test_best_of_n_grades_by_a_function(mine, pool, monkeypatch, tmp_path):
-    import evaluate
-
-    given = ["task=best_of_n", f"input={pool}", "checkpoint=random", f"checker={mine}:whole"]
-    printed(evaluate.main, monkeypatch, *given, "hydra.run.dir=a", cwd=tmp_path)
-    results = json.loads((tmp_path / "a/results.json").read_text())
-    assert results["grading"] == {"checker": f"{mine}:whole", "candidates": 2, "right": 1}
 
 
 def test_rl_rewards_what_a_function_calls_right(mine, tmp_path):
@@ -183,15 +155,11 @@ def test_trl_calls_with_texts_or_conversations(recipes, url, monkeypatch):
     assert reward(prompts=prompts, completions=completions) == pytest.approx([1, 0], abs=1e-6)
 
 
-def test_verl_calls_with_one_response(recipes, url, monkeypatch):
+def test_verl_and_tunix_call_with_their_columns(recipes, url, monkeypatch):
+    texts = ["\n".join(RIGHT), "\n".join(WRONG)]
     score = load_reward(recipes, "verl", url, monkeypatch)
     row = {"data_source": "chain", "ground_truth": "6", "extra_info": {"question": PROBLEM, "index": 0}}
-    rewards = [score(**row, solution_str="\n".join(steps)) for steps in (RIGHT, WRONG)]
-    assert rewards == pytest.approx([1, 0], abs=1e-6)
-
-
-def test_tunix_calls_with_columns_as_arrays(recipes, url, monkeypatch):
+    assert [score(**row, solution_str=text) for text in texts] == pytest.approx([1, 0], abs=1e-6)
     reward = load_reward(recipes, "tunix", url, monkeypatch)
-    prompts, texts = ["<start_of_turn>user"] * 2, ["\n".join(RIGHT), "\n".join(WRONG)]
-    rewards = reward(prompts=prompts, completions=texts, mode="train", question=np.array([PROBLEM] * 2))
-    assert rewards == pytest.approx([1, 0], abs=1e-6)
+    columns = {"prompts": ["<start_of_turn>user"] * 2, "question": np.array([PROBLEM] * 2)}
+    assert reward(completions=texts, mode="train", **columns) == pytest.approx([1, 0], abs=1e-6)

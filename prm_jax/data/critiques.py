@@ -63,8 +63,7 @@ def fill(template: str, **values) -> str:
 
 
 def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> list[dict]:
-    """The turns up to the question about the last step; a conversation holds the `critiques` of the steps
-    before it."""
+    """The turns up to the question about the last step; a conversation holds the earlier `critiques`."""
     c, n = fmt.critic, len(steps)
     if c.drop:
         drop = re.escape(c.drop).replace(r"\{n\}", r"\d+")

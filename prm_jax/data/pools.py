@@ -54,16 +54,15 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem, its gold answer if known, candidates, units of step scores if stated, embedded task if any,
-    and what the candidates cost if a policy of ours drew them."""
+    """A problem with its candidates."""
 
     id: str
     problem: str
-    answer: str | None
+    answer: str | None  # the gold one, if known
     candidates: tuple[Candidate, ...]
-    scores_unit: dict[str, str] = dataclasses.field(default_factory=dict)
-    task: str | None = None
-    policy_tokens: int | None = None
+    scores_unit: dict[str, str] = dataclasses.field(default_factory=dict)  # {name of step scores: unit}
+    task: str | None = None  # the embedded one, if any
+    policy_tokens: int | None = None  # what the candidates cost, if a policy of ours drew them
 
     def __post_init__(self):
         require(len(self.candidates) > 0, "candidates", self.candidates, "at least one")
@@ -180,8 +179,7 @@ def candidate_rows(problems: Iterable[Problem]) -> Iterator[tuple[str, str, tupl
 
 
 def note_unsplit(rows: Iterable[tuple]):
-    """Prints how many of (id, problem, steps) are one step of several lines, perhaps a whole text, if any
-    are."""
+    """Prints how many of (id, problem, steps) are one step of several lines, perhaps a whole text."""
     is_whole = [len(steps) == 1 and "\n" in steps[0].strip() for *_, steps in rows]
     if any(is_whole):
         share = f"{sum(is_whole):,} of {len(is_whole):,} solutions"

@@ -32,8 +32,7 @@ def require(is_right: bool, name: str, value, expected: str):
 
 
 def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):
-    """The value of a required field of this type; a bool is not an int. inside: the row's own place and ".",
-    if it is a part of another."""
+    """The value of a required field of this type; a bool is not an int. inside: a part's place and "."."""
     require(isinstance(row, dict), inside.removesuffix("."), row, "an object")
     if name not in row:
         found = ", ".join(map(str, row))
@@ -41,7 +40,7 @@ def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = Fa
     value = row[name]
     is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if not is_kind and not (null and value is None):
-        raise field_error(inside + name, value, KIND_WORDS[kind] + (" or null" if null else ""))
+        raise field_error(inside + name, value, KIND_WORDS[kind])
     return value
 
 

@@ -69,7 +69,7 @@ def own_id(row: dict, row_id: str) -> str:
 
 
 def as_probability(value):
-    """A float; Solution refuses what is not a probability under the field's name."""
+    """A float; Solution refuses what is not a probability."""
     return float(value) if is_probability(value) else value
 
 
@@ -169,8 +169,8 @@ def read_completion(completion, name: str) -> tuple[str, int | None]:
 
 def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
     """Math-Shepherd's input and label: the same text, but each ки of the input is + or - in the label. The
-    problem is the text before "Step 1:", which stays in the step. In a row without it the problem ends with
-    the last question mark before the first ки, or else at that ки (as in TRL's script)."""
+    problem is the text before "Step 1:", which stays in the step; without it the problem ends with the last
+    question mark before the first ки, or else at that ки (as in TRL's script)."""
     *steps, tail = field(row, "input", str).split("ки")
     signs, position, labels = field(row, "label", str), -1, []
     if not steps:
@@ -196,8 +196,7 @@ def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def processbench(row: dict, row_id: str, counts) -> list[Solution]:
-    """ProcessBench's problem, steps, label (first wrong step from 0, -1 none; none later),
-    final_answer_correct."""
+    """ProcessBench's problem, steps, label (first wrong step from 0, -1 none), final_answer_correct."""
     steps, error = texts(row, "steps"), field(row, "label", int)
     n = len(steps)
     require(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
@@ -267,8 +266,7 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
 
 
 def load_placed(path, kind: str, counts, *, split=None, labels_required=False, **options):
-    """Yields (the row's place in an error, row, solution) of what `load` reads; `counts` has all events at
-    the end."""
+    """Yields (the row's place in an error, row, solution) of what `load` reads; adds events to `counts`."""
     options = {name: values[0] for name, values in OPTIONS.items()} | {"split_by": "line"} | options
     available = options | {"labels_required": labels_required, "from_hub": split is not None}
     read = find_reader(kind)

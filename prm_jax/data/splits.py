@@ -130,8 +130,7 @@ def load_splits(
     """Returns the train, validation and test splits. An embedded task's solutions come from its solver, or
     from its policy by `draw`. Of files, the test split is `test_path` or fold `fold` of the problems, the
     validation split is `validation_path` or the next fold, and the rest trains. With `labels_required` a
-    native row without labels raises: a misspelt column would train on nothing. `key`: where errors say that
-    the config is."""
+    native row without labels raises: a misspelt column would train on nothing. `key`: the config's place."""
     if isinstance(cfg, TaskData):
         from prm_jax import tasks
 

@@ -128,9 +128,8 @@ def format_steps(fmt, text: str) -> tuple[str, ...]:
 
 
 def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
-    """The number of steps that ended before each token of a solution, given their texts: the step that it
-    belongs to, or begins. One that contains the separator ends a step; blank pieces join the step after, so
-    that what is drawn does not decide which step it is drawn in."""
+    """The number of steps that ended before each token of a solution, given their texts. One with the separator
+    ends a step; blank pieces join the step after."""
     piece_L, texts = [], [""]
     for token in tokens:
         piece_L.append(len(texts) - 1)
@@ -142,8 +141,7 @@ def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
 
 
 def step_sums(fmt, tokens: Sequence[str], x_L: Sequence[float], text: str) -> tuple[float, ...] | None:
-    """The sums over each step of a text of its tokens' numbers, the last with what follows it; None where a
-    token is of two steps."""
+    """Sums of the tokens' numbers over each step of a text; None where a token is of two steps."""
     T = len(format_steps(fmt, text))
     step_L, sums = token_steps(fmt, [*tokens, fmt.separator, ""]), [0.0] * max(T, 1)
     if len(x_L) != len(tokens) or step_L[-1] != T:

@@ -14,8 +14,7 @@ from prm_jax.solutions import Solution, up_to_error
 
 def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
     """BIG-Bench Mistake (Tyen et al. 2024, arXiv 2311.08516; WHGTyen/BIG-Bench-Mistake at 270683a): input,
-    steps, target, answer, mistake_index (from 0, null without one). The outcome is whether answer and target
-    are equal."""
+    steps, target, answer, mistake_index (from 0, or null). The outcome: are answer and target equal."""
     steps, error = texts(row, "steps"), field(row, "mistake_index", int, null=True)
     expected = f"0 to {len(steps) - 1} for {len(steps)} steps, or null"
     require(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
@@ -28,8 +27,7 @@ def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
 def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
     """MR-GSM8K (Zeng et al. 2023, arXiv 2312.17080; dvlab-research/MR-GSM8K at 3f666d6): question,
     model_output_steps, model_output_solution_correctness (correct, wrong),
-    model_output_solution_first_error_step (from 1, or N/A). Wrong solutions without a first error step are
-    dropped and counted."""
+    model_output_solution_first_error_step (from 1, or N/A; wrong solutions without it are dropped)."""
     steps, name, is_right = texts(row, "model_output_steps"), "model_output_solution_first_error_step", {}
     for part in ("solution", "answer"):
         key = f"model_output_{part}_correctness"

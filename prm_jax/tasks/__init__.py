@@ -23,13 +23,11 @@ TASKS = {"chain": CHAIN}
 SPLITS = {"test": (0, 10), "validation": (10, 15), "train": (15, 60), "base": (60, 100)}
 
 
+@functools.cache
 def find_task(name: str) -> EmbeddedTask:
     """The task of a name in TASKS, or an EmbeddedTask of your own, FILE.py:CLASS."""
-    return TASKS[name] if name in TASKS else load_task(name)
-
-
-@functools.cache
-def load_task(name: str) -> EmbeddedTask:
+    if name in TASKS:
+        return TASKS[name]
     found = load_object("data.name", name)
     is_task = isinstance(found, type) and issubclass(found, EmbeddedTask)
     expect(is_task, "data.name", name, f"{', '.join(TASKS)} or FILE.py:CLASS that is an EmbeddedTask")
@@ -43,10 +41,9 @@ def read_task(paths: Sequence[str], name: str | None = None) -> EmbeddedTask:
     named = {str(row.get("task") or "none") for path in paths for _, row in read_rows(path)}
     if name in TASKS or ".py:" in (name or ""):
         named = named - {"none"} | {name}
-    place = f"{', '.join(map(str, paths))}: task" if paths else "task"
-    expected = f"one of {', '.join(TASKS)} in all rows, or checker=NAME (evaluate.py: data)"
+    place = ", ".join([*map(str, paths), "task"])
     is_one = len(named) == 1 and named <= TASKS.keys() | {name}
-    require(is_one, place, ", ".join(sorted(named)) or "none", expected)
+    require(is_one, place, sorted(named), f"one of {', '.join(TASKS)} in all rows, or checker=NAME")
     return find_task(named.pop())
 
 
@@ -73,8 +70,7 @@ def solver_pool(task: EmbeddedTask, cfg, problems: Iterable[str], n: int, seed: 
 
 
 def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable[Problem]:
-    """n problems of one split with `each` graded solutions by solver or draw (cfg: TaskData, draw: Draw of
-    splits)."""
+    """n problems of one split with `each` graded solutions by solver or `draw`, as cfg (TaskData) says."""
     task = find_task(cfg.name)
     problems = make_problems(task, cfg.task, n, split, seed)
     if cfg.samples == "solver":
@@ -83,8 +79,7 @@ def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable
 
 
 def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]:
-    """n labelled solutions of one split, solutions_per_problem of each problem; arguments as of
-    `sample_pool`."""
+    """n labelled solutions of one split, solutions_per_problem of each problem, as of `sample_pool`."""
     task, each = find_task(cfg.name), cfg.solutions_per_problem
     pool = sample_pool(cfg, -(-n // each), each, split, seed, draw)
     drawn = itertools.islice(((p.problem, c) for p in pool for c in p.candidates), n)
@@ -109,31 +104,17 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
         sample = (cfg.solutions, cfg.train_split, seed) if side == "train" else (cfg.test_solutions, side, 0)
         solutions = sample_solutions(cfg, *sample, draw_counted)
         lucky = lucky_share(task, solutions)  # the test split's is kept
-        if cfg.outcome == "steps":
-            solutions = [with_strict_outcome(task, s) for s in solutions]
+        if cfg.outcome == "steps":  # 1 only if all steps are right; a solution that was cut off has none
+            strict = [min(task.step_labels(s.problem, s.steps)) for s in solutions]
+            pairs = zip(solutions, strict, strict=True)
+            solutions = [s if s.outcome is None else dataclasses.replace(s, outcome=y) for s, y in pairs]
         splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
     counts = {"solutions": cfg.solutions, "policy_tokens": tokens["train"]}
     return splits, counts | {"lucky_share_of_right_answers": lucky}
 
 
-def with_strict_outcome(task: EmbeddedTask, s: Solution) -> Solution:
-    """The solution with outcome 1 only if all its steps are right; one that was cut off stays without an
-    outcome."""
-    if s.outcome is None:
-        return s
-    return dataclasses.replace(s, outcome=float(0 not in task.step_labels(s.problem, s.steps)))
-
-
-def labelled(
-    task: EmbeddedTask,
-    cfg,
-    problem: str,
-    steps: Sequence[str],
-    label_kind: str,
-    solution_id: str,
-    finished=True,
-) -> Solution:
-    """The solution with the exact checker's labels of one kind (correctness, or value), ratings, outcome and
+def labelled(task: EmbeddedTask, cfg, problem: str, steps, label_kind: str, solution_id: str, finished=True):
+    """The Solution with the exact checker's labels of one kind (correctness, or value), ratings, outcome and
     answer. One that was cut off (not `finished`) has no outcome."""
     if label_kind == "value":
         labels, ratings = task.values(cfg, problem, steps), None

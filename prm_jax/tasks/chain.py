@@ -1,8 +1,7 @@
 """The default task: chains of arithmetic modulo a prime, by a solver with wrong beliefs.
 
 A problem is a start value and operations to do from left to right, `4 +5 *3 max2 -2 mod7?`. A solution has a
-line for each operation, `4+5=2`, or for two, `2*3max2=6`, which hides the value in between. It starts from
-the value before.
+line for each operation, `4+5=2`, or for two, `2*3max2=6`, which hides the value in between.
 
 The solver's errors are systematic. Some facts, such as 4 * 5, are hard: there the solver is seldom right and
 often writes the same wrong result, its belief. So majorities can be wrong, a model of such solutions takes
@@ -144,8 +143,7 @@ def fact_distributions(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
                     p_w[right] += 1 - cfg.slip
                     p_w[[(right + 1) % p, (right - 1) % p]] += cfg.slip / 2
                     continue
-                # The belief is off by one either way, the result of the confused operation, or any wrong
-                # value.
+                # The belief is off by one, the result of the confused operation, or any wrong value.
                 any_wrong = int(right + rng.integers(1, p)) % p
                 confused = APPLY[CONFUSED[name]](value, operand) % p
                 other = confused if confused != right else any_wrong
@@ -233,8 +231,7 @@ class Chain(EmbeddedTask):
         return line and str(line[2])
 
     def values(self, cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
-        """Exact, since what follows depends only on the value written and the operations left. 0 from a step
-        that is not a line on."""
+        """Exact, since what follows depends only on the value written and the operations left."""
         _, operations, modulus = parse_problem(problem)
         expect(modulus == cfg.modulus, "data.task.modulus", cfg.modulus, f"{modulus}, as in {problem!r}")
         p_kv, value_T, is_lost = values_to_go(cfg, operations, int(self.gold_answer(problem))), [], False

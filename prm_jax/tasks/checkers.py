@@ -1,11 +1,9 @@
-"""What the key `checker` names: an embedded task's exact checker, a rule that compares answers, or your own
-function.
+"""What the key `checker` names: a task's exact checker, a rule that compares answers, or your own function.
 
 checker=FILE.py:FUNCTION calls f(problem, steps, answer), texts, for each solution. `answer` is what the
 problem's row has under answer as it is written there (a right answer, unit tests, a query), or None. It
-returns whether the solution is right, True or False; for labels of steps (python -m prm_jax.relabeling
-by=checker) a list with a label of each step, from 0 to 1, or None. Equal solutions are asked once. Examples:
-docs/recipes.md, examples/equations.py.
+returns whether the solution is right; for labels of steps (python -m prm_jax.relabeling by=checker) a list
+with a label of each step, from 0 to 1, or None. Equal solutions are asked once. Examples: docs/recipes.md.
 """
 
 import contextlib
@@ -48,9 +46,7 @@ def own_verdict(where: str, right, problem: str, steps: Sequence[str], answer: s
     return bool(right)
 
 
-def own_labels(
-    where: str, labels, problem: str, steps: Sequence[str], answer: str | None
-) -> list[float | None]:
+def own_labels(where: str, labels, problem: str, steps: Sequence[str], answer: str | None) -> list:
     """The labels of a solution's steps, each from 0 to 1 or None."""
     is_list = isinstance(labels, list | tuple) and len(labels) == len(steps)
     is_right = is_list and all(y is None or 0 <= y <= 1 for y in labels)

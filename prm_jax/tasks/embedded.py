@@ -1,5 +1,4 @@
-"""What an embedded task offers: endless problems, a solver that errs in known ways, and an exact check of
-every step."""
+"""An embedded task: endless problems, a solver that errs in known ways, an exact check of every step."""
 
 import abc
 import dataclasses
@@ -55,8 +54,7 @@ class EmbeddedTask(abc.ABC):
         return None
 
     def step_labels(self, problem: str, steps: Sequence[str]) -> list[float]:
-        """Correctness labels: 1 while this step and all before it are right, 0 from the first wrong one
-        on."""
+        """Correctness labels: 1 while this step and all before it are right, else 0."""
         return correctness(self.verdicts(problem, steps))
 
     def are_right(self, problem: str, steps: Sequence[str]) -> list[float]:
@@ -71,8 +69,7 @@ class EmbeddedTask(abc.ABC):
         return None
 
     def grade(self, problem: Problem) -> Problem:
-        """A pool's problem with its task, gold answer, and each candidate's answer and whether it is
-        right."""
+        """A pool's problem with its task, gold answer, each candidate's answer and whether it is right."""
         candidates = []
         for c in problem.candidates:
             correct = self.solved(problem.problem, c.steps)
