@@ -1,6 +1,6 @@
 r"""Judges the numeric equations in steps of plain text: labels of steps, and grades, without annotation.
 
-    python -m prm_jax.relabeling input=FILE by=checker checker=examples/equations.py:labels
+    python -m examples.relabel checker FILE --checker examples/equations.py:labels
     python evaluate.py task=best_of_n input=POOL checkpoint=RUN checker=examples/equations.py:holds
 
 It reads `48/2=24`, `<<48/2=24>>`, `$48 / 2 = $24`, `\frac{48}{2} = 24 \text{ apples}`, but no variables, no

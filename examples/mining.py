@@ -3,7 +3,7 @@ learning, Lightman et al. 2023, section 4).
 
     python -m prm_jax.sampling input=questions.jsonl checkpoint=POLICY n=64 hydra.run.dir=pool
     python -m examples.mining --checkpoint RUN --pool pool/pool.jsonl
-    python -m prm_jax.labeling input=mined.jsonl checkpoint=POLICY     # or people, or relabeling by=checker
+    python -m prm_jax.labeling input=mined.jsonl checkpoint=POLICY     # or people, or examples/relabel.py
 
 Of each problem's different solutions it keeps the highest-scored with a wrong answer, up to the share
 WRONG, and then the highest-scored of the rest. Whether an answer is wrong is known before anybody labels a

@@ -10,7 +10,6 @@ COMMANDS = {
     "evaluate": "verifiers: step metrics, best-of-N, search, benchmarks, your own solutions",
     "sampling": "a pool of graded solutions of problems, by a language model or a server",
     "labeling": "labels of steps by the completions of a policy",
-    "relabeling": "labels of steps from what is there: a verifier, scores, an exact checker",
     "rl": "a policy trained by rewards of its steps and answers",
     "export": "a run as a Hugging Face folder",
     "sweeps": "the table and the figure of any number of runs",

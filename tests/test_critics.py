@@ -17,7 +17,6 @@ from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
 from prm_jax.data.score_files import score_into
 from prm_jax.formats import Encoded, Format, read_format
-from prm_jax.generate import relabeling
 from prm_jax.packing import layout_tokens
 from prm_jax.rl import rewards
 from prm_jax.rl.rollouts import Rollout
@@ -244,12 +243,6 @@ def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_pa
     printed(evaluate.main, monkeypatch, *critic, "data=chain", *asked, where("search"), cwd=tmp_path)
     (verifier,) = json.loads((tmp_path / "search" / "results.json").read_text())["verifiers"]
     assert verifier["searches"][0]["best"]["share"] >= 0 and verifier["critic"]["critiques"] > 0
-    labels = [*critic, "by=scorer", f"input={pool}", where("labels")]
-    printed(relabeling.main, monkeypatch, *labels, cwd=tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "labels" / "labels.jsonl").read_text().splitlines()]
-    assert len(rows) == 16 and all(0 < y < 1 for row in rows for y in row["labels"])
-    assert rows[0]["label_kind"] == "correctness" and rows[0]["by"] == "scorer"
-    assert json.loads((tmp_path / "labels" / "about.json").read_text())["critic"]["unscored"] == 0
 
 
 def test_beside_critics_a_prm_keeps_its_own_format(capsys):

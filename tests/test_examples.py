@@ -1,4 +1,4 @@
-"""examples/mining.py, split.py, source_weights.py and bounds.py: each by hand, and as a command."""
+"""examples/mining.py, relabel.py, split.py, source_weights.py and bounds.py: each by hand, and as a command."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ import pytest
 
 import prm_jax
 import train
-from examples import mining, source_weights, split
+from examples import mining, relabel, source_weights, split
 from examples.attack import sample_task
 from prm_jax import tasks
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
@@ -44,6 +44,34 @@ def test_convincing_wrong_answers_come_first_and_no_solution_twice(tmp_path, mon
     run(mining.main, monkeypatch, "--checkpoint", "random", "--pool", "pool.jsonl")
     mined, uniform = (read_pool(f"{name}.jsonl")[0].candidates for name in ("mined", "uniform"))
     assert [c.correct for c in mined].count(False) == 4 and len(mined) == len(uniform) == 5
+
+
+def test_labels_from_what_is_there(tmp_path, monkeypatch):
+    value_T = np.array([0.2, 0.6, 0.9])
+    assert relabel.td_targets(value_T, 1.0, 1.0).tolist() == [1, 1, 1]
+    assert relabel.td_targets(value_T, 1.0, 0.0).tolist() == [0.2, 0.6, 1]  # the value after the step
+    assert relabel.td_targets(value_T, 0.0, 0.5) == pytest.approx([0.25, 0.3, 0])
+    assert relabel.consensus([1.0, 0.6, 0.2, 0.9], [1.0, 1.0, 0.0, None]) == [1, 1, 0, None]
+    assert relabel.consensus([1.0, None, 0.0], [1.0, 0.0, 1.0]) is None
+
+    monkeypatch.chdir(tmp_path)
+    steps = tuple(TEXTS[1].split())
+    scores = {"seen": (0.9, 0.25, 0.5, 0.75)}
+    candidate = Candidate(steps, "0", False, step_scores=scores)
+    write_pool("pool.jsonl", [Problem("0", PROBLEM, "4", (candidate,), {"seen": "probability"}, "chain")])
+    commands = {
+        "scores pool.jsonl --scores seen --threshold 0.5 --after mask": [1, 0, None, None],
+        "checker pool.jsonl": tasks.CHAIN.step_labels(PROBLEM, steps),
+        "scorer pool.jsonl --checkpoint checker": tasks.CHAIN.step_labels(PROBLEM, steps),
+        "td pool.jsonl --checkpoint embedded_orm --td-lambda 1": [0, 0, 0, 0],
+    }
+    for command, labels in commands.items():
+        output = f"{command.split()[0]}.jsonl"
+        run(relabel.main, monkeypatch, *command.split(), "--output", output)
+        (row,) = map(json.loads, Path(output).read_text().splitlines())
+        assert [y if y is None else round(y, 6) for y in row["labels"]] == labels
+    run(relabel.main, monkeypatch, *["consensus", "checker.jsonl", "--other", "scores.jsonl"])
+    assert Path("labels.jsonl").read_text() == ""  # they name different steps
 
 
 def test_log_odds_of_tokens_are_those_of_one_forward_pass():

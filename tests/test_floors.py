@@ -9,7 +9,7 @@ FLOORS = [  # from the ground up; `core` is the rest of prm_jax's flat files
     "launch visibility data tasks solutions formats examples protocols",
     "kernels core",
     "figures checkpoints critics generate",
-    "evals rl api bench sampling labeling relabeling export sweeps __main__",
+    "evals rl api bench sampling labeling export sweeps __main__",
     "train evaluate",
 ]
 FILES = [*ROOT.glob("prm_jax/**/*.py"), ROOT / "train.py", ROOT / "evaluate.py"]

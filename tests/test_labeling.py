@@ -6,7 +6,7 @@ from math import comb
 import jax
 import numpy as np
 import pytest
-from conftest import call, printed
+from conftest import printed
 from omegaconf import OmegaConf
 
 import evaluate
@@ -17,8 +17,7 @@ from prm_jax.data.rows import write_rows
 from prm_jax.data.units import UNITS, as_probability
 from prm_jax.formats import Format
 from prm_jax.generate import labeling
-from prm_jax.generate.labeling import LABELS, MC, AdaptiveK, Labels, Noise, TreeConfig, label_file, roll_outs
-from prm_jax.generate.omegaprm import estimate
+from prm_jax.generate.labeling import LABELS, MC, AdaptiveK, Completions, Labels, label_file
 from prm_jax.generate.sampling import Sampling
 from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
@@ -64,12 +63,8 @@ class Solver:
         return Continuation(np.zeros(len(text), np.int32), np.zeros(len(text)), text, "eos")
 
 
-TREE = TreeConfig(searches=100, alpha=0.5, beta=0.9, length=500.0, c_puct=0.125)
-EXACT = Noise(0.0, 0.0)
-
-
 def settings(label="soft", **change):
-    plain = {"threshold": 0.8, "prover": 1, "k": 8, "adapt": None, "noise": EXACT, "tree": TREE}
+    plain = {"threshold": 0.8, "prover": 1, "k": 8, "adapt": None}
     return Labels(label=label, **plain | change)
 
 
@@ -130,18 +125,13 @@ def test_advantages_of_the_completer_and_of_the_best_of_several():
 PROBLEM, STEPS = "4 *5 -3 max2 +6 mod7?", ("4*5=6", "6-3=3", "3max2+6=2")
 
 
-@pytest.mark.parametrize("noise", [EXACT, Noise(0.2, 0.1)])
-def test_counts_agree_with_the_exact_values(noise):
-    """A checker that errs counts v (1 - fn) + (1 - v) fp."""
+def test_counts_agree_with_the_exact_values():
     prefixes, k = [(PROBLEM, STEPS[:t]) for t in range(4)], 1500
-    found = roll_outs(Solver(), prefixes, {PROBLEM: None}, k, 0, noise, GRADE)
-    exact = CHAIN.values(
-        CFG, PROBLEM, ("4=4", *STEPS)
-    )  # the first line does nothing: the bare problem's value
-    for own, v in zip(found, exact, strict=True):
-        rate = v * (1 - noise.false_negative) + (1 - v) * noise.false_positive
-        assert abs(estimate(own).share - rate) <= 4 * np.sqrt(0.25 / k) and sum(r.tokens for r in own) >= 0
-    assert estimate(found[-1]).right == k or noise != EXACT
+    complete = Completions(Solver(), {PROBLEM: None}, settings(k=k), 0, GRADE)
+    exact = CHAIN.values(CFG, PROBLEM, ("4=4", *STEPS))  # the first line does nothing: the bare problem
+    for mc, v in zip(complete(prefixes), exact, strict=True):
+        assert abs(mc.share - v) <= 4 * np.sqrt(0.25 / k)
+    assert complete.mc[prefixes[-1]] == MC(k, k)
 
 
 @pytest.fixture
@@ -179,7 +169,7 @@ def test_rows_say_what_made_them_and_train(tmp_path, solutions):
             row["label_kind"] == "value" and row["completer"] == "solver" and row["labels"][-1] == s.outcome
         )
     about = json.loads((path.parent / "about.json").read_text())
-    assert about["finished"] and about["noise"] == {"false_positive": 0, "false_negative": 0}
+    assert about["finished"]
     assert about["counts"]["policy_tokens"] == sum(row["policy_tokens"] for row in rows) == policy.tokens > 0
     assert about["counts"]["unanswered"] == 0
     read, _ = sources.load(str(path), "native")
@@ -192,18 +182,17 @@ def test_solutions_of_one_problem_stand_together_and_share_what_they_begin_with(
     apart = solutions[::3] + solutions[1::3] + solutions[2::3]
     policy = Solver()
     policy.batch_rows = 8  # a chunk is one problem
-    noise = Noise(0.1, 0.2)
-    rows, _ = write(tmp_path / "labels.jsonl", apart, policy, label="ratio", noise=noise)
+    rows, _ = write(tmp_path / "labels.jsonl", apart, policy, label="ratio")
     assert [row["id"] for row in rows] == [s.id for s in solutions]
     bare = [problem for problem, steps in policy.asked if not steps]
     assert len(policy.asked) == len(set(policy.asked)) and len(bare) == len(set(bare)) == 10
-    at_once, _ = write(tmp_path / "b/labels.jsonl", solutions, label="ratio", noise=noise)
+    at_once, _ = write(tmp_path / "b/labels.jsonl", solutions, label="ratio")
     assert rows == at_once  # no chunk and no neighbour changes a row
     for row in rows:
         right = [*row["right"][:-1], 8 * row["outcome"]]
         mc = [MC(row["problem_right"], row["problem_k"]), *(MC(r, 8) for r in right)]
         assert row["labels"] == LABELS["ratio"](mc, settings("ratio"))
-    moved, _ = write(tmp_path / "c/labels.jsonl", solutions, label="advantage", prover=4, noise=noise)
+    moved, _ = write(tmp_path / "c/labels.jsonl", solutions, label="advantage", prover=4)
     assert [row["right"] for row in moved] == [row["right"] for row in rows]
     assert {row["label_kind"] for row in moved} == {"advantage"} and {
         y for row in moved for y in row["labels"]
@@ -215,7 +204,7 @@ def test_difficulty_decides_on_the_number_of_completions(tmp_path, solutions):
     assert [adapt.choose(x) for x in (0, 0.09, 0.1, 0.89, 0.9, 1)] == [6, 6, 4, 4, 2, 2]
     policy = Solver()
     policy.batch_rows = 1000  # one chunk
-    for label in ("soft", "first_error", "tree"):
+    for label in ("soft", "first_error"):
         policy.calls = []
         rows, _ = write(tmp_path / label / "labels.jsonl", solutions, policy, label=label, adapt=adapt)
         asked = [row for row in rows if row["k"]]  # first_error asks nothing of right answers
@@ -239,7 +228,7 @@ def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
 
 
 def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
-    """Its last line was called its first error, though every prefix of it is alive; nor is it a wrong roll-out of a tree."""
+    """Its last line was called its first error, though every prefix of it is alive."""
     cut = {"steps": ["4*5=6", "6-3=3"], "answer": "3", "correct": False, "finished": False}
     wrong = {"steps": ["4*5=6", "6-3=4", "4max2+6=3"], "answer": "3", "correct": False, "finished": True}
     row = {"id": "p", "problem": PROBLEM, "answer": "2", "candidates": [cut, wrong]}
@@ -250,34 +239,22 @@ def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
     assert [(row["id"], row["labels"]) for row in rows] == [("p/1", [1, 0, None])]
     about = json.loads((tmp_path / "e/about.json").read_text())
     assert about["counts"]["without_outcome_left_out"] == 1 and about["counts"]["solutions"] == 1
-    write(tmp_path / "t/labels.jsonl", solutions, label="tree", k=4)
-    (tree,) = [json.loads(line) for line in (tmp_path / "t/trees.jsonl").read_text().splitlines()]
-    assert tree["given"] == 1 and "6-3=3" not in {path["completions"][-1] for path in tree["paths"]}
     soft, _ = write(tmp_path / "s/labels.jsonl", solutions, Oracle(), k=2)
     assert [(row["labels"], row["outcome"]) for row in soft] == [([1, 1], None), ([1, 0, 0], 0)]
     assert [row["right"] for row in soft] == [[2, 2], [2, 0, None]]  # what was cut is completed
 
 
-KINDS = ("soft", "hard", "threshold", "ratio", "advantage", "first_error", "tree")
-
-
-@pytest.mark.parametrize("label", KINDS)
+@pytest.mark.parametrize("label", ["soft", "ratio", "first_error"])
 def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, label):
-    more = {"adapt": AdaptiveK((0.5,), (8, 4)), "noise": Noise(0.05, 0.1)}
-    path = tmp_path / "labels.jsonl"
+    more, path = {"adapt": AdaptiveK((0.5,), (8, 4))}, tmp_path / "labels.jsonl"
     write(path, solutions, label=label, **more)
-    kept = path.with_name("trees.jsonl") if label == "tree" else path
-    lines, rows = kept.read_bytes(), path.read_bytes()
-    for part in (0, 100, len(lines) // 2, len(lines) - 1):
-        path.unlink()
-        kept.write_bytes(lines[:part])
+    rows = path.read_bytes()
+    for part in (0, 100, len(rows) // 2, len(rows) - 1):
+        path.write_bytes(rows[:part])
         write(path, solutions, label=label, **more)
-        assert kept.read_bytes() == lines and path.read_bytes() == rows
-    assert b'"noise": {"false_positive": 0.05, "false_negative": 0.1}' in rows
+        assert path.read_bytes() == rows
     with pytest.raises(InputError, match="jsonl: k: "):
         write(path, solutions, label=label, **more | {"k": 4})
-    with pytest.raises(InputError, match="jsonl: noise: "):
-        write(path, solutions, label=label, **more | {"noise": EXACT})
     with pytest.raises(InputError, match="jsonl line 1: "):
         write(path, solutions[1:], label=label, **more)
 
@@ -314,13 +291,6 @@ def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, soluti
     before = (tmp_path / "a/labels.jsonl").read_bytes()
     printed(labeling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a/labels.jsonl").read_bytes() == before
-    more = ("label=tree", "tree.searches=2", "adapt={below: [0.5], k: [4, 2]}")
-    out = printed(
-        labeling.main, monkeypatch, *asked, *more, "noise.false_positive=0.1", "hydra.run.dir=t", cwd=tmp_path
-    )
-    paths = [json.loads(line) for line in (tmp_path / "t/labels.jsonl").read_text().splitlines()]
-    assert paths and all(row["labels"][-1] == 0 and row["noise"]["false_positive"] == 0.1 for row in paths)
-    assert {row["k"] for row in paths} <= {4, 2, None} and f"{len(paths)} solutions" in out
 
 
 def test_advantages_are_a_kind_of_their_own(monkeypatch, tmp_path, solutions):
@@ -331,10 +301,6 @@ def test_advantages_are_a_kind_of_their_own(monkeypatch, tmp_path, solutions):
     )
     asked = ("data=jsonl", file, "data.folds=4", *steps)
     kind = "data.label_kind=advantage"
-    error = call(
-        train.main, monkeypatch, "train.py", *asked, kind, "data.after_first_error=mask", "hydra.run.dir=b"
-    )
-    assert "data.after_first_error: got 'mask', expected keep with label_kind=advantage" in error
     printed(train.main, monkeypatch, *asked, kind, f"hydra.run.dir={tmp_path}/c", cwd=tmp_path)
     assert json.loads((tmp_path / "c/summary.json").read_text())["label_kind"] == "advantage"
     measured = ("task=steps", f"checkpoint={tmp_path}/c", "hydra.run.dir=d")

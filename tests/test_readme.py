@@ -52,7 +52,7 @@ def test_choices_that_are_named_exist(page):
 
 
 COMMAND = re.compile(
-    r"python (?:-m prm_jax\.)?(train|evaluate|sampling|labeling|relabeling|rl|export|sweeps)(?:\.py)? ([^`|\n#]+)"
+    r"python (?:-m prm_jax\.)?(train|evaluate|sampling|labeling|rl|export|sweeps)(?:\.py)? ([^`|\n#]+)"
 )
 COMMANDS = sorted({found for text in PAGES.values() for found in COMMAND.findall(text)})
 

@@ -3,16 +3,18 @@
 import json
 import re
 import runpy
+import sys
 
 import numpy as np
 import pytest
 from conftest import ROOT, call, printed
 from test_examples_serve import served
 
+from examples import relabel
 from prm_jax import InputError, tasks
 from prm_jax.api import Verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
-from prm_jax.generate import relabeling, sampling
+from prm_jax.generate import sampling
 from prm_jax.rl.problems import file_problems
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scorers import CheckerScorer
@@ -117,10 +119,11 @@ def test_sampling_grades_by_a_function(mine, monkeypatch, tmp_path):
 
 
 def test_relabelling_takes_a_functions_labels(mine, pool, monkeypatch, tmp_path):
-    asked = [f"input={pool}", "by=checker", f"checker={mine}:labels", "hydra.run.dir=a"]
-    printed(relabeling.main, monkeypatch, *asked, cwd=tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "a/labels.jsonl").read_text().splitlines()]
-    assert [row["labels"] for row in rows] == [[1, 1], [0, 0]] and rows[0]["checker"] == f"{mine}:labels"
+    given = ["checker", str(pool), "--checker", f"{mine}:labels", "--output", f"{tmp_path}/labels.jsonl"]
+    monkeypatch.setattr(sys, "argv", ["relabel", *given])
+    relabel.main()
+    rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert [row["labels"] for row in rows] == [[1, 1], [0, 0]] and rows[0]["label_kind"] == "correctness"
 
 
 def test_rl_rewards_what_a_function_calls_right(mine, tmp_path):

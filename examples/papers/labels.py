@@ -3,7 +3,12 @@
 python -m examples.papers.run labels --redraw       # README.md: its question, what was expected
 """
 
+import sys
+
+import numpy as np
+
 from examples.papers.table import Difference, Figure, Table, by_value, curves, dots, run_of
+from prm_jax.data.rows import read_rows, write_rows
 
 ERROR, RULES = "error of a label", {"any": "any right", "half": "half right", "soft": "soft"}
 
@@ -46,16 +51,16 @@ def gather_kinds(stages: dict) -> Table:
 
 SAMPLES = "evaluate.py task=solutions data=chain data.solutions=4000 data.solutions_per_problem=1 "
 LABELING = "-m prm_jax.labeling input={solutions}/solutions.jsonl k=8 sampling.max_tokens=60 batch_rows=512"
-ANY = "-m prm_jax.relabeling by=labels threshold=0.001 input="
+ANY = "-m examples.relabel labels --threshold 0.001 --output {out}/labels.jsonl "
 STAGES = {
     "solutions": SAMPLES + "data.test_solutions=8",
     "values": SAMPLES + "data.test_solutions=8 data.label_kind=value data.after_first_error=keep",
     "mc_8": LABELING,
-    "mc_8_noisy": LABELING + " noise.false_positive=0.1",
-    "any_8": ANY + "{mc_8}/labels.jsonl after_first_error=keep",
-    "any_8_masked": ANY + "{mc_8}/labels.jsonl after_first_error=mask",
-    "any_8_noisy": ANY + "{mc_8_noisy}/labels.jsonl after_first_error=keep",
-    "targets": "-m prm_jax.relabeling input={solutions}/solutions.jsonl by=td checkpoint=embedded_orm",
+    "mc_8_noisy": "-m examples.papers.labels {mc_8}/labels.jsonl {out}/labels.jsonl",
+    "any_8": ANY + "{mc_8}/labels.jsonl --after keep",
+    "any_8_masked": ANY + "{mc_8}/labels.jsonl --after mask",
+    "any_8_noisy": ANY + "{mc_8_noisy}/labels.jsonl --after keep",
+    "targets": "-m examples.relabel td {solutions}/solutions.jsonl --checkpoint embedded_orm --output {out}/labels.jsonl",
     "verifier": "train.py data=jsonl data.path={labels} data.folds=20 batch.rows=32 batch.tokens=128 "
     "steps=350 eval.every=50 seed={seed}",
     "steps": CHAIN + "data.test_solutions=1000 checkpoint=[{verifier}]",
@@ -82,3 +87,21 @@ COMPARE = [
 SWEEP, draw = {"labels": ARMS, "seed": range(8)}, dots([[CORRECTNESS, VALUE]])
 MC_LABELS = Figure(STAGES, gather_kinds, draw, COMPARE, SWEEP, "cpu_devices=1")
 FIGURES = {"labels_k": LABELS_K, "mc_labels": MC_LABELS}
+
+
+def noisy_rows(path: str, false_positive: float = 0.1):
+    """Soft labels by a checker that takes this share of the wrong completions for right ones; a prefix that
+    solutions share keeps one count."""
+    rng, right = np.random.default_rng(0), {}
+    for _, row in read_rows(path):
+        for t, n_right in enumerate(row["right"]):
+            prefix = row["prompt"], *row["completions"][: t + 1]
+            if n_right is not None and prefix not in right:
+                right[prefix] = n_right + rng.binomial(row["k"] - n_right, false_positive)
+            if n_right is not None:
+                row["labels"][t] = right[prefix] / row["k"]
+        yield row
+
+
+if __name__ == "__main__":
+    write_rows(sys.argv[2], noisy_rows(sys.argv[1]))

@@ -225,7 +225,7 @@ def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[S
     from prm_jax.data.grading import extract  # not above: other rows have steps and state their answers
     from prm_jax.data.steps import split_steps
 
-    require(not labels_required, "labels", None, "those of steps, but a text has none: prm_jax.relabeling")
+    require(not labels_required, "labels", None, "those of steps, but a text has none: prm_jax.labeling")
     problem = first_text(row, "problem", "question", "prompt")
     solution = first_text(row, "solution", "response", "answer", "text")
     steps = tuple(split_steps(solution, split_by))

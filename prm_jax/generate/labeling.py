@@ -1,13 +1,11 @@
-"""Labels steps by how often a policy's completions of each prefix end right (Math-Shepherd, Wang et al.
-2024).
+"""Labels steps by how often a policy's completions of each prefix end right (Math-Shepherd, Wang et al. 2024).
 
 python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8   writes labels.jsonl (native rows) and about.json
 
 MC_t is the share of right completions among K of the problem and steps 1..t, for a finished solution's last
-step its own outcome; LABELS are functions of these. first_error costs less: it bisects solutions with a wrong
-answer (omegaprm.py). tree looks for more such solutions among the completions. So labels are values or
-advantages of the policy (data.label_kind=value, advantage). Rows keep the counts, from which other labels can
-be made.
+step its own outcome; LABELS are functions of these. label=first_error costs less: it bisects solutions with a
+wrong answer (OmegaPRM, Luo et al. 2024). So labels are values or advantages of the policy (data.label_kind).
+Rows keep the counts, from which other labels can be made.
 """
 
 import collections
@@ -16,35 +14,48 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import jax
-import numpy as np
 
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
 from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
-from prm_jax.data.rows import append_rows, is_pool, read_rows, require, require_same, write_rows
+from prm_jax.data.rows import append_rows, is_pool, read_rows, require, require_same
 from prm_jax.data.steps import format_steps
-from prm_jax.generate import omegaprm
-from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, estimate
-from prm_jax.generate.sampling import Policy, PolicyConfig, fingerprint, policy_at_work
+from prm_jax.formats import Format
+from prm_jax.generate.sampling import PolicyConfig, fingerprint, policy_at_work
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import described_file, start_command
-from prm_jax.protocols import Prefix
+from prm_jax.protocols import Continuation, Prefix
 from prm_jax.solutions import Solution, native_row
 from prm_jax.tasks.checkers import choose_checker, is_own, open_grader
 
 
+class MC(NamedTuple):
+    """Monte-Carlo estimate of a prefix's value: how many of its k completions are right."""
+
+    right: int
+    k: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.k
+
+    def best_of(self, n: int) -> float:
+        """Unbiased P(any of n completions is right), pass@n: 1 - C(wrong, n) / C(k, n); n <= k."""
+        return 1 - math.comb(self.k - self.right, n) / math.comb(self.k, n)
+
+
 def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
-    """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else
-    0. The first t with MC_t = 0 has 0; later steps, and all steps of a problem without a right completion,
-    have null."""
+    """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else 0.
+    The first t with MC_t = 0 has 0; later steps, and all of a problem without a right completion, null."""
     n_alive = next((t for t, x in enumerate(mc) if not x.right), len(mc))
     alive = list(itertools.pairwise(mc))[:n_alive]
     labels = [float(b.right > 0 and b.right * a.k / (a.right * b.k) >= cfg.threshold) for a, b in alive]
@@ -66,8 +77,6 @@ LABELS = {
     "ratio": ratio,
     "advantage": advantage,
 }
-SEARCHES = ("first_error", "tree")  # look for the error of a wrong answer
-KINDS = {"advantage": "advantage"}  # label -> label_kind, where it is not value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,99 +87,80 @@ class AdaptiveK:
     k: tuple[Count, ...]
 
     def __post_init__(self):
-        is_rising = self.below and list(self.below) == sorted({*self.below})
-        expect(is_rising, "adapt.below", list(self.below), "rising shares")
-        fits = len(self.k) == len(self.below) + 1
-        expect(fits, "adapt.k", list(self.k), "one number more than adapt.below")
+        fits = list(self.below) == sorted(self.below) and len(self.k) == len(self.below) + 1
+        expect(fits, "adapt", self, "rising shares `below`, and one number `k` more")
 
     def choose(self, share: float) -> int:
         return self.k[sum(share >= bound for bound in self.below)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Noise:
-    """Random errors of the checker."""
-
-    false_positive: Share  # share of the wrong completions that it takes for right ones
-    false_negative: Share
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labels:  # settings of labels; conf/labeling.yaml says what each key means
-    label: Annotated[str, one_of((*LABELS, *SEARCHES))]
+    label: Annotated[str, one_of((*LABELS, "first_error"))]
     threshold: Share
     prover: Count
     k: Count
     adapt: AdaptiveK | None
-    noise: Noise
-    tree: TreeConfig
 
     def __post_init__(self):
         fewest = min((self.k, *(self.adapt.k if self.adapt else ())))
         fits = self.label != "advantage" or self.prover <= fewest
         expect(fits, "prover", self.prover, f"at most {fewest}, the number of completions")
 
+    @property
+    def kind(self) -> str:
+        return "advantage" if self.label == "advantage" else "value"
 
-def roll_outs(policy: Policy, prefixes: Sequence[Prefix], golds, k: int, seed: int, noise: Noise, grade):
-    """k graded completions, RollOut, of each distinct prefix. They and the checker's errors depend only on
-    the seed, the prefix's text and the completion's number, so labels of any kind and file see the same
-    ones."""
-    digests = [hashlib.sha256(json.dumps(prefix).encode()).digest() for prefix in prefixes]
-    numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
-    continuations, groups = policy.extend(prefixes, k, "end", jax.random.key(seed), numbers), []
-    for (problem, steps), digest, samples in zip(prefixes, digests, continuations, strict=True):
-        new = [format_steps(policy.format, c.text) for c in samples]
-        candidates = []
-        for more, c in zip(new, samples, strict=True):
-            whole = (*steps, *more) or ("",)
-            candidates.append(Candidate(whole, extract("\n".join(whole)), finished=c.finish_reason == "eos"))
-        graded = grade(Problem("", problem, golds[problem], tuple(candidates))).candidates
-        uniform_k = np.random.default_rng([seed, int.from_bytes(digest, "big")]).random(k)
-        group = []
-        for c, more, sample, u in zip(graded, new, samples, uniform_k, strict=True):
-            is_right = u >= noise.false_negative if c.correct else u < noise.false_positive
-            is_right = c.finished and bool(is_right)  # a cut completion is not, whatever it says last
-            group.append(RollOut(more, c.answer, is_right, c.finished, len(sample.ids_L)))
-        groups.append(group)
-    return groups
+
+def complete_steps(fmt: Format, steps: tuple[str, ...], sample: Continuation) -> Candidate:
+    """The solution that a completion of its first steps makes."""
+    whole = (*steps, *format_steps(fmt, sample.text)) or ("",)
+    return Candidate(whole, extract("\n".join(whole)), finished=sample.finish_reason == "eos")
 
 
 class Completions:
-    """The roll-outs of prefixes; each prefix is completed once."""
+    """Counts of right completions of prefixes, each drawn once. Completions depend only on the seed, the
+    prefix's text and their number, so labels of any kind and file see the same ones."""
 
-    def __init__(self, cfg: Labels, sample: Callable[[list[Prefix], int], list[list[RollOut]]]):
-        self.cfg, self.sample = cfg, sample
-        self.roll_outs: dict[Prefix, list[RollOut]] = {}
-        self.uncharged: dict[Prefix, list[RollOut]] = {}
+    def __init__(self, policy, golds: dict, cfg: Labels, seed: int, grade: Callable):
+        self.policy, self.golds, self.cfg = policy, golds, cfg
+        self.key, self.grade = jax.random.key(seed), grade
+        self.mc: dict[Prefix, MC] = {}
+        self.costs: dict[Prefix, dict] = {}  # of the prefixes that no row has been charged for
 
-    def __call__(self, prefixes: Sequence[Prefix]) -> list[list[RollOut]]:
-        """The roll-outs of each prefix. New prefixes take one call of the policy for each K."""
-        if self.cfg.adapt and (problems := dict.fromkeys(problem for problem, steps in prefixes if steps)):
-            self([(problem, ()) for problem in problems])
-        by_k = collections.defaultdict(list)
-        # Prefixes of equal length go together: a batch takes as long as its longest completion.
-        for prefix in sorted(dict.fromkeys(prefixes), key=lambda prefix: len(prefix[1])):
-            if prefix not in self.roll_outs:
-                by_k[self.k(prefix)].append(prefix)
-        for k, new in sorted(by_k.items()):
-            completed = dict(zip(new, self.sample(new, k), strict=True))
-            self.roll_outs.update(completed)
-            self.uncharged.update(completed)
-        return [self.roll_outs[prefix] for prefix in prefixes]
+    def __call__(self, prefixes: Sequence[Prefix]) -> list[MC]:
+        """The MC of each prefix; new ones take one call of the policy for each K."""
+        cfg, by_k = self.cfg, collections.defaultdict(list)
+        if cfg.adapt:  # the MC of the bare problem decides about the others
+            self.draw([(problem, ()) for problem, _ in prefixes], cfg.k)
+        for problem, steps in prefixes:
+            k = cfg.adapt.choose(self.mc[problem, ()].share) if cfg.adapt and steps else cfg.k
+            by_k[k].append((problem, steps))
+        for k, some in sorted(by_k.items()):
+            self.draw(some, k)
+        return [self.mc[prefix] for prefix in prefixes]
 
-    def k(self, prefix: Prefix) -> int:
-        """K of a prefix. The bare problem, whose MC decides about the others, has `cfg.k`."""
-        problem, steps = prefix
-        return self.cfg.adapt.choose(self.mc((problem, ())).share) if steps and self.cfg.adapt else self.cfg.k
+    def draw(self, prefixes: Sequence[Prefix], k: int):
+        new = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in self.mc]
+        if not new:
+            return
+        new.sort(key=lambda prefix: len(prefix[1]))  # a batch takes as long as its longest completion
+        digests = [hashlib.sha256(json.dumps(prefix).encode()).digest() for prefix in new]
+        numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
+        groups = self.policy.extend(new, k, "end", self.key, numbers)
+        for (problem, steps), samples in zip(new, groups, strict=True):
+            candidates = tuple(complete_steps(self.policy.format, steps, sample) for sample in samples)
+            graded = self.grade(Problem("", problem, self.golds[problem], candidates)).candidates
+            n_right = sum(bool(c.finished and c.correct) for c in graded)  # a cut one is not right
+            tokens = sum(len(sample.ids_L) for sample in samples)
+            unanswered = sum(not c.finished or c.answer is None for c in graded)
+            self.mc[problem, steps] = MC(n_right, k)
+            self.costs[problem, steps] = {"policy_tokens": tokens, "unanswered": unanswered}
 
-    def mc(self, prefix: Prefix) -> MC | None:
-        return estimate(self.roll_outs[prefix]) if prefix in self.roll_outs else None
-
-    def charge_tokens(self, prefixes: Sequence[Prefix]) -> dict[str, int]:
+    def charge(self, prefixes: Sequence[Prefix]) -> dict[str, int]:
         """Policy tokens and unanswered (cut or unreadable) completions of prefixes, each charged once."""
-        charged = [r for prefix in prefixes for r in self.uncharged.pop(prefix, ())]
-        unanswered = sum(not r.finished or r.answer is None for r in charged)
-        return {"policy_tokens": sum(r.tokens for r in charged), "unanswered": unanswered}
+        costs = [self.costs.pop(prefix) for prefix in prefixes if prefix in self.costs]
+        return {name: sum(cost[name] for cost in costs) for name in ("policy_tokens", "unanswered")}
 
 
 def prefixes_of(s: Solution) -> list[Prefix]:
@@ -178,141 +168,86 @@ def prefixes_of(s: Solution) -> list[Prefix]:
     return [(s.problem, s.steps[:t]) for t in range(len(s.steps) + 1)]
 
 
-def label_all_prefixes(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
-    """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome,
-    as in the programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
-    cfg = complete.cfg
+def label_all_prefixes(solutions: Sequence[Solution], complete: Completions, cfg: Labels) -> list[list]:
+    """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome, as
+    in the programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
     first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
     complete([p for s in solutions for p in prefixes_of(s)[first : None if s.outcome is None else -1]])
     labels = []
     for s in solutions:
-        mc = list(map(complete.mc, prefixes_of(s)))
+        mc = [complete.mc.get(prefix) for prefix in prefixes_of(s)]
         if s.outcome is not None:
             mc[-1] = MC(round(cfg.k * s.outcome), cfg.k)
         labels.append(LABELS[cfg.label](mc, cfg))
     return labels
 
 
-def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
-    """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right
-    one."""
-    searches = [omegaprm.find_first_error(s.problem, s.steps) for s in solutions if s.outcome < 0.5]
-    errors = iter(omegaprm.run_batched(searches, complete))
+def label_to_first_error(solutions: Sequence[Solution], complete: Completions, _) -> list[list]:
+    """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one.
+    OmegaPRM's binary search for the first step whose prefix has no right completion, of all solutions at once:
+    the bare problem counts as alive, the whole solution as dead; ceil(log2 T) prefixes of T steps."""
+    alive = {i: 0 for i, s in enumerate(solutions) if s.outcome < 0.5}  # steps of an alive prefix
+    dead = {i: len(solutions[i].steps) for i in alive}
+    while unsure := [i for i in alive if dead[i] - alive[i] > 1]:
+        middle = {i: (alive[i] + dead[i]) // 2 for i in unsure}
+        mc = complete([(solutions[i].problem, solutions[i].steps[: middle[i]]) for i in unsure])
+        for i, x in zip(unsure, mc, strict=True):
+            (alive if x.right else dead)[i] = middle[i]
     labels = []
-    for s in solutions:
-        error = next(errors) if s.outcome < 0.5 else len(s.steps)
+    for i, s in enumerate(solutions):
+        error = dead[i] - 1 if i in dead else len(s.steps)
         labels.append([None if t > error else float(t < error) for t in range(len(s.steps))])
     return labels
 
 
 def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -> dict:
     """The native row of a solution; right: of k completions of each prefix, null where none were drawn."""
-    problem, *mc = map(complete.mc, prefixes_of(s))
+    problem, *mc = map(complete.mc.get, prefixes_of(s))
     row = native_row(s, labels)
     row |= {"right": [x and x.right for x in mc], "k": next((x.k for x in mc if x), None)}
     if problem:
         row |= {"problem_right": problem.right, "problem_k": problem.k}
-    return row | complete.charge_tokens(prefixes_of(s))
-
-
-def rows_of(solutions: Sequence[Solution], complete: Completions, origin: dict) -> list[dict]:
-    """The rows of solutions, with labels by all prefixes or by bisection."""
-    label = label_to_first_error if complete.cfg.label == "first_error" else label_all_prefixes
-    labels = label(solutions, complete)
-    return [row_of(s, label_T, complete) | origin for s, label_T in zip(solutions, labels, strict=True)]
-
-
-def tree_line(
-    group: Sequence[Solution], states: dict, paths: list, complete: Completions, origin: dict
-) -> dict:
-    """A problem's tree, searched from its solutions, and a row for each path of it. A state's MC labels the
-    first path through it; the last step has 0. visits: of each state."""
-    first, rows, labelled = group[0], [], set()
-    for i, (steps, answer, search) in enumerate(paths):
-        s = Solution(first.problem, steps, None, None, 0.0, answer, f"{first.id}/tree/{i}", first.task)
-        prefixes = [steps[: t + 1] for t in range(len(steps))]
-        known = [states.get(prefix) for prefix in prefixes]
-        new = [state if p not in labelled else None for state, p in zip(known, prefixes, strict=True)]
-        labels = [state and state.mc.share for state in new[:-1]]
-        labelled.update(prefixes)
-        visits = [state and state.visits for state in known]
-        rows.append({**row_of(s, [*labels, 0.0], complete), **search, "visits": visits, **origin})
-    # The completions of a problem without a search are charged to no path.
-    cost = complete.charge_tokens([(first.problem, ())])
-    cost = {name: n + sum(row[name] for row in rows) for name, n in cost.items()}
-    root = states[()].mc
-    line = {"id": first.id, "prompt": first.problem, "given": len(group), "right": root.right, "k": root.k}
-    return {**line, "states": len(states), **cost, "paths": rows}
-
-
-def tree_lines(groups: Sequence[list[Solution]], complete: Completions, origin: dict) -> list[dict]:
-    """The `tree_line` of each problem, given by its solutions, which are roll-outs of the root."""
-    cfg, searches = complete.cfg, []
-    for group in groups:
-        root = [RollOut(s.steps, s.answer, s.outcome >= 0.5, True, 0) for s in group]
-        searches.append(omegaprm.build_tree(group[0].problem, root, cfg.k, cfg.tree))
-    trees = zip(groups, omegaprm.run_batched(searches, complete), strict=True)
-    return [tree_line(group, states, paths, complete, origin) for group, (states, paths) in trees]
-
-
-def counts_of(line: dict) -> dict[str, int]:
-    """The counts of a line of labels.jsonl or trees.jsonl."""
-    labels = [y for row in line.get("paths", [line]) for y in row["labels"]]
-    counts = {name: line[name] for name in ("policy_tokens", "unanswered")}
-    counts |= {"solutions": len(line.get("paths", [line])), "steps": len(labels)}
-    return counts | {"labelled": sum(y is not None for y in labels)}
+    return row | complete.charge(prefixes_of(s))
 
 
 def label_file(
     path: Path, policy, solutions: list[Solution], golds: dict, cfg: Labels, seed: int, grade: Callable
 ) -> dict:
     """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the
-    counts. A search leaves out and counts solutions without an outcome, such as cut ones, which may not be
-    wrong. label=tree makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in
-    `draw_pool`."""
-    is_tree, is_search = cfg.label == "tree", cfg.label in SEARCHES
+    counts. first_error leaves out and counts solutions without an outcome, such as cut ones, which may not be
+    wrong. A stopped call is resumed as in `draw_pool`."""
+    is_search = cfg.label == "first_error"
     used = [s for s in solutions if s.outcome is not None or not is_search]
-    n_left_out, by_problem = len(solutions) - len(used), {}
+    by_problem = collections.defaultdict(list)
     for s in used:
-        by_problem.setdefault(s.problem, []).append(s)
-    groups = list(by_problem.values())
-    settings = {f.name: dataclasses.asdict(cfg)[f.name] for f in dataclasses.fields(Labels)}
-    origin = {"label_kind": KINDS.get(cfg.label, "value"), "completer": policy.name, "seed": seed}
-    origin["noise"] = settings["noise"]
-    about = {**origin, **settings, "weights": fingerprint(policy.model), "format": policy.format.name}
+        by_problem[s.problem].append(s)
+    origin = {"label_kind": cfg.kind, "completer": policy.name, "seed": seed}
+    about = origin | {f.name: dataclasses.asdict(cfg)[f.name] for f in dataclasses.fields(Labels)}
+    about |= {"weights": fingerprint(policy.model), "format": policy.format.name}
     about |= {"sampling": dataclasses.asdict(policy.sampling), "batch_rows": policy.batch_rows}
 
-    def sample(prefixes: list[Prefix], k: int) -> list[list[RollOut]]:
-        return roll_outs(policy, prefixes, golds, k, seed, cfg.noise, grade)
+    def make(items: list[Solution], _, old: int) -> list[dict]:
+        complete = Completions(policy, golds, cfg, seed, grade)
+        labels = (label_to_first_error if is_search else label_all_prefixes)(items, complete, cfg)
+        rows = [row_of(s, label_T, complete) | origin for s, label_T in zip(items, labels, strict=True)]
+        return rows[old:]
 
-    def make(items: list, _, old: int) -> list[dict]:
-        make_lines = tree_lines if is_tree else rows_of
-        return make_lines(items, Completions(cfg, sample), origin)[old:]
+    def check(row: dict, s: Solution):
+        require_same(row, id=s.id, prompt=s.problem, completions=list(s.steps))
 
-    def check(line: dict, item):
-        if is_tree:
-            require_same(line, id=item[0].id, prompt=item[0].problem, given=len(item))
-        else:
-            require_same(line, id=item.id, prompt=item.problem, completions=list(item.steps))
-
-    # Chunks fill batches: with all prefixes of a solution or, in a search, with one of each solution or
-    # problem.
+    # Chunks of whole problems fill batches: with all prefixes of a solution, or in a search with one of each.
     at_once = policy.batch_rows * (4 if is_search else 1) // (max(cfg.adapt.k) if cfg.adapt else cfg.k)
-    size = max(1, at_once if is_tree else at_once * len(groups) // sum(map(len, groups)))
-    chunks = [groups[i : i + size] for i in range(0, len(groups), size)]
-    if not is_tree:
-        chunks = [list(itertools.chain(*chunk)) for chunk in chunks]
-    lines, total = path.with_name("trees.jsonl") if is_tree else path, sum(map(len, chunks))
-    with described_file(lines, about) as counts, progress("labelling", total, "line") as bar:
-        for new, old in append_rows(lines, chunks, None, check, make):
-            counts.update(resumed=old)
-            for line in new:
-                counts.update(counts_of(line))
-            bar.update(len(new))
+    groups, size = list(by_problem.values()), max(1, at_once * len(by_problem) // max(1, len(used)))
+    chunks = [list(itertools.chain(*groups[i : i + size])) for i in range(0, len(groups), size)]
+    with described_file(path, about) as counts, progress("labelling", len(used), "solution") as bar:
+        for rows, old in append_rows(path, chunks, None, check, make):
+            counts.update(resumed=old, solutions=len(rows))
+            for row in rows:
+                counts.update({name: row[name] for name in ("policy_tokens", "unanswered")})
+                counts.update(steps=len(row["labels"]), labelled=sum(y is not None for y in row["labels"]))
+            bar.update(len(rows))
         if is_search:
-            counts["without_outcome_left_out"] = n_left_out
-        if is_tree:
-            write_rows(path, (row for _, line in read_rows(lines) for row in line["paths"]))
+            counts["without_outcome_left_out"] = len(solutions) - len(used)
     return counts
 
 
@@ -322,8 +257,7 @@ class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each
 
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact
-    checker."""
+    """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact checker."""
     if not is_pool(next(iter(read_rows(path)))[1]):
         expected = "task for native rows, which have no right answers; a pool has them"
         expect(checker not in RULES, "checker", checker, expected)
@@ -333,10 +267,8 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
     pool = read_pool(path, as_written=is_own(checker))
     golds = {p.problem: p.answer for p in pool}
     for p in pool:
-        is_known = p.answer is not None or checker not in RULES
-        is_one = p.answer == golds[p.problem] or not (checker in RULES or is_own(checker))
-        expected = "the one right answer of its text, which completions are checked against"
-        require(is_known and is_one, f"{path}: problem {p.id}: answer", p.answer, expected)
+        is_known = checker not in RULES or p.answer is not None
+        require(is_known, f"{path}: problem {p.id}: answer", p.answer, f"one for checker={checker}")
     return [solution for p in pool for solution in pool_solutions(p)], golds
 
 
@@ -350,12 +282,8 @@ def main(cfg):
     grader = open_grader(cfg.checker, [cfg.input])
     if grader.task:
         solutions = [dataclasses.replace(s, task=grader.checker) for s in solutions]
-    has_outcomes = any(s.outcome is not None for s in solutions)
-    expected = f"0 or 1 of some solution: label={cfg.label} searches wrong answers"
-    require(cfg.label not in SEARCHES or has_outcomes, f"{cfg.input}: outcome", None, expected)
     path, claim = folder / "labels.jsonl", run_folder.locked_run_folder(folder, raw_cfg, resumes)
     with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grader.grade)
     print_counts(counts, totals=())
-    kind = KINDS.get(cfg.label, "value")
-    print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")
+    print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={cfg.kind}")

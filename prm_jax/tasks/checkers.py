@@ -2,7 +2,7 @@
 
 checker=FILE.py:FUNCTION calls f(problem, steps, answer), texts, for each solution. `answer` is what the
 problem's row has under answer as it is written there (a right answer, unit tests, a query), or None. It
-returns whether the solution is right; for labels of steps (python -m prm_jax.relabeling by=checker) a list
+returns whether the solution is right; for labels of steps (examples/relabel.py) a list
 with a label of each step, from 0 to 1, or None. Equal solutions are asked once. Examples: docs/recipes.md.
 """
 

@@ -1,0 +1,154 @@
+"""A script that labels steps without completions: by scores, a checker, outcomes or two label files.
+
+    python -m examples.relabel scorer POOL --checkpoint VERIFIER       its P(step good), to distil it
+    python -m examples.relabel scores POOL --scores NAME               step scores that the pool holds
+    python -m examples.relabel td POOL --checkpoint embedded_orm       outcomes, by a value model
+    python -m examples.relabel checker POOL --checker chain            an exact one, or FILE.py:FUNCTION
+    python -m examples.relabel labels FILE --threshold 0.001 --after mask      soft labels of a file, hardened
+    python -m examples.relabel consensus FILE --other MORE_LABELS      where two files agree
+
+    python train.py data=jsonl data.path=labels.jsonl data.label_kind=value
+
+Each source is a function. Dimension key: T steps.
+"""
+
+import argparse
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+import prm_jax
+from prm_jax import tasks
+from prm_jax.data import sources
+from prm_jax.data.pools import pool_solutions, read_pool, scores_in_unit
+from prm_jax.data.rows import read_rows, write_rows
+from prm_jax.data.units import as_probability
+from prm_jax.generate.labeling import read_input
+from prm_jax.launch.config import expect
+from prm_jax.solutions import Solution, first_error, native_row, relabel_after_error
+from prm_jax.tasks.checkers import is_own, own_function, own_labels
+
+
+class Labelled(NamedTuple):
+    solutions: list[Solution]
+    labels: list  # of each solution y_T, null is None or NaN; None where the solution is dropped
+    kind: str | None  # correctness, value or advantage; None where the source does not say
+
+
+def by_scorer(args) -> Labelled:
+    """P(step good) by a verifier."""
+    solutions, _ = read_input(args.input, "task")
+    verifier = prm_jax.load(args.checkpoint, files=(args.input,))
+    p_T = verifier.score([s.problem for s in solutions], [s.steps for s in solutions])
+    kind = "value" if verifier.scorer.objective == "orm" else verifier.scorer.label_kind
+    return Labelled(solutions, p_T, None if kind == "unknown" else kind)
+
+
+def by_scores(args) -> Labelled:
+    """Step scores that a pool holds, as probabilities."""
+    pool = read_pool(args.input, [args.scores])
+    scores, unit = scores_in_unit(pool, args.scores, "probability")
+    solutions = [s for p in pool for s in pool_solutions(p)]
+    return Labelled(solutions, [as_probability(score_T, unit) for score_T in scores], None)
+
+
+def td_targets(value_T: np.ndarray, outcome: float, lambda_: float) -> np.ndarray:
+    """TD(lambda) targets of the values after each step, without roll-outs (AgentPRM, 2511.08325).
+
+    The outcome is the last step's reward; the target is the value before a step plus its generalised advantage
+    (Schulman et al. 2016), in which that value cancels: lambda = 1 the outcome, 0 the value after the step."""
+    target_T = np.full(len(value_T), outcome, np.float64)
+    for t in reversed(range(len(value_T) - 1)):
+        target_T[t] = (1 - lambda_) * value_T[t] + lambda_ * target_T[t + 1]
+    return target_T
+
+
+def by_td(args) -> Labelled:
+    """`td_targets` by a value model; null where a solution has no outcome, such as a cut one."""
+    solutions, values, _ = by_scorer(args)
+    outcomes = [np.nan if s.outcome is None else s.outcome for s in solutions]
+    pairs = zip(values, outcomes, strict=True)
+    return Labelled(solutions, [td_targets(y_T, y, args.td_lambda) for y_T, y in pairs], "value")
+
+
+def by_checker(args) -> Labelled:
+    """Labels by the exact checker of an embedded task, or by a function f(problem, steps, answer)."""
+    solutions, answers = read_input(args.input, args.checker)
+    if is_own(args.checker):
+        ask = own_function(args.checker, own_labels)
+        labels = [ask(s.problem, s.steps, answers[s.problem]) for s in solutions]
+    else:
+        task = tasks.read_task([args.input], args.checker)
+        solutions = [dataclasses.replace(s, task=task.name) for s in solutions]
+        labels = [task.step_labels(s.problem, s.steps) for s in solutions]
+    return Labelled(solutions, labels, "correctness")
+
+
+def read_labels(path: str) -> Labelled:
+    """The labels of a file of native rows."""
+    solutions, _ = sources.load(path, "native", labels_required=True)
+    kinds = {row.get("label_kind") for _, row in read_rows(path)}
+    return Labelled(solutions, [s.labels for s in solutions], kinds.pop() if len(kinds) == 1 else None)
+
+
+def consensus(labels, others) -> list[float | None] | None:
+    """The labels on which two sources agree (Zhang et al. 2025, 2501.07301): 1 before the first wrong step, 0
+    at it, null behind it and where `labels` is; None where they name different steps, or one has no label."""
+    t = first_error(labels)
+    if t != first_error(others) or any(set(source) == {None} for source in (labels, others)):
+        return None
+    return [None if y is None or 0 <= t < i else float(i != t) for i, y in enumerate(labels)]
+
+
+def by_consensus(args) -> Labelled:
+    """`consensus` of two files of the same solutions; a label below .5 is of a wrong step."""
+    first, second = read_labels(args.input), read_labels(args.other)
+    texts = [[(s.problem, s.steps) for s in found.solutions] for found in (first, second)]
+    expect(texts[0] == texts[1], "--other", args.other, f"the solutions of {args.input}, in their order")
+    labels = [consensus(a, b) for a, b in zip(first.labels, second.labels, strict=True)]
+    return Labelled(first.solutions, labels, first.kind if first.kind == second.kind else None)
+
+
+SOURCES = {
+    "scorer": by_scorer,
+    "scores": by_scores,
+    "td": by_td,
+    "checker": by_checker,
+    "labels": lambda args: read_labels(args.input),
+    "consensus": by_consensus,
+}
+
+
+def rows(found: Labelled, args):
+    """A native row of each solution that has labels."""
+    kept = [pair for pair in zip(found.solutions, found.labels, strict=True) if pair[1] is not None]
+    for s, y_T in kept:
+        y_T = np.array(y_T, np.float64)
+        if args.threshold is not None:
+            y_T = np.where(np.isnan(y_T), np.nan, y_T >= args.threshold)
+        s = dataclasses.replace(s, labels=tuple(None if np.isnan(y) else y for y in y_T.tolist()))
+        labels = relabel_after_error(s, args.after).labels
+        yield native_row(s, labels) | {"label_kind": found.kind, "by": args.by}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Label steps by what is there.")
+    parser.add_argument("by", choices=SOURCES)
+    parser.add_argument("input")
+    parser.add_argument("--output", default="labels.jsonl")
+    parser.add_argument("--threshold", type=float, help="labels of at least this are 1, others 0")
+    parser.add_argument("--after", default="keep", choices=["keep", "mask", "bad"], help="of the first error")
+    parser.add_argument("--checkpoint", help="of scorer and td, as in evaluate.py")
+    parser.add_argument("--scores", help="of scores: their name")
+    parser.add_argument("--td-lambda", type=float, default=0.8)
+    parser.add_argument("--checker", help="of checker: a task, by default that of the rows; FILE.py:FUNCTION")
+    parser.add_argument("--other", help="of consensus: the second label file")
+    args = parser.parse_args()
+    labelled = list(rows(SOURCES[args.by](args), args))
+    write_rows(args.output, labelled)
+    print(f"{args.output}: {len(labelled)} solutions")
+
+
+if __name__ == "__main__":
+    main()
