@@ -58,7 +58,7 @@ class Path(NamedTuple):
 
 
 def grow_tree(roots: list[RollOut], complete: Callable) -> tuple[dict[Steps, State], list[Path]]:
-    """The states and searched solutions of a problem, given roll-outs of it; complete(steps) draws K of a state.
+    """The states and searched solutions of a problem, from roll-outs of it; complete(steps) draws K more.
 
     Each search bisects the wrong roll-out with the highest Q + U of the states with 0 < value < 1; the states
     that it visits join the tree. No text is searched twice, and none that was cut off, since it might have

@@ -56,8 +56,8 @@ def by_scores(args) -> Labelled:
 def td_targets(value_T: np.ndarray, outcome: float, lambda_: float) -> np.ndarray:
     """TD(lambda) targets of the values after each step, without roll-outs (AgentPRM, 2511.08325).
 
-    The outcome is the last step's reward; the target is the value before a step plus its generalised advantage
-    (Schulman et al. 2016), in which that value cancels: lambda = 1 the outcome, 0 the value after the step."""
+    The outcome is the last step's reward. A target is the value before a step plus its generalised advantage
+    (Schulman et al. 2016): the outcome with lambda = 1, the value after the step with 0."""
     target_T = np.full(len(value_T), outcome, np.float64)
     for t in reversed(range(len(value_T) - 1)):
         target_T[t] = (1 - lambda_) * value_T[t] + lambda_ * target_T[t + 1]

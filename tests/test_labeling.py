@@ -1,4 +1,4 @@
-"""Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming, bad input."""
+"""Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming."""
 
 import json
 from math import comb
@@ -30,7 +30,7 @@ GRADE = CHAIN.grade
 
 
 class Solver:
-    """The noisy symbolic solver as a policy: `extend` with the keys of the real one, so that nothing is sampled by a model."""
+    """The noisy symbolic solver as a policy, with the keys of the real one."""
 
     format, name, sampling, batch_rows, model = (
         Format("plain", "\n"),
@@ -69,7 +69,7 @@ def settings(label="soft", **change):
 
 
 def labels(label, right, k=8, **change):
-    """The labels of steps after which so many of k completions are right; the first number is of the bare problem."""
+    """The labels of steps after which so many of k completions are right; first the bare problem."""
     return LABELS[label]([MC(r, k) for r in right], settings(label, k=k, **change))
 
 
@@ -217,7 +217,7 @@ def test_difficulty_decides_on_the_number_of_completions(tmp_path, solutions):
 
 
 def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
-    """A completer that is right from any prefix without a wrong step, and never after one, finds the checker's labels."""
+    """A completer that is right from a prefix without a wrong step, and never after one, finds the checker's."""
     policy, wrong = Oracle(), [s for s in solutions if s.outcome == 0]
     rows, _ = write(tmp_path / "labels.jsonl", solutions, policy, label="first_error", k=2)
     for row, s in zip(rows, solutions, strict=True):

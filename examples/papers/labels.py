@@ -60,7 +60,8 @@ STAGES = {
     "any_8": ANY + "{mc_8}/labels.jsonl --after keep",
     "any_8_masked": ANY + "{mc_8}/labels.jsonl --after mask",
     "any_8_noisy": ANY + "{mc_8_noisy}/labels.jsonl --after keep",
-    "targets": "-m examples.relabel td {solutions}/solutions.jsonl --checkpoint embedded_orm --output {out}/labels.jsonl",
+    "targets": "-m examples.relabel td {solutions}/solutions.jsonl --checkpoint embedded_orm "
+    "--output {out}/labels.jsonl",
     "verifier": "train.py data=jsonl data.path={labels} data.folds=20 batch.rows=32 batch.tokens=128 "
     "steps=350 eval.every=50 seed={seed}",
     "steps": CHAIN + "data.test_solutions=1000 checkpoint=[{verifier}]",
