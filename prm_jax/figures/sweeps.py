@@ -1,6 +1,6 @@
 """One table and one figure of any number of runs against their settings, seeds averaged.
 
-python -m prm_jax.sweeps runs=FOLDER x=optimizer.lr y=step_auroc
+python -m prm_jax.sweeps runs=FOLDER x=optimizer.lr y=eval_step_auroc
 """
 
 import dataclasses
