@@ -11,9 +11,10 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.data import grading
-from prm_jax.data.grading import Checker, as_number, extract, grade_pool, group_pool
+from prm_jax.data.grading import Checker, as_number, extract, grade_pool, group_pool, with_answers
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import read_questions
+from prm_jax.data.rows import write_rows
 
 TOWER = "9^{9^{9^{9}}}"
 POOLS = {name: f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz" for name in ("gsm8k", "math500")}
@@ -220,21 +221,17 @@ def test_a_comparison_that_hangs_ends_in_bounded_time(monkeypatch):
 
 
 def test_the_right_answer_of_a_whole_solution_is_what_it_states(tmp_path):
-    """GSM8K's own rows, in questions and in pools; an answer of several lines that states nothing stays as it is."""
-    solution = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 altogether.\n#### 72"
+    """GSM8K's own rows, in questions and in pools; an answer of several lines that states nothing stays."""
     matrix = "\\begin{pmatrix} 1 \\\\\n2 \\end{pmatrix}"
-    golds = {solution: "72", "#### 1,000": "1,000", matrix: matrix, "\\frac{1}{2}": "\\frac{1}{2}", "5": "5"}
-    (tmp_path / "q.jsonl").write_text(
-        "".join(json.dumps({"question": "?", "answer": g}) + "\n" for g in golds)
-    )
+    golds = {"48/2 = <<48/2=24>>24\n#### 72": "72", "#### 1,000": "1,000", matrix: matrix, "5": "5"}
+    write_rows(tmp_path / "q.jsonl", [{"question": "?", "answer": gold} for gold in golds])
     assert [q.answer for q in read_questions(tmp_path / "q.jsonl")] == list(golds.values())
-    row = {"problem": "?", "candidates": [{"steps": ["The answer is 72."], "answer": "72"}]}
+    row = {"problem": "?", "candidates": [["The answer is 72."]]}
     rows = [row | {"id": str(i), "answer": gold} for i, gold in enumerate(golds)]
-    (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    problems = list(read_pool(tmp_path / "pool.jsonl"))
+    write_rows(tmp_path / "pool.jsonl", rows)
+    problems = with_answers(read_pool(tmp_path / "pool.jsonl"))
     assert [p.answer for p in problems] == list(golds.values())
-    graded, counts = grade_pool(problems[:1], "number")
-    assert graded[0].candidates[0].correct and counts["unparsable"] == 0
+    assert grade_pool(problems[:1], "number")[0][0].candidates[0].correct
 
 
 def test_all_answers_of_gsm8k_are_numbers():
@@ -258,7 +255,7 @@ def test_extract_finds_the_boxes_of_the_real_pools(name, size):
     "name, every, size, agree, wrong_problems", [("gsm8k", 1, 2387, 2370, 4), ("math500", 4, 1917, 1842, 5)]
 )
 def test_math_agrees_with_the_data_readme(name, every, size, agree, wrong_problems):
-    """Of all MATH500 problems 7,474 of 7,613 candidates agree, all but those of 9 problems; of every fourth problem 5."""
+    """Of all of MATH500 7,474 of 7,613 candidates agree, all but those of 9 problems; here of every fourth."""
     with gzip.open(real_data(POOLS[name])) as file:
         rows = [json.loads(line) for line in file][every - 1 :: every]
     boxed = [(row, [c for c in row["candidates"] if c["boxed"] is not None]) for row in rows]
