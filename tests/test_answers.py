@@ -255,7 +255,8 @@ def test_extract_finds_the_boxes_of_the_real_pools(name, size):
     "name, every, size, agree, wrong_problems", [("gsm8k", 1, 2387, 2370, 4), ("math500", 4, 1917, 1842, 5)]
 )
 def test_math_agrees_with_the_data_readme(name, every, size, agree, wrong_problems):
-    """Of all of MATH500 7,474 of 7,613 candidates agree, all but those of 9 problems; here of every fourth."""
+    """Of all of MATH500 7,474 of 7,613 candidates agree, all but those of 9 problems; here of every
+    fourth."""
     with gzip.open(real_data(POOLS[name])) as file:
         rows = [json.loads(line) for line in file][every - 1 :: every]
     boxed = [(row, [c for c in row["candidates"] if c["boxed"] is not None]) for row in rows]

@@ -1,4 +1,5 @@
-"""The embedded models: small, and the policy writes results as often as the solver that it learned from, fact by fact."""
+"""The embedded models: small, and the policy writes results as often as the solver that it learned from, fact
+by fact."""
 
 import collections
 
@@ -32,7 +33,8 @@ def test_small_and_what_they_claim_to_be():
 
 @pytest.fixture(scope="module")
 def laws():
-    """{kind of line: [(the policy's law of its result, the solver's, the right result)]} on problems it never saw."""
+    """{kind of line: [(the policy's law of its result, the solver's, the right result)]} on problems it never
+    saw."""
     loaded, digit = (
         open_checkpoint("embedded", "best", None, "float32"),
         lambda d: loaded.tokenizer.encode(str(d))[0],
@@ -62,7 +64,8 @@ def laws():
 
 
 def test_the_policy_knows_facts_and_has_the_beliefs_of_its_corpus(laws):
-    """By kind of line, since one mean would hide a plateau. Total variation from the solver's law; P(right)."""
+    """By kind of line, since one mean would hide a plateau. Total variation from the solver's law;
+    P(right)."""
     assert {"+", "-", "*", "max", "min", "hard", "merged"} == laws.keys()
     for kind, rows in laws.items():
         policy, solver, right = map(np.array, zip(*rows, strict=True))

@@ -1,4 +1,5 @@
-"""The default task: the checker against an independent one, the solver's laws, exact values against simulation, splits."""
+"""The default task: the checker against an independent one, the solver's laws, exact values against
+simulation, splits."""
 
 import dataclasses
 import itertools
@@ -161,7 +162,8 @@ def test_lines_are_written_out_and_draws_repeat():
 
 
 def test_rates_of_the_default():
-    """lab-task numbers of the noisy solver: answers right .54, lucky among them .16, and a majority hardly better."""
+    """lab-task numbers of the noisy solver: answers right .54, lucky among them .16, and a majority hardly
+    better."""
     problems = tasks.make_problems(CHAIN, CFG, 300, "test", 1)
     pool = list(tasks.solver_pool(CHAIN, CFG, problems, 64, 1))
     right_PN = np.array([[c.correct for c in p.candidates] for p in pool])

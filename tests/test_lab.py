@@ -1,4 +1,5 @@
-"""The default path: the policy's samples are drawn once and kept, train a verifier, and make the pool that it reranks."""
+"""The default path: the policy's samples are drawn once and kept, train a verifier, and make the pool that it
+reranks."""
 
 import dataclasses
 import hashlib
@@ -85,7 +86,8 @@ def test_kept_samples_that_are_damaged_are_drawn_again(kept, damage):
 
 
 def test_kept_samples_are_graded_by_the_checker_of_today(kept, monkeypatch, capsys):
-    """With a checker that takes every answer, the second run printed the first one's share of right answers."""
+    """With a checker that takes every answer, the second run printed the first one's share of right
+    answers."""
     problems, pool, folder = kept
     assert '"correct": true' not in (folder / "pool.jsonl").read_text()
     monkeypatch.setattr(Policy, "extend", None)  # no sample is drawn anew
@@ -115,7 +117,8 @@ def test_samples_become_labelled_solutions(cache):
 
 @pytest.mark.slow
 def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
-    """Two commands: samples of the shipped policy, a PRM, its steps, and best-of-N beside the shipped outcome model."""
+    """Two commands: samples of the shipped policy, a PRM, its steps, and best-of-N beside the shipped outcome
+    model."""
     small = ("steps=3", "data.solutions=64", "data.test_solutions=32", "batch.rows=4", "eval.every=3")
     printed(train.main, monkeypatch, *small, "hydra.run.dir=runs/train/a", cwd=tmp_path)
     asked = ("fresh.problems=3", "fresh.candidates=8", "hydra.run.dir=runs/e", "cpu_devices=1")

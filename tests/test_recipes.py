@@ -1,4 +1,5 @@
-"""docs/recipes.md as it stands: own checkers in the commands that take one, and our server as others' reward."""
+"""docs/recipes.md as it stands: own checkers in the commands that take one, and our server as others'
+reward."""
 
 import json
 import re

@@ -91,9 +91,8 @@ def prm800k(
     good, solutions = (1,) if neutral == "bad" else (0, 1), []
     for rank, (branch_id, steps, ratings) in enumerate(branches):
         start = len(steps) - 1 if rank else 0  # the first step that this solution supervises
-        if neutral == "mask":
-            counts["neutral_masked"] += ratings[start:].count(0)
-            ratings = [rating or None for rating in ratings]
+        counts["neutral_masked"] += ratings[start:].count(0) if neutral == "mask" else 0
+        ratings = [None if neutral == "mask" and rating == 0 else rating for rating in ratings]
         labels = tuple(None if rating is None else float(rating in good) for rating in ratings)
         tail = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
         answer = tail and tail[1].strip()

@@ -128,8 +128,8 @@ def format_steps(fmt, text: str) -> tuple[str, ...]:
 
 
 def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
-    """The number of steps that ended before each token of a solution, given their texts. One with the separator
-    ends a step; blank pieces join the step after."""
+    """The number of steps that ended before each token of a solution, given their texts. One with the
+    separator ends a step; blank pieces join the step after."""
     piece_L, texts = [], [""]
     for token in tokens:
         piece_L.append(len(texts) - 1)
