@@ -13,15 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental import topologies
 
 from prm_jax import training
-from prm_jax.attention import dense
+from prm_jax.attention import attend, dense
 from prm_jax.checkpoints import hf
 from prm_jax.examples import Example
 from prm_jax.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling
-from prm_jax.kernels import accelerator, cpu
 from prm_jax.launch import cli, mesh, run_folder
 from prm_jax.launch.config import Count, Seed, one_of, parse
 from prm_jax.launch.hosts import set_cpu_devices
@@ -38,13 +36,6 @@ SHAPES = {
     "1500m": (151_936, 1536, 28, 12, 2, 128, 8960),
     "7b": (152_064, 3584, 28, 28, 4, 128, 18_944),
     "72b": (152_064, 8192, 80, 64, 8, 128, 29_568),
-}
-# Topologies of v5p chips, three-dimensional tori.
-SLICES = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
-KERNELS = {
-    "cpu": {"one_product": cpu.one_product, "tiled": cpu.tiled},
-    "gpu": {"cudnn": accelerator.cudnn},
-    "tpu": {"splash": accelerator.splash},
 }
 ACCELERATOR_SHAPES = ("embedded", "small", "500m", "1500m")
 ACCELERATOR_SIZES = {"rows": 8, "solutions": 64, "new_tokens": 256}
@@ -66,7 +57,6 @@ class BenchConfig:  # conf/bench.yaml says what each key means
     solutions: Count
     problems: Count
     new_tokens: Count
-    target: Literal["cpu", "tpu"]
     mesh: mesh.MeshConfig
     repeats: Count
     seed: Seed
@@ -78,53 +68,27 @@ def model_config(cfg: BenchConfig, **more) -> ModelConfig:
     return ModelConfig(**shape | fixed | more)
 
 
-def seconds_of(f: Callable, repeats: int, warmup: int = 1) -> list[float]:
-    """The wall times of f() after `warmup` calls, its arrays waited for."""
+def measure(f: Callable, tokens: int, repeats: int, warmup: int = 1) -> Numbers:
+    """The median wall time of f() after `warmup` calls, its arrays waited for."""
     seconds = []
     for _ in range(warmup + repeats):
         start = time.perf_counter()
         jax.block_until_ready(f())
         seconds.append(time.perf_counter() - start)
-    return seconds[warmup:]
-
-
-def rate(tokens: int, seconds: list[float]) -> Numbers:
-    median = statistics.median(seconds)
+    median = statistics.median(seconds[warmup:])
     numbers = {"seconds": median, "tokens_per_second": tokens / median}
     memory = jax.devices()[0].memory_stats()  # None on CPU
     return numbers | ({"device_peak_gb": memory["peak_bytes_in_use"] / 1e9} if memory else {})
 
 
-@functools.cache
-def matmul_peak(dtype: str) -> float:
-    """FLOP/s of the fastest of several large matrix products on one device."""
-    size = 2048 if platform() == "cpu" else 8192  # long enough to hide an accelerator's launch
-    with jax.set_mesh(mesh.make_mesh(mesh.MeshConfig(1, 1, 1), 1, jax.devices()[:1])):
-        a, b = (jax.random.normal(jax.random.key(i), (size, size), dtype) for i in range(2))
-        product = jax.jit(cpu.matmul)
-        return 2 * size**3 / min(seconds_of(lambda: product(a, b), 10))
-
-
-def train_flops(m: ModelConfig, lengths: list[int]) -> float:
-    """FLOPs of a training step, three forward passes of 2 a weight and token, and 4 head_dim a head and pair
-    of tokens of which one sees the other."""
-    weights = 2 * m.dim * (m.heads + m.kv_heads) * m.head_dim + 3 * m.dim * m.ffn
-    pairs = sum(n * (n + 1) // 2 for n in lengths)
-    return 3 * m.layers * (2 * sum(lengths) * weights + 4 * m.heads * m.head_dim * pairs)
-
-
-def random_lengths(rng, n: int, mean: float) -> np.ndarray:
-    """Token counts of solutions: log-normal with sigma 0.5, as on GSM8K and MATH."""
-    return np.clip(rng.lognormal(np.log(mean) - 0.125, 0.5, n), 8, 4 * mean).astype(int)
-
-
 def random_solutions(cfg: BenchConfig, problems: int) -> list[Example]:
-    """`solutions` of each problem, whose tokens they share."""
+    """`solutions` of each problem, whose tokens they share. Lengths are log-normal, as on GSM8K and MATH."""
     rng, made = np.random.default_rng(cfg.seed), []
     vocab = SHAPES[cfg.shape][0]
     for _ in range(problems):
         problem_L = rng.integers(0, vocab, PROBLEM)
-        for n in random_lengths(rng, cfg.solutions, cfg.mean_tokens):
+        length_N = rng.lognormal(np.log(cfg.mean_tokens) - 0.125, 0.5, cfg.solutions)
+        for n in np.clip(length_N, 8, 4 * cfg.mean_tokens).astype(int):
             ids_L = np.concatenate([problem_L, rng.integers(0, vocab, n)]).astype(np.int32)
             ends_T = np.append(np.arange(PROBLEM + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1)
             label_T = rng.integers(0, 2, len(ends_T)).astype(np.float32)
@@ -133,20 +97,26 @@ def random_solutions(cfg: BenchConfig, problems: int) -> list[Example]:
     return made
 
 
+def random_batch(cfg: BenchConfig) -> tuple[dict[str, np.ndarray], int]:
+    """One batch of `solutions` in rows of nearly equal length, and how many tokens they have."""
+    solutions = sorted(random_solutions(cfg, 1), key=lambda e: len(e.ids_L))
+    rows = [solutions[i :: cfg.rows] for i in range(cfg.rows)]
+    L = max(sum(len(e.ids_L) for e in row) for row in rows)
+    T = max(sum(len(e.step_end_T) for e in row) for row in rows)
+    multiple = 16 if platform() == "cpu" else 128  # of the kernels' tiles
+    return pack_batch(rows, -(-L // multiple) * multiple, T), sum(len(e.ids_L) for e in solutions)
+
+
 def random_model(cfg: BenchConfig, stored=cast_backbone, **more) -> PRM:
     """Weights as scoring and sampling store them; as training does with another `stored`."""
     return mesh.make_sharded(lambda: stored(PRM(model_config(cfg, **more), rngs=nnx.Rngs(cfg.seed))))
 
 
 def bench_train(cfg: BenchConfig) -> Numbers:
-    """Steps on one batch of `solutions`, whose contents do not change the time."""
+    """Steps on one batch, whose contents do not change the time."""
     model = random_model(cfg, stored=lambda model: model)
     opt = training.make_optimizer(model, OPTIMIZER, 1000)
-    rows = [[] for _ in range(cfg.rows)]  # with nearly equal sums of tokens
-    for example in sorted(random_solutions(cfg, 1), key=lambda e: -len(e.ids_L)):
-        min(rows, key=lambda row: sum(len(e.ids_L) for e in row)).append(example)
-    L = -(-max(sum(len(e.ids_L) for e in row) for row in rows) // 16) * 16
-    batch = pack_batch(rows, L, max(sum(len(e.step_end_T) for e in row) for row in rows))
+    batch, tokens = random_batch(cfg)
     batch = mesh.shard_batch({name: x[None] for name, x in batch.items()}, cfg.rows, axis=1)
     metrics = None
 
@@ -155,20 +125,17 @@ def bench_train(cfg: BenchConfig) -> Numbers:
         model, opt, metrics = training.train_step(model, opt, batch, LOSS, jax.random.key(0))
         return metrics
 
-    lengths = [len(e.ids_L) for row in rows for e in row]
-    numbers = rate(sum(lengths), seconds_of(step, cfg.repeats, WARMUP))
-    chips = 1 if platform() == "cpu" else jax.sharding.get_mesh().size
-    share = train_flops(model.cfg, lengths) / numbers["seconds"] / matmul_peak(cfg.dtype) / chips
-    return numbers | {"share_of_matmul_peak": share, "last_loss_nats": float(metrics["loss"])}
+    numbers = measure(step, tokens, cfg.repeats, WARMUP)
+    return numbers | {"last_loss_nats": float(metrics["loss"])}
 
 
 def bench_score(cfg: BenchConfig) -> Numbers:
     about = {"format": PLAIN, "label_kind": "correctness", "name": "bench", "batch_rows": cfg.rows}
     scorer = HeadScorer(model=random_model(cfg), tokenizer=None, **about)
     solutions = random_solutions(cfg, cfg.problems)
-    seconds = seconds_of(lambda: scorer.score_encoded(solutions), cfg.repeats)
-    shared = {"tokens_a_computed_token": scorer.stats.tokens / scorer.stats.computed}
-    return shared | rate(sum(len(e.ids_L) for e in solutions), seconds)
+    tokens = sum(len(e.ids_L) for e in solutions)
+    numbers = measure(lambda: scorer.score_encoded(solutions), tokens, cfg.repeats)
+    return numbers | {"tokens_a_computed_token": scorer.stats.tokens / scorer.stats.computed}
 
 
 def bench_sampling(cfg: BenchConfig) -> Numbers:
@@ -187,7 +154,7 @@ def bench_sampling(cfg: BenchConfig) -> Numbers:
             rows = [(p, p, j) for p in range(len(group)) for j in range(cfg.solutions)]
             list(policy.decode(group, rows, PROBLEM, never_V, jax.random.key(0), number_P, cfg.new_tokens))
 
-    return rate(cfg.problems * cfg.solutions * cfg.new_tokens, seconds_of(sample, cfg.repeats))
+    return measure(sample, cfg.problems * cfg.solutions * cfg.new_tokens, cfg.repeats)
 
 
 def abstract_state(model_cfg: ModelConfig, trains: bool) -> dict:
@@ -204,64 +171,47 @@ def abstract_state(model_cfg: ModelConfig, trains: bool) -> dict:
     return jax.eval_shape(make)
 
 
-def compiled(cfg: BenchConfig, batch: dict, trains: bool):
-    """The train step, or the score step, compiled for shapes without arrays."""
-    state = abstract_state(model_config(cfg, remat="full", tied=False), trains)
-    batch = {name: x[None] if trains else x for name, x in batch.items()}
-    layout = mesh.shardings(state) | {"batch": dict.fromkeys(batch, mesh.row_sharding(axis=int(trains)))}
-    arguments = mesh.abstract_arrays(state | {"batch": batch}, layout)
-    lowered = training.train_step.lower(**arguments, cfg=LOSS) if trains else step_log_odds.lower(**arguments)
-    return lowered.compile()
-
-
 def bench_memory(cfg: BenchConfig) -> Numbers:
-    """Bytes of one device of a mesh that need not exist, with a row of 4,096 tokens a part of it."""
-    parts = (cfg.mesh.data or 1) * cfg.mesh.fsdp
-    devices = jax.devices()
-    if cfg.target == "tpu":  # descriptions of chips to compile for
-        grid = SLICES[parts * cfg.mesh.tensor]
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=f"v5p:{grid}").devices
-    batch = pack_batch([[]] * parts, 4096, 64)
-    numbers = {}
-    with jax.set_mesh(mesh.make_mesh(dataclasses.replace(cfg.mesh, data=cfg.mesh.data or 1), parts, devices)):
-        for name, trains in (("train", True), ("score", False)):
-            used = compiled(cfg, batch, trains).memory_analysis()
-            numbers[f"{name}_arguments_gb"] = used.argument_size_in_bytes / 1e9
-            numbers[f"{name}_temporaries_gb"] = used.temp_size_in_bytes / 1e9
+    """Bytes of a device of the mesh, with a row of 4,096 tokens a part of it; nothing is run."""
+    numbers, batch = {}, pack_batch([[]] * mesh.row_shards(), 4096, 64)
+    for name, trains in (("train", True), ("score", False)):
+        state = abstract_state(model_config(cfg, remat="full", tied=False), trains)
+        arguments = state | {"batch": {key: x[None] if trains else x for key, x in batch.items()}}
+        layout = mesh.shardings(state) | {"batch": dict.fromkeys(batch, mesh.row_sharding(int(trains)))}
+        step = functools.partial(training.train_step.lower, cfg=LOSS) if trains else step_log_odds.lower
+        used = step(**mesh.abstract_arrays(arguments, layout)).compile().memory_analysis()
+        numbers[f"{name}_arguments_gb"] = used.argument_size_in_bytes / 1e9
+        numbers[f"{name}_temporaries_gb"] = used.temp_size_in_bytes / 1e9
     return numbers
 
 
-@functools.partial(jax.jit, static_argnames="attend")
-def both_passes(attend: Callable, q, k, v, until_BL, do):
+@functools.partial(jax.jit, static_argnames="attention")
+def both_passes(attention: Callable, q, k, v, until_BL, do):
     """The output of attention and the gradients of q, k and v."""
-    o, pull = jax.vjp(lambda *qkv: attend(*qkv, until_BL), q, k, v)
+    o, pull = jax.vjp(lambda *qkv: attention(*qkv, until_BL), q, k, v)
     return o, *pull(do)
 
 
-def bench_kernel(cfg: BenchConfig, attend: Callable) -> Numbers:
-    """Largest errors of output and gradients, as shares of the largest number of `dense` in float32, and the
-    time of both passes, on two rows of packed solutions."""
-    m, L = model_config(cfg), 2048
-    length_2n = random_lengths(np.random.default_rng(cfg.seed), 2 * L, cfg.mean_tokens).reshape(2, L)
-    last_2L = [ends_n[np.searchsorted(ends_n, np.arange(L), "right")] - 1 for ends_n in length_2n.cumsum(1)]
-    shapes = [(2, L, heads, m.head_dim) for heads in (m.heads, m.kv_heads, m.kv_heads, m.heads)]
+def bench_attention(cfg: BenchConfig, attention: Callable) -> Numbers:
+    """Both passes on a batch, and their largest errors, as shares of the largest number of `dense` in float32."""
+    m, (batch, tokens) = model_config(cfg), random_batch(cfg)
+    until_BL = np.maximum(batch["visible_until"], np.arange(batch["ids"].shape[1]))  # padding sees itself
+    shapes = [(*until_BL.shape, heads, m.head_dim) for heads in (m.heads, m.kv_heads, m.kv_heads, m.heads)]
     q, k, v, do = (jax.random.normal(jax.random.key(i), shape, m.dtype) for i, shape in enumerate(shapes))
-    arrays = q, k, v, jnp.minimum(jnp.array(last_2L), L - 1), do
     with jax.default_matmul_precision("highest"):
-        exact = both_passes(dense, *(x.astype(jnp.float32) if x.dtype == m.dtype else x for x in arrays))
-    measured = both_passes(attend, *arrays)
-    errors = [float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(measured, exact, strict=True)]
-    seconds = statistics.median(seconds_of(lambda: both_passes(attend, *arrays), cfg.repeats))
-    return {"output_error": errors[0], "gradient_error": max(errors[1:]), "seconds": seconds}
+        exact = both_passes(dense, *(x.astype("float32") for x in (q, k, v)), until_BL, do.astype("float32"))
+    pairs = zip(both_passes(attention, q, k, v, until_BL, do), exact, strict=True)
+    errors = [float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in pairs]
+    numbers = measure(lambda: both_passes(attention, q, k, v, until_BL, do), tokens, cfg.repeats)
+    return numbers | {"output_error": errors[0], "gradient_error": max(errors[1:])}
 
 
 def bench_accelerator(cfg: BenchConfig) -> Numbers:
-    """What a GPU or TPU runs: attention kernels, then models up to 1.5B. What fails is printed."""
-    numbers = {"matmul_peak_tflops": matmul_peak("bfloat16") / 1e12}
+    """What a GPU or TPU runs: its attention beside plain attention, then models. What fails is printed."""
+    numbers, attentions = {}, {"dense": dense, "kernel": attend}
+    jobs = {name: functools.partial(bench_attention, attention=f) for name, f in attentions.items()}
     for shape in ACCELERATOR_SHAPES:
         cfg = dataclasses.replace(cfg, shape=shape, dtype="bfloat16", **ACCELERATOR_SIZES)
-        kernels = {"dense": dense} | KERNELS[platform()]
-        jobs = {name: functools.partial(bench_kernel, attend=f) for name, f in kernels.items()}
         for name, job in (jobs | MODEL_JOBS).items():
             try:
                 numbers |= {f"{shape}/{name}/{key}": x for key, x in job(cfg).items()}
@@ -279,7 +229,7 @@ JOBS = MODEL_JOBS | {"memory": bench_memory, "accelerator": bench_accelerator}
 def main(cfg):
     """Prints a table and writes results.json."""
     raw_cfg, cfg = cfg, parse(cfg, BenchConfig, elsewhere=("cpu_devices", "distributed"))
-    set_cpu_devices(512 if cfg.what == "memory" else raw_cfg.cpu_devices)
+    set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
     folder = run_folder.output_dir()
     with run_folder.locked_run_folder(folder, raw_cfg), jax.set_mesh(mesh.modest_mesh(cfg.rows, cfg.mesh)):
         numbers = JOBS[cfg.what](cfg)

@@ -126,20 +126,17 @@ def test_who_may_ask(port, verifier):
 @pytest.mark.parametrize("every_token", [False, True])
 def test_comparison_reads_a_servers_rows_at_the_step_ends(verifier, monkeypatch, every_token):
     """A stand-in for vLLM gives [P(bad), P(good)], a row a step tag or a row a token."""
-    format_steps = {PROBLEM: [tuple(RIGHT), tuple(WRONG)]}
-    rows = [(problem, steps) for problem, solutions in format_steps.items() for steps in solutions]
+    rows = [(PROBLEM, tuple(RIGHT)), (PROBLEM, tuple(WRONG))]
     encoded = encode(verifier.scorer.format, verifier.scorer.tokenizer, rows)
 
     def ask_stub(url, body):
-        data = []
-        for i, (ids, one) in enumerate(zip(body["input"], encoded, strict=True)):
-            assert ids == one.ids_L.tolist()
-            good_n = np.full(len(ids), 0.5)
-            good_n[one.step_end_T] = verifier.score(*rows[i]) + (0.25, 0)
-            good_n = good_n if every_token else good_n[one.step_end_T]
-            data.append({"index": i, "data": np.stack([1 - good_n, good_n], -1).tolist()})
-        return {"data": data[::-1]}
+        (ids,) = body["input"]
+        [(row, one)] = [(x, one) for x, one in zip(rows, encoded, strict=True) if one.ids_L.tolist() == ids]
+        good_n = np.full(len(ids), 0.5)
+        good_n[one.step_end_T] = verifier.score(*row) + (0.25, 0)
+        good_n = good_n if every_token else good_n[one.step_end_T]
+        return {"data": [{"index": 0, "data": np.stack([1 - good_n, good_n], -1).tolist()}]}
 
     monkeypatch.setattr(compare_vllm, "ask", ask_stub)
-    differences = compare_vllm.compare(verifier, rows, "http://server", {})
+    differences = compare_vllm.compare(verifier, rows, "http://server", "token_classify")
     np.testing.assert_allclose(differences, [[0.25, 0]] * 2, atol=1e-6)
