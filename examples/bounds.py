@@ -4,15 +4,13 @@ r"""A Hydra command with the keys of train.py: a lower and an upper bound of a v
         data.label_kind=value data.after_first_error=keep
     python -m examples.bounds report RUN        # the conformal shift, and how often the bounds hold the label
 
-The head `quantile` and the loss `pinball` are entries that this file adds to the tables of heads.py and
-losses.py; so it shows how to add yours from outside. The head's outputs are log-odds of the .05, .5 and .95
-quantile of a step's label. A shift fitted on the validation split makes bounds hold new labels as often as
-they should (conformalised quantile regression, Romano et al. 2019, arXiv 1905.03222), one side at a time.
-Dimension key: n steps, B rows, T step ends, C outputs.
+The head `quantile`, log-odds of the .05, .5 and .95 quantile of a step's label, and the loss `pinball` are
+entries that this file adds to the tables of heads.py and losses.py: so can yours be. A shift fitted on the
+validation split makes bounds hold new labels as often as they should (conformalised quantile regression,
+Romano et al. 2019, arXiv 1905.03222). Dimension key: n steps, B rows, T step ends, C outputs.
 """
 
 import dataclasses
-import functools
 import math
 import sys
 from pathlib import Path
@@ -38,9 +36,8 @@ EDGE = 0.01  # a bound this near to 0 or 1 holds 0 or 1, which no log-odds reach
 
 
 def pinball_loss(z_BT, batch, cfg):
-    """Sum over q of max(q (y - v_q), (q - 1) (y - v_q)), v_q = sigmoid of output q, for a soft label y:
-    least where v_q is the q-quantile of the labels (Koenker and Bassett 1978). A Monte-Carlo label's own
-    noise counts too."""
+    """Sum over q of max(q (y - v_q), (q - 1) (y - v_q)), v_q = sigmoid of output q, for a soft label y: least
+    where v_q is the q-quantile of the labels (Koenker and Bassett 1978)."""
     q_C = jnp.array(QUANTILES)
     error_BTC = jnp.nan_to_num(batch["label"])[..., None] - jax.nn.sigmoid(batch["logits"])
     return jnp.maximum(q_C * error_BTC, (q_C - 1) * error_BTC).sum(-1)
@@ -50,11 +47,10 @@ HEADS["quantile"] = Head(("q05", "q50", "q95"), lambda z_BTC: z_BTC[..., 1])  # 
 STEP_LOSSES["pinball"] = Loss(pinball_loss, outputs=len(QUANTILES))
 
 
-@functools.partial(jax.jit, static_argnames="output")
-def step_output(model: PRM, batch, output: int):
-    """One output of the step head at the step ends of a packed batch, logit_BT."""
-    x_BTD = model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"])
-    return model.step_logits(x_BTD)[..., output]
+@jax.jit
+def step_outputs(model: PRM, batch):
+    """The outputs of the step head at the step ends of a packed batch, logit_BTC."""
+    return model.step_logits(model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"]))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -62,7 +58,7 @@ class BoundScorer(HeadScorer):
     output: int  # of the head
 
     def values(self, batch):
-        return step_output(self.model, batch, self.output)
+        return step_outputs(self.model, batch)[..., self.output]
 
 
 def bounds_of(loaded: Loaded, solutions: list[Solution]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -76,16 +72,15 @@ def bounds_of(loaded: Loaded, solutions: list[Solution]) -> tuple[np.ndarray, np
 
 
 def conformal_quantile(residual_n: np.ndarray, level: float) -> float:
-    """The ceil((n + 1) level)-th smallest of n residuals, or the largest: one more that is exchangeable
-    with them is at most that with chance `level`."""
+    """The ceil((n + 1) level)-th smallest of n residuals, or the largest: an exchangeable one more is at most
+    that with chance `level`."""
     n = len(residual_n)
     return float(np.sort(residual_n)[min(math.ceil((n + 1) * level), n) - 1])
 
 
 def shifts(lower_n, upper_n, label_n) -> tuple[float, float]:
-    """By how many log-odds the lower and the upper bound must move out (in, if below 0) to hold a new label
-    as often as they should. The guarantee is for one step a problem; steps of one solution depend on each
-    other."""
+    """By how many log-odds the lower and the upper bound must move out to hold a new label as often as they
+    should. The guarantee is for one step a problem; steps of one solution depend on each other."""
     y_n = UNITS["probability"].log_odds(label_n)
     edge = math.log((1 - EDGE) / EDGE)
     above_n = lower_n - np.clip(y_n, -edge, CERTAIN)

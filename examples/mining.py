@@ -5,10 +5,9 @@ learning, Lightman et al. 2023, section 4).
     python -m examples.mining --checkpoint RUN --pool pool/pool.jsonl
     python -m prm_jax.labeling input=mined.jsonl checkpoint=POLICY     # or people, or examples/relabel.py
 
-Of each problem's different solutions it keeps the highest-scored with a wrong answer, up to the share
-WRONG, and then the highest-scored of the rest. Whether an answer is wrong is known before anybody labels a
-step. mined.jsonl and uniform.jsonl are pools with equally many solutions of each problem, to compare what
-the two teach. Dimension key: N samples of a problem.
+Of each problem's different solutions it keeps the highest-scored with a wrong answer, up to the share WRONG,
+then the highest-scored of the rest. mined.jsonl and uniform.jsonl are pools with equally many solutions of
+each problem, to compare what the two teach. Dimension key: N samples of a problem.
 """
 
 import argparse
@@ -26,16 +25,13 @@ WRONG = 0.8  # share of them with a wrong answer
 
 def different(candidates: tuple[Candidate, ...]) -> list[int]:
     """Indices of the different solutions, of equal ones the first."""
-    first = {}
-    for n, candidate in enumerate(candidates):
-        first.setdefault(candidate.steps, n)
-    return list(first.values())
+    steps = [candidate.steps for candidate in candidates]
+    return [n for n, own in enumerate(steps) if steps.index(own) == n]
 
 
 def mine(candidates: tuple[Candidate, ...], score_N: np.ndarray, kept: int, wrong: float) -> list[int]:
-    """Indices of `kept` different solutions: the highest-scored with a wrong answer, up to the share
-    `wrong`, then the highest-scored of the rest. Of equal scores the first comes first; what was cut is not
-    known to be wrong."""
+    """Indices of `kept` different solutions. Of equal scores the first comes first; what was cut is not known
+    to be wrong."""
     ranked = sorted(different(candidates), key=lambda n: -score_N[n])
     chosen = [n for n in ranked if candidates[n].outcome == 0][: round(kept * wrong)]
     return chosen + [n for n in ranked if n not in chosen][: kept - len(chosen)]

@@ -2,10 +2,8 @@
 
     python -m examples.source_weights RUN trusted.jsonl a.jsonl b.jsonl     # {file: weight}, for data.weights
 
-It starts from a PRM, such as one trained on data=mixture. On two levels the model steps down the weighted
-loss of all sources, and the weights go where that step lowers the loss on a few rows whose labels you
-trust. Files hold native rows with labels. Weights are of whole sources: they say nothing of single rows.
-Dimension key: S sources, B rows.
+The model steps down the weighted loss of all sources, and the weights go where that step lowers the loss on a
+few rows whose labels you trust. Files hold native rows with labels. Dimension key: S sources, B rows.
 """
 
 import functools
@@ -23,8 +21,7 @@ from prm_jax.model import PRM
 from prm_jax.packing import pack_batch
 from prm_jax.training import LossConfig, combine, loss_terms
 
-STEPS = 100
-ROWS = 16  # of each source in a step
+STEPS, ROWS = 100, 16  # rows of each source in a step
 LEARNING_RATE = 0.03  # of the model, by plain gradient descent
 WEIGHTS_RATE = 0.05  # length of a step of the weights' logits
 LOSS = LossConfig("prm", "bce", pos_weight=1.0, lm_weight=0.0)
@@ -32,9 +29,8 @@ LOSS = LossConfig("prm", "bce", pos_weight=1.0, lm_weight=0.0)
 
 @functools.partial(jax.jit, static_argnames=("lr", "weights_lr"))
 def two_level_step(model: PRM, logit_S, batches, trusted, lr: float, weights_lr: float):
-    """(model, logit_S, loss of the trusted rows after the model's step) from one batch a source, [S, B,
-    ...], and one of trusted rows, [B, ...]. The gradient of the weights softmax(logit_S) goes through the
-    model's step."""
+    """(model, logit_S) after a step on one batch a source, [S, B, ...], and one of trusted rows, [B, ...]. The
+    gradient of the weights softmax(logit_S) goes through the model's step."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def mean_loss(params, batch):
@@ -47,9 +43,9 @@ def two_level_step(model: PRM, logit_S, batches, trusted, lr: float, weights_lr:
         stepped = jax.tree.map(lambda w, grad_S: w - lr * jnp.tensordot(weight_S, grad_S, 1), params, grads_S)
         return mean_loss(stepped, trusted), stepped
 
-    (loss, stepped), slope_S = jax.value_and_grad(trusted_loss, has_aux=True)(logit_S)
+    slope_S, stepped = jax.grad(trusted_loss, has_aux=True)(logit_S)
     logit_S -= weights_lr * slope_S / jnp.maximum(jnp.linalg.norm(slope_S), 1e-30)
-    return nnx.merge(graph, stepped, rest), logit_S, loss
+    return nnx.merge(graph, stepped, rest), logit_S
 
 
 def learn(start: str, trusted: str, files: list[str], seed: int = 0) -> dict[str, float]:
@@ -64,13 +60,10 @@ def learn(start: str, trusted: str, files: list[str], seed: int = 0) -> dict[str
     def draw(part: list[Example]) -> dict[str, np.ndarray]:
         return pack_batch([[part[i]] for i in rng.integers(len(part), size=ROWS)], width, slots)
 
-    model = opened.model
-    logit_S = jnp.zeros(len(files))
+    model, logit_S, rates = opened.model, jnp.zeros(len(files)), (LEARNING_RATE, WEIGHTS_RATE)
     for _ in range(STEPS):
         batches = jax.tree.map(lambda *arrays: np.stack(arrays), *map(draw, parts[1:]))
-        model, logit_S, _ = two_level_step(
-            model, logit_S, batches, draw(parts[0]), LEARNING_RATE, WEIGHTS_RATE
-        )
+        model, logit_S = two_level_step(model, logit_S, batches, draw(parts[0]), *rates)
     return dict(zip(files, jax.nn.softmax(logit_S).tolist(), strict=True))
 
 
