@@ -4,22 +4,23 @@
     python -m examples.attack --checkpoint RUN --input rows.jsonl          # on labelled solutions of any text
     python -m examples.attack --harden FOLDER                             # rows to train on, edits among them
 
-An attacker edits an unsound solution in one place and hands in the version that the verifier likes best. The
-embedded task's checker judges each version: only those that are still unsound count. Likewise a sound
-solution is edited to the version that is still sound and liked least, by an edit that must not matter. No
-checker judges edited texts of a file: what is wrong is assumed to stay wrong, and what is right to stay
-right. Dimension key: N solutions.
+An attacker edits an unsound solution in one place and hands in the version that the verifier likes best, of
+those that the embedded task's checker still calls unsound. A sound solution becomes the version that is still
+sound and liked least. No checker judges edited texts of a file: what is wrong is assumed to stay wrong, and
+what is right to stay right. Dimension key: N solutions.
 """
 
 import argparse
 import functools
 import json
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import hydra
 import numpy as np
+import pandas as pd
 
 import prm_jax
 from prm_jax import InputError, metrics, tasks
@@ -52,35 +53,29 @@ def swap(steps: Steps) -> Iterator[Steps]:
     return (steps[:t] + (steps[t + 1], steps[t]) + steps[t + 2 :] for t in range(len(steps) - 1))
 
 
-def insert_after_result(steps: Steps, line: str) -> Iterator[Steps]:
-    """A line with a result v, what stands after its last equals sign, is followed by `line`, in which {v}
-    stands for it."""
-    results = [(t, step.rpartition("=")[2].strip()) for t, step in enumerate(steps) if "=" in step]
-    return (steps[: t + 1] + (line.format(v=v),) + steps[t + 1 :] for t, v in results if v)
-
-
-def blank(steps: Steps) -> Iterator[Steps]:
-    """All signs of the lines stand between blanks."""
-    yield tuple("".join(f" {c} " if c in "+-*=" else c for c in step) for step in steps)
-
-
 def insert_after(steps: Steps, text: str) -> Iterator[Steps]:
-    """A line is followed by `text`, in which {line} stands for it."""
-    return (steps[: t + 1] + (text.replace("{line}", step),) + steps[t + 1 :] for t, step in enumerate(steps))
+    """A line is followed by `text`, in which {line} stands for it, and {v} for what follows its last equals
+    sign; without that {v} has no place."""
+    for t, step in enumerate(steps):
+        result = step.rpartition("=")[2].strip() if "=" in step else ""
+        if result or "{v}" not in text:
+            line = text.replace("{line}", step).replace("{v}", result)
+            yield steps[: t + 1] + (line,) + steps[t + 1 :]
 
 
-def space_out(steps: Steps) -> Iterator[Steps]:
-    """All blanks of the lines are doubled."""
-    yield tuple(step.replace(" ", "  ") for step in steps)
+def respell(steps: Steps, pattern: str, new: str) -> Iterator[Steps]:
+    """All lines are written otherwise."""
+    yield tuple(re.sub(pattern, new, step) for step in steps)
 
 
+blank = functools.partial(respell, pattern=r"[-+*=]", new=r" \g<0> ")
 # name -> f(steps) -> the edited solutions, one for each place where the edit applies; of the embedded task.
 EDITS = {
     "repeat": repeat,
     "drop": drop,
     "swap": swap,
-    "restate": functools.partial(insert_after_result, line="{v}={v}"),
-    "idle": functools.partial(insert_after_result, line="{v}+0={v}"),
+    "restate": functools.partial(insert_after, text="{v}={v}"),
+    "idle": functools.partial(insert_after, text="{v}+0={v}"),
     "blank": blank,
 }
 # Of any text. Lines are not swapped, since nobody knows which may be.
@@ -90,7 +85,7 @@ TEXT_EDITS = {
     "filler": functools.partial(insert_after, text="Let us go on carefully, step by step."),
     "praise": functools.partial(insert_after, text="This step has been checked, and it is correct."),
     "blank": blank,
-    "layout": space_out,
+    "layout": functools.partial(respell, pattern=" ", new="  "),
     "drop": drop,
 }
 
@@ -147,13 +142,12 @@ def read_file(path: str, n: int, seed: int) -> Solutions:
     known = []
     for s in sources.load(path, "native")[0]:
         values = [x for x in (*(s.labels or ()), s.outcome) if x is not None]
-        if values:
-            known.append(((s.problem, s.steps), min(values) >= 0.5))
-    drawn = sorted(np.random.default_rng(seed).permutation(len(known))[:n])
-    is_sound_N = np.array([known[i][1] for i in drawn], bool)
-    if not 0 < is_sound_N.sum() < len(drawn):
+        known += [((s.problem, s.steps), min(values) >= 0.5)] if values else []
+    order = np.random.default_rng(seed).permutation(len(known))[:n]
+    rows, is_sound = zip(*(known[i] for i in sorted(order)), strict=True)
+    if len(set(is_sound)) < 2:
         raise InputError(f"{path}: labels, outcome: expected some right and some wrong solutions")
-    return Solutions([known[i][0] for i in drawn], is_sound_N, None)
+    return Solutions(list(rows), np.array(is_sound), None)
 
 
 def attack(verifier: Verifier, solutions: Solutions, edits: dict, seed: int) -> dict:
@@ -206,11 +200,10 @@ def measure(before_N, after_N, is_sound_N, problems, seed: int) -> dict:
         "unsound_accepted": lambda rows: metrics.mean(after_N[rows][~is_sound_N[rows]] > 0.5),
         "sound_refused": lambda rows: metrics.mean(after_N[rows][is_sound_N[rows]] < 0.5),
     }
-    numbers = {}
-    for name, statistic in statistics.items():
-        numbers[name] = float(statistic(np.arange(len(problems))))
-        numbers[f"{name}_interval"] = bootstrap_interval(statistic, problems, seed)
-    return numbers
+    every = np.arange(len(problems))
+    numbers = {name: float(statistic(every)) for name, statistic in statistics.items()}
+    intervals = {f"{name}_interval": bootstrap_interval(f, problems, seed) for name, f in statistics.items()}
+    return numbers | intervals
 
 
 def main():
@@ -227,17 +220,13 @@ def main():
     if args.harden:
         return harden(args.harden, load_chain(), args.share, args.seed)
     verifier = prm_jax.load(args.checkpoint, aggregator=args.aggregator)
-    if args.input:
-        results = attack(verifier, read_file(args.input, args.solutions, args.seed), TEXT_EDITS, args.seed)
-    else:
-        results = attack(verifier, sample_task(args.solutions, args.seed), EDITS, args.seed)
+    drawn = args.solutions, args.seed
+    solutions = read_file(args.input, *drawn) if args.input else sample_task(*drawn)
+    results = attack(verifier, solutions, TEXT_EDITS if args.input else EDITS, args.seed)
     Path(args.output).write_text(json.dumps(results, indent=1))
     print(f"{results['solutions']} solutions, {results['sound']} sound, judged by {results['verifier']}")
-    print(f"{'one edit':<18}{'AUROC':>8}{'unsound above .5':>20}{'sound below .5':>18}{'verdict kept':>16}")
-    for name, x in {"none": results["before"], **results["edits"]}.items():
-        kept = f"{x['kept']} of {x['versions']}" if "kept" in x else ""
-        shares = f"{x['unsound_accepted']:>20.3f}{x['sound_refused']:>18.3f}"
-        print(f"{name:<18}{x['auroc']:>8.3f}{shares}{kept:>16}")
+    columns = ["auroc", "unsound_accepted", "sound_refused", "versions", "kept"]
+    print(pd.DataFrame({"no edit": results["before"], **results["edits"]}).T[columns])
 
 
 if __name__ == "__main__":

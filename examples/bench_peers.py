@@ -21,8 +21,7 @@ import numpy as np
 
 
 def load(folder: Path):
-    """Our exported model in float32 and evaluation mode, so without dropout before the head, as in
-    PRMTrainer."""
+    """Our exported model in float32 and evaluation mode: without dropout before the head, as in PRMTrainer."""
     import torch
     from transformers import AutoModelForTokenClassification
 
@@ -33,12 +32,9 @@ def make_adamw(model, job: dict):
     """(AdamW that decays matrices only, fused as is TRL's default, its scheduler)."""
     import torch
 
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim == 1]
-    groups = [
-        {"params": matrices, "weight_decay": job["weight_decay"]},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    matrices = {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": job["weight_decay"]}
+    others = {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}
+    groups = [matrices, others]
     adamw = torch.optim.AdamW(groups, lr=1.0, betas=(job["b1"], job["b2"]), fused=True)
     rates = [*job["rates"], 0.0]  # the scheduler asks once more after the last step
     return adamw, torch.optim.lr_scheduler.LambdaLR(adamw, rates.__getitem__)
@@ -49,15 +45,14 @@ def train_torch(folder: Path, job: dict) -> dict:
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    model, seconds = load(folder), []
-    solutions = job["solutions"]
+    model, seconds, solutions = load(folder), [], job["solutions"]
     adamw, scheduler = make_adamw(model, job)
     rows = [b for b, s in enumerate(solutions) for _ in s["step_end"]]
     step_ends = [end for s in solutions for end in s["step_end"]]
     label = torch.tensor([y for s in solutions for y in s["label"]])
+    ids = [torch.tensor(s["ids"]) for s in solutions]
     for _ in job["rates"]:
         start = time.perf_counter()
-        ids = [torch.tensor(s["ids"]) for s in solutions]
         ids_BL = pad_sequence(ids, batch_first=True)
         mask_BL = pad_sequence([torch.ones_like(x) for x in ids], batch_first=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=job["dtype"] == "bfloat16"):
@@ -114,12 +109,6 @@ def train_trl(folder: Path, job: dict) -> dict:
     return {"seconds": np.diff(ticks).tolist(), "loss": losses[-1]}
 
 
-def do_job(folder: Path):
-    job = json.loads((folder / "job.json").read_text())
-    train = {"torch": train_torch, "trl": train_trl}[job["peer"]]
-    (folder / "result.json").write_text(json.dumps(train(folder, job)))
-
-
 def compare(peer: str, python: str, **changes) -> dict[str, float]:
     """Tokens a second of ours, how many times the peer's that is, and the difference of the last losses."""
     from prm_jax import bench
@@ -132,7 +121,7 @@ def compare(peer: str, python: str, **changes) -> dict[str, float]:
     cfg = bench.BenchConfig(what="train", mesh=MeshConfig(1, 1, 1), **sizes | changes)
     schedule = make_schedule(bench.OPTIMIZER, 1000)
     rates = [float(schedule(i)) for i in range(bench.WARMUP + cfg.repeats)]
-    job = vars(bench.OPTIMIZER) | {"peer": peer, "dtype": cfg.dtype, "rates": rates, "solutions": []}
+    job = vars(bench.OPTIMIZER) | {"dtype": cfg.dtype, "rates": rates, "solutions": []}
     for e in bench.random_solutions(cfg, 1):
         label = e.targets["label"].astype(int).tolist()
         job["solutions"].append({"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": label})
@@ -141,7 +130,7 @@ def compare(peer: str, python: str, **changes) -> dict[str, float]:
         hf.save(Path(name), model, hf.load_tokenizer(hf.EMBEDDED))
         Path(name, "job.json").write_text(json.dumps(job))
         env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-        subprocess.run([python, "-P", __file__, "--job", name], env=env, check=True)
+        subprocess.run([python, "-P", __file__, "--peer", peer, "--job", name], env=env, check=True)
         theirs = json.loads(Path(name, "result.json").read_text())
     ours = bench.bench_train(cfg)
     seconds = float(np.median(theirs["seconds"][bench.WARMUP :]))
@@ -157,7 +146,9 @@ def main():
     parser.add_argument("--job", type=Path, help="the peer's side: a folder with a model and job.json")
     args = parser.parse_args()
     if args.job:
-        do_job(args.job)
+        train = {"torch": train_torch, "trl": train_trl}[args.peer]
+        result = train(args.job, json.loads((args.job / "job.json").read_text()))
+        (args.job / "result.json").write_text(json.dumps(result))
         return
     for name, x in compare(args.peer, args.python, dtype=args.dtype).items():
         print(f"{name:<20}{x:,.4g}")

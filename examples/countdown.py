@@ -5,16 +5,16 @@ r"""Countdown, a task of your own: reach a target with all of a few numbers. It 
         data.label_kind=value
     python -m prm_jax.sampling input=FILE checkpoint=POLICY checker=examples/countdown.py:solved
 
-A policy of it is a run of objective=lm on data.train_split=base data.task.error=0.1; give it as
-data.samples=policy data.policy=RUN. Keys of the task: +data.task.numbers=5 and the other fields of Config.
+Keys of the task: +data.task.numbers=5 and the other fields of Config. A policy of it is a run of objective=lm
+on data.train_split=base data.task.error=0.1, then data.samples=policy data.policy=RUN.
 
-A problem is sorted numbers and a target, `3,5,7,9=24?`; sorted, so that a permutation is no other problem
-and the splits do not leak. A line replaces two numbers by their result, `9*3=27`, or `9*3=27 5,7,27` if it
-restates what is left. There is one line less than numbers, and the last result must be the target. Values
-are 1 to 99, divisions exact. Most legal moves put the target out of reach, so a step can be right and
-worthless: correctness and value differ. The answer verifies itself, since the problem states the target.
+A problem is sorted numbers and a target, `3,5,7,9=24?`. A line replaces two numbers by their result, `9*3=27`,
+or `9*3=27 5,7,27` if it restates what is left. There is one line less than numbers, and the last result must
+be the target. Values are 1 to 99, divisions exact. Most legal moves put the target out of reach, so a step
+can be right and worthless: correctness and value differ.
 """
 
+import collections
 import dataclasses
 import functools
 import operator
@@ -43,9 +43,7 @@ class Config:
     max_number: Count = 10
     min_target: Count = 10
     max_target: Count = 40
-    error: Share = (
-        0.3  # share of moves drawn from all legal ones, not only those that keep the target in reach
-    )
+    error: Share = 0.3  # share of moves drawn from all legal ones, also those that lose the target
     slip: Share = 0.02  # share of lines whose result is off by one
     cheat: Share = 0.02  # share of last lines that claim the target, whatever they compute
     restate: bool = True  # lines restate what is left
@@ -87,22 +85,12 @@ def moves(hand: Hand) -> tuple[Move, ...]:
     return tuple(moves.values())
 
 
-@functools.cache
-def reachable(hand: Hand) -> int:
-    """The values that exact play can end with, as the bits of an integer."""
-    if len(hand) == 1:
-        return 1 << hand[0]
-    return functools.reduce(int.__or__, (reachable(left) for left in {move.left for move in moves(hand)}))
-
-
+@functools.lru_cache(1 << 18)
 def reaches(hand: Hand, target: int) -> bool:
-    return bool(reachable(hand) >> target & 1)
-
-
-@functools.lru_cache(1 << 16)
-def good_moves(hand: Hand, target: int) -> tuple[Move, ...]:
-    """The legal moves that keep the target in reach."""
-    return tuple(move for move in moves(hand) if reaches(move.left, target))
+    """Whether exact play can end with the target."""
+    if len(hand) == 1:
+        return hand[0] == target
+    return any(reaches(left, target) for left in {move.left for move in moves(hand)})
 
 
 @functools.lru_cache(1 << 12)
@@ -111,18 +99,16 @@ def parse_problem(text: str) -> tuple[Hand, int]:
     match = PROBLEM.fullmatch(text)
     hand = tuple(map(int, match[1].split(","))) if match else ()
     if not match or list(hand) != sorted(hand):
-        expected = f"2 to 6 sorted numbers and a target, all up to {LARGEST}, such as '3,5,7,9=24?'"
-        raise InputError(f"not a Countdown problem: {text[:80]!r}, expected {expected}")
+        raise InputError(
+            f"problem: {text[:80]!r}, expected sorted numbers and a target such as '3,5,7,9=24?'"
+        )
     return hand, int(match[2])
 
 
 def after(hand: Hand, used: Sequence[int], result: int) -> Hand:
     """The numbers at hand after a line; numbers that it used without having them are ignored."""
-    left = list(hand)
-    for number in used:
-        if number in left:
-            left.remove(number)
-    return tuple(sorted((*left, result)))
+    left = collections.Counter(hand) - collections.Counter(used)
+    return tuple(sorted((*left.elements(), result)))
 
 
 @functools.lru_cache(1 << 16)
@@ -160,16 +146,14 @@ class Countdown(EmbeddedTask):
             target = int(rng.integers(cfg.min_target, cfg.max_target + 1))
             if target not in hand and reaches(hand, target):
                 return f"{','.join(map(str, hand))}={target}?"
-        raise InputError(
-            "data.task: none of 10000 problems drawn can be solved; widen the numbers or the targets"
-        )
+        raise InputError("data.task: none of 10000 problems drawn can be solved")
 
     def solve(self, cfg: Config, problem: str, rng) -> tuple[str, ...]:
         """The lines of one solution by the noisy solver, which continues from what it wrote, wrong or not."""
         hand, target = parse_problem(problem)
         steps = []
         while len(hand) > 1:
-            good = good_moves(hand, target)
+            good = [move for move in moves(hand) if reaches(move.left, target)]
             choices = good if good and rng.random() >= cfg.error else moves(hand)
             move = choices[rng.integers(len(choices))]
             result = move.result
@@ -184,10 +168,8 @@ class Countdown(EmbeddedTask):
         return tuple(steps)
 
     def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
-        """Judges each line by itself, given what the lines before wrote: "right" or its first error. form:
-        not a line; operand: a number is not at hand; arithmetic; cheat: a last line that claims the target
-        by false arithmetic; range: a value outside 1 to 99; rest: the numbers it restates are not those
-        left."""
+        """Judges each line by itself, given what the lines before wrote: "right" or its first error. operand:
+        a number is not at hand; cheat: a last line that claims the target by false arithmetic."""
         return [verdict for verdict, _ in judge_all(problem, steps)]
 
     def values(self, cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
@@ -208,11 +190,10 @@ class Countdown(EmbeddedTask):
         return line and str(int(line[4]))
 
     def solved(self, problem: str, steps: Sequence[str]) -> bool:
-        """Whether right lines alone use up all numbers and end with the target; a cheat's last value is
-        not enough."""
-        hand, _ = parse_problem(problem)
-        is_right = {*self.verdicts(problem, steps)} == {"right"} and len(steps) == len(hand) - 1
-        return is_right and self.stated_answer(steps) == self.gold_answer(problem)
+        """Whether right lines alone use up all numbers and end with the target."""
+        _, target = parse_problem(problem)
+        judged = list(judge_all(problem, steps))
+        return {verdict for verdict, _ in judged} == {"right"} and judged[-1][1] == (target,)
 
 
 def solved(problem: str, steps: Sequence[str], answer) -> bool:

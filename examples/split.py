@@ -1,12 +1,11 @@
 """A script that splits responses into steps where a language model was unsure of the next word:
 AdaptiveStep (Liu et al. 2025, arXiv 2502.13943).
 
-    python -m examples.split --input responses.jsonl --policy FOLDER      # or --by line, sentence, ...
+    python -m examples.split --input responses.jsonl --policy FOLDER
 
-The input's rows have `problem` and `response`; steps.jsonl has `steps` in place of the response. Those
-words begin a step whose token is among the share of all tokens that have the least probability, so no word
-or number is cut. With --two-pass a trace (up to </think>) and the answer behind it become two rows, each to
-be scored without the other, as ReasonFlux-PRM does (Zou et al. 2025, arXiv 2506.18896).
+The input's rows have `problem` and `response`; steps.jsonl has `steps` in place of the response. Those words
+begin a step whose token is among the share of all tokens that have the least probability, so no word or
+number is cut. (data.split_by has other ways: by line, by sentence.)
 """
 
 import argparse
@@ -21,7 +20,7 @@ import numpy as np
 
 import prm_jax
 from prm_jax import InputError
-from prm_jax.data.steps import SPLITS, cut
+from prm_jax.data.steps import cut
 from prm_jax.formats import encode
 from prm_jax.scoring import LikelihoodScorer
 
@@ -61,38 +60,22 @@ def unsure_words(texts: list[str], tokens: list[Tokens], share: float) -> list[l
     return places
 
 
-def in_two(row: dict) -> list[dict]:
-    """The trace and the answer of a row, as two rows; one that is blank is left out."""
-    trace, mark, answer = row["response"].rpartition("</think>")
-    pieces = {"think": trace + mark, "answer": answer}
-    return [row | {"id": f"{row.get('id')}/{key}", "response": x} for key, x in pieces.items() if x.strip()]
-
-
 def main():
     parser = argparse.ArgumentParser(description="Split responses into steps.")
     parser.add_argument("--input", required=True)
     parser.add_argument("--output", default="steps.jsonl")
-    parser.add_argument("--by", default="confidence", choices=["confidence", *SPLITS])
     parser.add_argument("--policy", default="embedded", help="a language model")
     parser.add_argument("--share", type=float, default=0.02, help="of all tokens that begin a step")
-    parser.add_argument("--two-pass", action="store_true")
     args = parser.parse_args()
     rows = [json.loads(line) for line in Path(args.input).read_text().splitlines()]
-    if args.two_pass:
-        rows = [piece for row in rows for piece in in_two(row)]
     texts = [row.pop("response").strip() for row in rows]
-    if args.by == "confidence":
-        scorer = prm_jax.load(f"policy:{args.policy}").scorer
-        asked = [(row["problem"], (text,)) for row, text in zip(rows, texts, strict=True)]
-        places = unsure_words(texts, read_tokens(scorer, asked), args.share)
-    else:
-        places = map(SPLITS[args.by], texts)
+    scorer = prm_jax.load(f"policy:{args.policy}").scorer
+    asked = [(row["problem"], (text,)) for row, text in zip(rows, texts, strict=True)]
+    places = unsure_words(texts, read_tokens(scorer, asked), args.share)
     steps = [cut(*pair) for pair in zip(texts, places, strict=True)]
     lines = [json.dumps(row | {"steps": own}) + "\n" for row, own in zip(rows, steps, strict=True)]
     Path(args.output).write_text("".join(lines))
-    print(
-        f"{args.output}: {len(rows)} solutions, {sum(map(len, steps))} steps, at most {max(map(len, steps))}"
-    )
+    print(f"{args.output}: {len(rows)} solutions, {sum(map(len, steps))} steps")
 
 
 if __name__ == "__main__":

@@ -56,10 +56,10 @@ def one_hot_gradient(model: PRM, batch, has_step_T, aggregator: str):
 
 def gradient_of(model: PRM, encoded: Encoded, aggregator: str) -> np.ndarray:
     """`one_hot_gradient` of a solution, in few shapes."""
-    T = len(encoded.step_end_T)
-    slots = doubled(8, T)
+    slots = doubled(8, len(encoded.step_end_T))
     batch, *_ = layout_train([[encoded]], doubled(64, len(encoded.ids_L)), slots)
-    return np.asarray(one_hot_gradient(model, batch, np.arange(slots) < T, aggregator))
+    has_step_T = np.arange(slots) < len(encoded.step_end_T)
+    return np.asarray(one_hot_gradient(model, batch, has_step_T, aggregator))
 
 
 class Candidate(NamedTuple):
@@ -97,9 +97,8 @@ class Search:
             return None
         place = int(np.argmax(ids_L == ids_n[0])) if place is None else place
         stays = np.array_equal(ids_L, np.insert(self.plain_L, place, ids_n))
-        return (
-            Candidate(steps, ids_n, place) if stays and text.isprintable() and "\ufffd" not in text else None
-        )
+        is_plain = text.isprintable() and "\ufffd" not in text
+        return Candidate(steps, ids_n, place) if stays and is_plain else None
 
     def first(self) -> Candidate:
         """A suffix of one repeated token that the solution lacks, so that its place is known."""

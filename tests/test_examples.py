@@ -97,16 +97,10 @@ def test_words_are_cut_where_the_model_was_unsure_and_none_is_lost(tmp_path, mon
 
     monkeypatch.chdir(tmp_path)
     rows = [{"problem": PROBLEM, "response": text} for text in TEXTS]
-    rows.append(
-        {"id": "a", "problem": PROBLEM, "response": "<think>4+5=2\n2*3=6</think>\n6max2=6", "answer": "4"}
-    )
     Path("responses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for by, n_steps in (("line", [4, 4, 1, 2, 1]), ("confidence", None)):
-        run(split.main, monkeypatch, "--input", "responses.jsonl", "--by", by, "--two-pass")
-        made = [json.loads(line) for line in Path("steps.jsonl").read_text().splitlines()]
-        assert [" ".join(row["steps"]).split() for row in made[:3]] == [text.split() for text in TEXTS]
-        assert [row["id"] for row in made[3:]] == ["a/think", "a/answer"] and made[4]["answer"] == "4"
-        assert n_steps is None or [len(row["steps"]) for row in made] == n_steps
+    run(split.main, monkeypatch, "--input", "responses.jsonl")
+    made = [json.loads(line) for line in Path("steps.jsonl").read_text().splitlines()]
+    assert [" ".join(row["steps"]).split() for row in made] == [text.split() for text in TEXTS]
 
 
 @pytest.mark.slow

@@ -155,4 +155,4 @@ def test_the_commands_print_their_tables(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["", "--checkpoint", "embedded_prm", "--input", "rows.jsonl"])
         script.main()
     out = capsys.readouterr().out
-    assert "verdict kept" in out and "gradient - random" in out and (tmp_path / "attack.json").exists()
+    assert "unsound_accepted" in out and "gradient - random" in out and (tmp_path / "attack.json").exists()
