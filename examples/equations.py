@@ -55,7 +55,6 @@ DENIED = re.compile(
     r"|remainder|borrow|\bcarry|clock|\b[ap]\.?m\b|\bbinary\b|\boctal\b|\bhexadecimal\b"
 )
 MODULAR = re.compile(r"\bmod(?:\b|\d|ulo\b|ular\b|ulus\b)|\\p?mod|\\equiv|≡", re.IGNORECASE)
-COINS = re.compile(r"(?i)\b(?:cent|penny|pennie|nickel|dime|quarter)s?\b")
 # Words that may belong to the expression beside them, so that its numbers alone do not give its value.
 RISKY = re.compile(
     r"(?i)\b(?:of|twice|half|double|triple|quarter|third|times|plus|minus|by|over|per|than|more|less|and|or"
@@ -228,7 +227,6 @@ def judge(left: Side, right: Side, is_rough: bool) -> bool | None:
         left.is_number and right.is_number,
         ratio == -1,  # 3 - 5 = 2
         number and Fraction(number[0]) == abs(left.value),  # 2 + 3 = 5 * 4
-        in_thousands(left) == in_thousands(right),  # 2.500 + 500 = 3000
         abs(ratio) in (100, 1000, 10**6) or bool(units) and ratio in FACTORS,  # 25 cents, 5 thousand
         shares_differ,  # 48 = 100% + 20%
         is_rough and abs(large - small) * 10 < abs(left.value),
@@ -256,16 +254,10 @@ def agree(left: Side, right: Side, scale, is_rough: bool) -> bool | None:
     return False
 
 
-def in_thousands(side: Side) -> Fraction:
-    """The value if 1.500 means 1,500."""
-    return evaluate(re.sub(r"(?<![\d.])([1-9]\d{0,2})\.(\d{3})(?!\d)", r"\1\2", side.text))
-
-
 def equations(text: str) -> list[tuple[str, bool | None]]:
     """(equation, whether it holds) of each equation whose sides can be read; None: a mismatch is in doubt."""
     if not re.search(r"[=≈＝≃≅]|\\approx", text):
         return []
-    is_cut = len(re.findall(r"\\[\[(]", text)) > len(re.findall(r"\\[\])]", text))
     if inner := ANNOTATION.findall(text):
         text = "\n".join([ANNOTATION.sub("", text), *inner])
     judged, is_tried = [], False
@@ -277,14 +269,10 @@ def equations(text: str) -> list[tuple[str, bool | None]]:
             if right is None:
                 continue
             holds = judge(left, right, is_rough=sign == "≈")
-            if holds is False and "$" in text and COINS.search(clause):  # 25 cents + $5 = $5.25
-                holds = None
             is_tried |= not holds and left.is_number and right.is_number and not left.units | right.units
             judged.append((f"{left.text} {sign} {right.text}", holds))
     if is_tried or DENIED.search(text):  # 31 = 50: a value was tried, and the text shows that it fails
         return [(equation, holds or None) for equation, holds in judged]
-    if judged and is_cut:  # its last number may lack digits
-        judged[-1] = judged[-1][0], judged[-1][1] or None
     return judged
 
 

@@ -3,11 +3,10 @@ three responses of a small policy.
 
     python -m examples.exact                 # the table of docs/lab.md, in a second
 
-The policy writes one, two or three steps, each good or bad; after a step, and before the third, it may draw
-the end of sequence in place of the next one. Its five logits decide whether the first step, one after a bad
-and one after a good step is good, and whether it ends after a bad and after a good one. The outcome is 1
-where the last step is good. A step is two tokens, of which the second is its separator, and then the end or
-the next step is drawn.
+The policy writes one, two or three steps, each good or bad, and may end after the first and the second. Its
+five logits decide whether the first step, one after a bad and one after a good step is good, and whether it
+ends after a bad and after a good one. The outcome is 1 where the last step is good. A step is two tokens, of
+which the second is its separator.
 
 Dimension key: N responses, T steps, L tokens, K logits, G groups of n responses.
 """

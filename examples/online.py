@@ -31,7 +31,8 @@ from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_
 
 EVERY = 1  # steps of the policy between updates of the verifier
 PASSES = 1  # updates of the verifier on a step's roll-outs
-LEARNING_RATE = 1e-3
+OPTIMIZER = {"lr": 1e-3, "warmup": 0.0, "final_lr": 1.0, "weight_decay": 0.0, "clip": 1.0}
+OPTIMIZER |= {"b1": 0.9, "b2": 0.98, "trainable": "all", "mu_dtype": "float32"}
 BETA = 0.05  # of an implicit PRM: log-odds per nat
 ROWS = 16  # packed rows of a micro-batch
 
@@ -44,18 +45,8 @@ class OnlineTrainer(Trainer):
         objective = "implicit" if self.is_implicit else "prm"
         beta = self.verifier.format.beta
         self.loss = LossConfig(objective, "bce", pos_weight=1.0, lm_weight=0.0, beta=beta)
-        optimizer = OptimizerConfig(
-            lr=LEARNING_RATE,
-            warmup=0.0,
-            final_lr=1.0,
-            weight_decay=0.0,
-            b1=0.9,
-            b2=0.98,
-            clip=1.0,
-            trainable="all",
-            mu_dtype="float32",
-        )
-        self.verifier_opt = make_optimizer(self.verifier.model, optimizer, cfg.steps // EVERY * PASSES)
+        steps = cfg.steps // EVERY * PASSES
+        self.verifier_opt = make_optimizer(self.verifier.model, OptimizerConfig(**OPTIMIZER), steps)
 
     def open_verifier(self, name):
         """A language model becomes an implicit PRM with itself as reference."""

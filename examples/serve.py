@@ -150,12 +150,9 @@ class Batcher:
             results = await self.score([job for job, _ in batch])
             self.batches += 1
             for result, (_, answer) in zip(results, batch, strict=True):
-                if answer.done():  # its request was cancelled
-                    continue
-                if isinstance(result, BaseException):
-                    answer.set_exception(result)
-                else:
-                    answer.set_result(result)
+                if not answer.done():  # else its request was cancelled
+                    failed = isinstance(result, BaseException)
+                    (answer.set_exception if failed else answer.set_result)(result)
 
     async def score(self, jobs: list[Job]) -> list[list[np.ndarray] | BaseException]:
         """The log-odds of each job's solutions. After an error each is scored alone, with its own error."""
@@ -187,16 +184,11 @@ class Batcher:
 def describe(job: Job, scores: list[np.ndarray]) -> list[dict]:
     """The answer's problems, from the log-odds of each solution's steps."""
     log_score_N = solution_scores(scores, job.aggregator, rounded=True)
-    candidates = [
-        {
-            "probability": probability(log_odds_T).tolist(),
-            "log_odds": log_odds_T.tolist(),
-            "log_score": float(log_score),
-            "weakest_step": int(log_odds_T.argmin()) + 1,
-        }
-        for log_odds_T, log_score in zip(scores, log_score_N, strict=True)
-    ]
-    problems, start = [], 0
+    candidates, problems, start = [], [], 0
+    for log_odds_T, log_score in zip(scores, log_score_N, strict=True):
+        steps = {"probability": probability(log_odds_T).tolist(), "log_odds": log_odds_T.tolist()}
+        weakest = int(log_odds_T.argmin()) + 1
+        candidates.append(steps | {"log_score": float(log_score), "weakest_step": weakest})
     for problem in job.problems:
         stop = start + len(problem.rows)
         ranking = np.argsort(-log_score_N[start:stop], kind="stable").tolist()
@@ -245,8 +237,8 @@ def make_app(verifier: Verifier, token: str | None) -> Starlette:
 
 
 def make_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
-    limits = {"limit_concurrency": MOST_WAITING, "server_header": False}
-    return uvicorn.Server(uvicorn.Config(app, host, port, log_level="warning", **limits))
+    config = uvicorn.Config(app, host, port, log_level="warning", limit_concurrency=MOST_WAITING)
+    return uvicorn.Server(config)
 
 
 def main():

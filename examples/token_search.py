@@ -3,10 +3,9 @@ Under Attack" (arXiv 2603.06621), by greedy coordinate gradient (Zou et al. 2023
 
     python -m examples.token_search --checkpoint RUN      # or --input rows.jsonl, as in examples/attack.py
 
-The tokens end the line that the verifier likes least. The gradient of the solution's score by the one-hot ids
-says, to first order, what each token in each of their places would add; the best few are scored as texts. As
-many drawn at random stand beside them.
-Dimension key: L tokens, D model, V vocabulary, T steps, n tokens of the suffix.
+The tokens end the line that the verifier likes least. The gradient of the score by the one-hot ids says, to
+first order, what each token in each of their places would add; the best few are scored as texts, and beside
+them as many drawn at random. Dimension key: L tokens, D model, V vocabulary, T steps, n tokens of the suffix.
 """
 
 import argparse

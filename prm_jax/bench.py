@@ -195,7 +195,7 @@ def both_passes(attention: Callable, q, k, v, until_BL, do):
 def bench_attention(cfg: BenchConfig, attention: Callable) -> Numbers:
     """Both passes on a batch, and their largest errors, as shares of the largest number of `dense` in float32."""
     m, (batch, tokens) = model_config(cfg), random_batch(cfg)
-    until_BL = np.maximum(batch["visible_until"], np.arange(batch["ids"].shape[1]))  # padding sees itself
+    until_BL = np.minimum(batch["visible_until"], batch["ids"].shape[1] - 1)  # padding sees padding
     shapes = [(*until_BL.shape, heads, m.head_dim) for heads in (m.heads, m.kv_heads, m.kv_heads, m.heads)]
     q, k, v, do = (jax.random.normal(jax.random.key(i), shape, m.dtype) for i, shape in enumerate(shapes))
     with jax.default_matmul_precision("highest"):

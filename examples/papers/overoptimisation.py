@@ -23,7 +23,7 @@ def gather(stages: dict) -> Table:
             kl_X = np.linspace(max(map(min, ends)), min(map(max, ends)), 24) ** 2  # that all runs have
             for panel, key in NUMBERS.items():
                 table.curve(panel, series + LAWS[law], kl_X, [along(run[law], key, kl_X) for run in runs])
-        for n in [n for n in (4, N) if n <= N]:
+        for n in (4, N):
             table.number("gold", f"{series}, best of {n}", [share_solved(*pair, n) for pair in pairs], n)
         solved_S = [share_solved(*pair, N, rule="with_policy") for pair in pairs]
         table.number("gold", f"{series}, best of {N} + {weight:g} log p", solved_S, N)
