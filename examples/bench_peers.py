@@ -21,7 +21,7 @@ import numpy as np
 
 
 def load(folder: Path):
-    """Our exported model in float32 and evaluation mode: without dropout before the head, as in PRMTrainer."""
+    """Our exported model in float32, without dropout before the head, as in PRMTrainer."""
     import torch
     from transformers import AutoModelForTokenClassification
 

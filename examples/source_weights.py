@@ -29,7 +29,7 @@ LOSS = LossConfig("prm", "bce", pos_weight=1.0, lm_weight=0.0)
 
 @functools.partial(jax.jit, static_argnames=("lr", "weights_lr"))
 def two_level_step(model: PRM, logit_S, batches, trusted, lr: float, weights_lr: float):
-    """(model, logit_S) after a step on one batch a source, [S, B, ...], and one of trusted rows, [B, ...]. The
+    """(model, logit_S) after a step on one batch a source, [S, B, ...], and trusted rows, [B, ...]. The
     gradient of the weights softmax(logit_S) goes through the model's step."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 

@@ -193,7 +193,7 @@ def both_passes(attention: Callable, q, k, v, until_BL, do):
 
 
 def bench_attention(cfg: BenchConfig, attention: Callable) -> Numbers:
-    """Both passes on a batch, and their largest errors, as shares of the largest number of `dense` in float32."""
+    """Both passes on a batch; their largest errors, as shares of the largest number of float32's `dense`."""
     m, (batch, tokens) = model_config(cfg), random_batch(cfg)
     until_BL = np.minimum(batch["visible_until"], batch["ids"].shape[1] - 1)  # padding sees padding
     shapes = [(*until_BL.shape, heads, m.head_dim) for heads in (m.heads, m.kv_heads, m.kv_heads, m.heads)]
