@@ -49,6 +49,10 @@ class TrainBatch:
     step_weights: str
     share_prefixes: bool
 
+    def __post_init__(self):
+        step_tokens = self.rows * self.accumulate * (self.tokens or 1)
+        expect(step_tokens <= 10**8, "batch.accumulate", self.accumulate, "at most 10^8 tokens of a step")
+
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
