@@ -1,150 +1,28 @@
-"""Policies behind a server: a real one (`transformers serve`, a process of its own), and a stub that obeys a script."""
+"""Policies and judges behind a server: a stub that obeys a script."""
 
 import dataclasses
 import http.server
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 import types
-import urllib.request
 
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT, call, printed
+from conftest import call, printed
 
 import evaluate
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.pools import iter_pool
 from prm_jax.formats import read_format
 from prm_jax.generate import samples as lab
 from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling, Served, Server
 from prm_jax.generate.remote import RemotePolicy, seeds
-from prm_jax.generate.search_state import Node, SearchState
 
-BASE, PLAIN = str(ROOT / "prm_jax" / "assets" / "base"), read_format("plain")
-GREEDY, ANY = Sampling(0.0, None, 1.0, 60), Sampling(1.0, None, 1.0, 60)
+PLAIN, ANY = read_format("plain"), Sampling(1.0, None, 1.0, 60)
 KEY = jax.random.key(0)
-PREFIXES = [
-    ("4 +5 *3 max2 -2 mod7?", ()),
-    ("1 max2 min3 max4 +1 mod7?", ()),
-    ("1 max2 min3 max4 +1 mod7?", ("1max2=2",)),
-    ("6 *5 -4 +3 mod7?", ("6*5=2", "2-4=5")),
-]
-
-
-class Real:
-    """`transformers serve` of the embedded policy, on a port that stays its own when it is started again."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://localhost:{self.port}"
-        self.start()
-
-    def start(self):
-        # One thread: the model is small, and the other test process needs the other core.
-        offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(self.folder), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", BASE, "--device", "cpu"]
-        command += ["--port", str(self.port)]
-        with open(self.folder / "serve.log", "ab") as log:
-            self.process = subprocess.Popen(command, env=os.environ | offline, stdout=log, stderr=log)
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{self.url}/health").close()
-                return
-            except OSError:
-                assert self.process.poll() is None, (self.folder / "serve.log").read_text()[-2000:]
-                time.sleep(0.1)
-        raise AssertionError("the server does not answer")
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def policy(self, law):
-        return RemotePolicy(self.url, PLAIN, law, server=Server(model=BASE, retries=1))
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    for package in ("fastapi", "uvicorn", "accelerate"):
-        pytest.importorskip(package, reason=f"transformers serve needs {package}: tests/requirements.txt")
-    served = Real(tmp_path_factory.mktemp("serve"))
-    yield served
-    served.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("law", [GREEDY, dataclasses.replace(GREEDY, max_tokens=9)])
-@pytest.mark.parametrize("stop", ["step", "end"])
-def test_greedy_texts_and_their_ends_are_our_own_policys(real, law, stop):
-    remote = sampling.open_policy(real.url, "best", PLAIN, "float32", law, 8, Server(model=BASE))
-    ours = sampling.open_policy(BASE, "best", PLAIN, "float32", law, 8)
-    assert remote.model.server == "transformers" and remote.name == f"{BASE} at {real.url}"
-    found = remote.extend(PREFIXES, 1, stop, KEY)
-    expected = ours.extend(PREFIXES, 1, stop, KEY)
-    told = lambda samples: [(c.text, c.finish_reason, len(c.ids_L)) for (c,) in samples]
-    assert told(found) == told(expected)
-    for (c,) in found:  # what this server does not say is not made up
-        assert (c.ids_L == -1).all() and np.isnan(c.logp_L).all()
-
-
-@pytest.mark.slow
-def test_samples_differ_and_depend_on_key_prefix_and_number_alone(real):
-    remote = real.policy(ANY)
-    whole = remote.extend(PREFIXES[:2], 6, "end", KEY)
-    texts = lambda found: [[(c.text, len(c.ids_L)) for c in own] for own in found]
-    assert len({c.text for c in whole[0]}) > 1  # `transformers serve` is greedy unless it is told otherwise
-    assert texts(remote.extend(PREFIXES[1:2], 3, "end", KEY, first=1)) == [texts(whole)[1][:3]]
-    turned = remote.extend(PREFIXES[1::-1], 2, "end", KEY, first=[1, 0])
-    assert texts(turned) == [own[:2] for own in texts(whole)[::-1]]
-    assert texts(remote.extend(PREFIXES[:1], 6, "end", jax.random.key(1)))[0] != texts(whole)[0]
-    few = real.policy(dataclasses.replace(ANY, temperature=3.0, top_k=1)).extend(PREFIXES[:1], 3, "step", KEY)
-    assert {c.text for c in few[0]} == {"4+5=1\n"}
-
-
-@pytest.mark.slow
-def test_a_pool_from_a_server_that_dies_goes_on_and_is_the_undisturbed_one(real, monkeypatch, tmp_path):
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text("".join(json.dumps({"problem": f"{n} +5 *3 max2 mod7?"}) + "\n" for n in range(6)))
-    asked = [f"checkpoint={real.url}", f"server.model={BASE}", "server.retries=1", "checker=chain"]
-    # Two problems are drawn at a time.
-    asked += [f"input={problems}", "n=2", "batch_rows=1", "sampling.max_tokens=60"]
-    printed(sampling.main, monkeypatch, *asked, f"hydra.run.dir={tmp_path}/a", cwd=tmp_path)
-    whole = (tmp_path / "a" / "pool.jsonl").read_bytes()
-    assert [len(p.candidates) for p in iter_pool(tmp_path / "a" / "pool.jsonl")] == [2] * 6
-    about = json.loads((tmp_path / "a" / "about.json").read_text())
-    assert about["weights"] == f"not known: served as {BASE} by transformers" and about["finished"]
-
-    ask, n_asked = RemotePolicy.ask, []
-
-    def ask_and_kill(self, *args):
-        n_asked.append(args)
-        if len(n_asked) == 7:
-            real.kill()
-        return ask(self, *args)
-
-    monkeypatch.setattr(RemotePolicy, "ask", ask_and_kill)
-    said = call(sampling.main, monkeypatch, "sampling", *asked, f"hydra.run.dir={tmp_path}/b")
-    monkeypatch.setattr(RemotePolicy, "ask", ask)
-    assert said.startswith(f"error: {real.url}: no completion of '3 +5 *3 max2 mod7?'")
-    assert (tmp_path / "b" / "pool.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
-    real.start()
-    printed(sampling.main, monkeypatch, f"resume={tmp_path}/b", "server.retries=3", cwd=tmp_path)
-    assert (tmp_path / "b" / "pool.jsonl").read_bytes() == whole
-
-
-# A stub
 
 
 def answer(text="7\n", finish="stop", tokens=3, **more):
@@ -241,35 +119,11 @@ def test_what_fails_for_good_is_an_error_in_one_line_and_no_sample(stub, reply):
     assert len(stub.bodies) <= 6 and policy.stats.tokens == policy.stats.continuations == 0
 
 
-def test_a_slow_answer_is_a_failure(stub):
-    stub.delay = 0.5
-    with pytest.raises(InputError, match=f"^{stub.url}: no completion of '4[?]': Request timed out"):
-        stub.policy(timeout=0.1, retries=0).extend([("4?", ())], 1, "end", KEY)
-
-
-def test_every_search_asks_the_server_for_its_model_once_in_all(stub):
-    policy = stub.policy()
-    states = [SearchState(policy, None, ["4?"], "prod", 1, KEY) for _ in range(6)]  # methods x budgets
-    assert stub.listed == 1 and {state.greedy.client for state in states} == {policy.client}
-    stub.script = [(200, answer("7")), (200, answer("7"))]
-    ((node,),) = states[0].write([Node(0)], 1, "end")
-    states[0].write([Node(0)], 1, "end", policy=states[0].greedy)
-    assert node.steps == ("7",) and [body["temperature"] for body in stub.bodies] == [1.0, 0]
-
-
 def test_requests_run_side_by_side_up_to_the_limit(stub):
     stub.delay = 0.1
     found = stub.policy(concurrency=4).extend([(f"{n}?", ()) for n in range(4)], 5, "end", KEY)
     assert [len(own) for own in found] == [5] * 4 and stub.most == 4
     assert stub.policy().extend([], 3, "end", KEY) == []
-
-
-def test_a_server_that_repeats_itself_is_noticed(stub, capsys):
-    """As SGLang did that was deterministic and ignored the seed of a completion (issue 15481)."""
-    stub.policy().extend([("4?", ()), ("5?", ())], 9, "end", KEY)
-    assert "does it heed the seed?" in capsys.readouterr().out
-    stub.policy(GREEDY).extend([("4?", ()), ("5?", ())], 9, "end", KEY)
-    assert capsys.readouterr().out == ""
 
 
 def test_every_sample_has_a_seed_of_its_own_and_half_a_character_is_mended(stub):
@@ -370,12 +224,6 @@ def test_where_there_is_no_server_one_line_says_so(monkeypatch, tmp_path):
         lab.open_lab_policy("http://localhost:9", 1.0, 60)
 
 
-@pytest.mark.parametrize("name", ["auto", "qwen_prm"])
-def test_formats_that_need_a_tokenizer_are_refused(stub, name):
-    with pytest.raises(InputError, match=f"^format: got '{name}'"):
-        stub.policy(fmt=read_format(name))
-
-
 # Critics and judges
 
 
@@ -397,7 +245,7 @@ def judge(stub):
     def opened(fmt=JUDGE, **more):
         fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more))
         critic = open_verifier(stub.url, OpenOptions(format=fmt))
-        critic.writer.policy.concurrency = 1
+        critic.writer.policy.server = Server(concurrency=1)
         return critic
 
     return opened
@@ -427,13 +275,6 @@ def test_asked_at_once_a_judge_is_asked_for_two_log_probabilities_alone(stub, ju
     assert [b["prompt"][-13:] for b in stub.bodies] == ["\nVerdict: Yes", ".\nVerdict: No"]
 
 
-@pytest.mark.parametrize("reply", [answer("Yes"), echo("Yes", -1.0), echo(" Yes", None)])
-def test_a_verdict_that_fails_is_an_error_and_no_score(stub, judge, reply):
-    stub.script = [(200, answer("Verdict: Yes")), (200, reply)]
-    with pytest.raises(InputError, match=f"^{stub.url}: "):
-        judge().score([("3 +4?", ("3+4=7",))])
-
-
 def test_the_turns_of_a_critic_behind_a_server_are_its_tokenizers_and_begin_once(stub, judge):
     critic = judge(dataclasses.replace(JUDGE, chat=True))
     turns = lambda messages, **_: "<s>[" + "][".join(m["role"] for m in messages) + "]"
@@ -441,13 +282,6 @@ def test_the_turns_of_a_critic_behind_a_server_are_its_tokenizers_and_begin_once
     stub.script = [(200, answer("Verdict: No")), (200, echo(" Yes", -2.0)), (200, echo(" No", -1.0))]
     assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == [-1.0]
     assert [b["prompt"] for b in stub.bodies] == ["[user]", "[user]Verdict: Yes", "[user]Verdict: No"]
-
-
-def test_a_chat_critic_behind_a_server_needs_its_tokenizer(stub):
-    with pytest.raises(InputError, match="^format.critic.tokenizer: "):
-        open_verifier(stub.url, OpenOptions(format=read_format("genprm"))).score([("3 +4?", ("3+4=7",))])
-    with pytest.raises(InputError, match=f"^{stub.url}: format: "):
-        open_verifier(stub.url, OpenOptions(format=read_format("plain")))
 
 
 def test_evaluations_take_a_judge_by_its_address(stub, monkeypatch, tmp_path):
@@ -460,7 +294,7 @@ def test_evaluations_take_a_judge_by_its_address(stub, monkeypatch, tmp_path):
 
     def with_one_thread(policy):
         find(policy)
-        policy.concurrency = 1
+        policy.server = Server(concurrency=1)
 
     monkeypatch.setattr(RemotePolicy, "__post_init__", with_one_thread)
     printed(evaluate.main, monkeypatch, *asked, "figures=0", f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)

@@ -238,23 +238,7 @@ def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokeni
         policy.extend([("", ())], 1, "end", jax.random.key(0))
 
 
-def test_few_shapes_serve_all_lengths(policy):
-    """Prompts of 1 to 32 tokens are padded to 16 and 32; 140 tokens take three stages of the cache for each."""
-    before = [f._cache_size() for f in (sampling.prefill, sampling.decode_loop)]
-    sampled(policy, 16, 4, problems=["1" * n for n in range(1, 33)], max_tokens=140)
-    after = [f._cache_size() for f in (sampling.prefill, sampling.decode_loop)]
-    assert after[0] - before[0] <= 2 and after[1] - before[1] <= 6
-
-
 # Pools
-
-
-def test_weights_that_are_no_numbers_are_refused(tokenizer):
-    broken = random_model()
-    broken.embed[...] *= np.nan
-    policy = Policy(broken, tokenizer, PLAIN, "tiny", ANY, batch_rows=4, eos_ids=(tokenizer.eos_token_id,))
-    with pytest.raises(InputError, match="^tiny: .*nan"):
-        policy.extend([("4?", ())], 2, "end", jax.random.key(0))
 
 
 @pytest.fixture
@@ -363,20 +347,6 @@ def test_a_solution_without_a_step_is_one_empty_step_unfinished():
     candidate = written(" \n\n")
     assert candidate.steps == ("",) and not candidate.finished and candidate.answer is None
     assert written("1+2=3\n\nAnswer: 3\n") == Candidate(("1+2=3", "Answer: 3"), "3")
-
-
-def test_bad_input_gives_one_line(monkeypatch, tmp_path, folder, policy, questions):
-    def said(*more, input=questions):
-        return call(sampling.main, monkeypatch, "s", *arguments(folder, input, tmp_path / "a", *more))
-
-    assert said("n=0").startswith("error: n: ")
-    verifier = tmp_path / "verifier"
-    model = PRM(dataclasses.replace(TINY, vocab=280), rngs=nnx.Rngs(0))
-    notes = {"format": dataclasses.asdict(PLAIN), "objective": "prm", "label_kind": "value"}
-    hf.save(verifier, model, policy.tokenizer, **notes)
-    assert said(f"checkpoint={verifier}").startswith(f"error: {verifier}: is a verifier")
-    (tmp_path / "twice.jsonl").write_text('{"problem": "1", "id": "a"}\n' * 2)
-    assert said(input=tmp_path / "twice.jsonl").startswith(f"error: {tmp_path}/twice.jsonl line 2: id: ")
 
 
 def test_a_pool_of_other_settings_or_problems_is_refused(policy, questions, tmp_path):

@@ -241,19 +241,6 @@ def test_equal_texts_are_one_beam_and_a_beam_keeps_its_width():
     )  # one text left: all of the width is its own
 
 
-def test_a_subtree_ends_with_its_best_step_if_that_is_finished():
-    """Beeching et al.: its finished R ends the subtree; a beam goes on from the open c beside it."""
-    script, logits = {"": "aa", "a": "cR", "ac": "WW"}, {"a": 0, "ac": 1, "aR": 2, "acW": 3}
-    dvts, plain = (explore(Table(logits), ["?"], Scripted(script), "last") for _ in range(2))
-    beam(dvts, [0], width=2, branch=2, apart=True)
-    beam(plain, [0], width=2, branch=2)
-    assert texts(dvts.nodes[0]) == ["a", "a", "ac", "aR"] and texts(plain.nodes[0])[4:] == ["acW", "acW"]
-    logits["ac"] = 3  # a better open step goes on, and what had finished stays a candidate
-    dvts = explore(Table(logits), ["?"], Scripted(script), "last")
-    beam(dvts, [0], width=2, branch=2, apart=True)
-    assert texts(dvts.finished(0)) == ["aR", "acW", "acW"]
-
-
 def random_tree(rng, depth=4):
     """(script, {path: whether a right leaf lies at or below it}) of a tree of three branches, some of which end early."""
     script, holds = {}, {}
@@ -267,22 +254,6 @@ def random_tree(rng, depth=4):
         return any(holds[path + x] for x in script[path])
 
     return script, {"": grow("")} | holds
-
-
-@pytest.mark.parametrize("method", ["beam", "dvts"])
-def test_with_exact_values_a_search_finds_a_right_leaf_of_every_tree_that_has_one(method):
-    """Not so lookahead, which ranks a step by what greedy play makes of it, nor blocks, whose later steps are drawn once."""
-    rng, found = np.random.default_rng(0), set()
-    for _ in range(40):
-        script, holds = random_tree(rng)
-        scorer = Table({path: 9.0 if right else -9.0 for path, right in holds.items()})
-        state = explore(scorer, ["?"], Scripted(script), "last")
-        arguments = METHODS[method].plan(3, dataclasses.replace(OPTIONS, branch=3))
-        METHODS[method].run(state, [0], **arguments)
-        right = any(holds["".join(x.steps)] for x in state.finished(0))
-        assert right == holds[""]
-        found.add(right)
-    assert found == {True, False}
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -385,23 +356,6 @@ def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
     for name in ("parents", "action_from_parent", "children_visits"):
         assert np.array_equal(getattr(tree, name), getattr(whole, name)), name
     np.testing.assert_allclose(tree.node_values, whole.node_values, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("method", "budget", "expected"),
-    [
-        ("best_of_n", 240, {"width": 8}),
-        ("best_of_n", 10, {"width": 1}),
-        ("beam", 60, {"width": 2, "branch": 2, "apart": False, "ahead": 0, "block": 1}),
-        ("beam", 390, {"width": 12, "branch": 4, "apart": False, "ahead": 0, "block": 1}),
-        ("dvts", 270, {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 1}),
-        ("lookahead", 240, {"width": 4, "branch": 4, "apart": False, "ahead": 1, "block": 1}),
-        ("vgs", 240, {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 12}),
-        ("mcts", 240, {"simulations": 32, "branch": 4, "rule": "puct"}),
-    ],
-)
-def test_a_budget_becomes_widths_and_simulations(method, budget, expected):
-    assert plan(method, budget, 30.0, OPTIONS) == expected
 
 
 def test_what_a_search_leaves_is_spent_by_another_and_by_whole_solutions():

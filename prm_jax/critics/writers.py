@@ -112,7 +112,7 @@ class RemoteWriter(Writer):
 
     def after(self, texts: Sequence[str | None]) -> np.ndarray:
         distinct, fmt = list(dict.fromkeys(text for text in texts if text is not None)), self.format
-        with concurrent.futures.ThreadPoolExecutor(self.policy.concurrency) as pool:
+        with concurrent.futures.ThreadPoolExecutor(self.policy.server.concurrency) as pool:
             good = [*pool.map(self.logprob, distinct, [fmt.good] * len(distinct))]
             bad = [*pool.map(self.logprob, distinct, [fmt.bad] * len(distinct))]
         logit = dict(zip(distinct, np.subtract(good, bad), strict=True))

@@ -32,7 +32,7 @@ class Served(NamedTuple):
     """The model that a server names; its weights are not known."""
 
     name: str
-    server: Literal["vllm", "sglang", "transformers", "other"]
+    server: Literal["vllm", "sglang", "other"]
 
 
 @jax.jit
@@ -53,14 +53,12 @@ class SamplingStats:
     prompts: int = 0  # distinct
     continuations: int = 0
     tokens: int = 0  # new tokens
-    places: int = 0  # for new tokens in the decoded rows
     seconds: float = 0.0
 
     def summary(self) -> str:
-        idle = f", {1 - self.tokens / self.places:.1%} of places idle" if self.places else ""
         prompts = f"{self.continuations:,} continuations of {self.prompts:,} distinct prompts"
         rate = f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} a second"
-        return f"sampled     {prompts}: {rate}{idle}"
+        return f"sampled     {prompts}: {rate}"
 
 
 def check_format(fmt: Format):

@@ -1,4 +1,4 @@
-"""A policy behind a server of the OpenAI completions protocol: vLLM, SGLang, `transformers serve`.
+"""A policy behind a server of the OpenAI completions protocol: vLLM, SGLang and others.
 
 Commands take it as checkpoint=http://HOST:PORT; a server that asks for a key gets OPENAI_API_KEY. Each sample
 is one request, with a seed of its own, so that a stopped pool can be resumed. Prompts are sent as text, so
@@ -9,7 +9,6 @@ model writes. Ids are -1 and log-probabilities NaN where a server gives none.
 import concurrent.futures
 import dataclasses
 import itertools
-import json
 import os
 import time
 import urllib.parse
@@ -44,19 +43,15 @@ def sampling_fields(kind: str, s: Sampling) -> dict:
     """The request's fields of the distribution, all of them: a server takes what is missing from the model's
     generation_config.json."""
     fields = {"max_tokens": s.max_tokens, "temperature": s.temperature, "top_p": s.top_p}
-    plain = {"min_p": 0.0, "repetition_penalty": 1.0}
-    if kind in ("vllm", "sglang"):
-        extra = plain | {"top_k": s.top_k or -1}
-        if kind == "vllm":
-            extra["return_token_ids"] = True
-        if kind == "vllm" or s.temperature == 1:  # SGLang's are those of the tempered distribution
-            fields["logprobs"] = 0
-        return fields | {"extra_body": extra}
-    if kind == "transformers":  # greedy without do_sample, whatever the temperature
-        config = plain | {"do_sample": s.temperature > 0, "top_k": s.top_k or 0}
-        return fields | {"extra_body": {"generation_config": json.dumps(config)}}
-    expect(s.top_k is None, "sampling.top_k", s.top_k, "null: it is no field of the completions protocol")
-    return fields
+    if kind == "other":
+        expect(s.top_k is None, "sampling.top_k", s.top_k, "null: it is no field of the protocol")
+        return fields
+    extra = {"top_k": s.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    if kind == "vllm":
+        extra["return_token_ids"] = True
+    if kind == "vllm" or s.temperature == 1:  # SGLang's are those of the tempered distribution
+        fields["logprobs"] = 0
+    return fields | {"extra_body": extra}
 
 
 @jax.jit
@@ -91,41 +86,21 @@ class RemotePolicy:
         check_format(self.format)
         is_text = self.format.name != "auto" and "{pad}" not in self.format.prefix + self.format.separator
         expect(is_text, "format", self.format.name, "a convention that is text, without a tokenizer")
-        is_alone = jax.process_count() == 1
-        expect(is_alone, "distributed", "several processes", "null: one process asks a server")
         self.client = self.client or open_client(self.url, self.server)
         self.model = self.model or self.find_model()
-        # `transformers serve` writes one text at a time, with the seed of the newest request.
-        self.concurrency = 1 if self.model.server == "transformers" else self.server.concurrency
         self.name = f"{self.model.name} at {self.url}"
         self.fields = sampling_fields(self.model.server, self.sampling)
 
     def find_model(self) -> Served:
-        """The served model. vLLM and SGLang list it; `transformers serve`, known by its routes, lists its
-        cache."""
-        chosen = self.server.model
+        """The served model, by the server's list of them; vLLM and SGLang say there that they own it."""
         try:
             owner_of = {writable(row.id): row.owned_by for row in self.client.models.list()}
-            kind = next((owner for owner in owner_of.values() if owner in ("vllm", "sglang")), "other")
-            if kind == "other" and self.has_route("/load_model"):
-                kind = "transformers"
         except FAILURES as error:
             raise InputError(f"{self.url}: no server of the completions protocol: {reason(error)}") from None
-        names = list(owner_of)
-        if kind == "transformers":
-            expect(chosen, "server.model", chosen, "a name: `transformers serve` does not say what it serves")
-        else:
-            is_known = chosen in names or (chosen is None and len(names) == 1)
-            expect(is_known, "server.model", chosen, f"a name of {self.url}: {names}")
-        return Served(chosen or names[0], kind)
-
-    def has_route(self, route: str) -> bool:
-        """Whether the server's description of itself, of FastAPI, names the route."""
-        try:
-            url = urllib.parse.urljoin(self.url, "/openapi.json")
-            return route in self.client.get(url, cast_to=object)["paths"]
-        except openai.NotFoundError:
-            return False
+        chosen = self.server.model or (next(iter(owner_of)) if len(owner_of) == 1 else None)
+        expect(chosen in owner_of, "server.model", chosen, f"a name of {self.url}: {list(owner_of)}")
+        owner = owner_of[chosen]
+        return Served(chosen, owner if owner in ("vllm", "sglang") else "other")
 
     def prompt(self, problem: str, steps: Sequence[str]) -> str:
         """The text before the next step."""
@@ -143,13 +118,12 @@ class RemotePolicy:
         number_B = np.repeat(prefix_numbers(first, len(prefixes)), n)
         seed_B = np.asarray(seeds(key, number_B, np.tile(np.arange(n), len(prefixes)))).tolist()
         prompt_B = [prompt for prompt in prompts for _ in range(n)]
-        with concurrent.futures.ThreadPoolExecutor(self.concurrency) as pool:  # an error cancels what waits
+        with concurrent.futures.ThreadPoolExecutor(
+            self.server.concurrency
+        ) as pool:  # an error cancels what waits
             drawn = pool.map(self.ask, prompt_B, seed_B, itertools.repeat(stop))
             samples = list(progress("requests", size, "sample", iterable=drawn, delay=10, leave=False))
         groups = [samples[i : i + n] for i in range(0, size, n)]
-        is_alike = all(len({c.text for c in group}) == 1 for group in groups)
-        if is_alike and self.sampling.temperature > 0 and n > 1 and size > 16:
-            print(f"samples     {self.name}: all {n} of each prefix are alike; does it heed the seed?")
         self.stats.prompts += len(set(prompts))
         self.stats.continuations += size
         self.stats.tokens += sum(len(c.ids_L) for c in samples)
@@ -188,24 +162,20 @@ class RemotePolicy:
         return Continuation(np.array(ids, np.int32), logp_L, writable(text), finish, logp_T)
 
     def ending(self, choice, stop: str) -> tuple[str, str]:
-        """(text, finish_reason); the separator ends a step's text whether or not the server left it there.
-        vLLM (stop_reason) and SGLang (matched_stop) cut it off and say so; transformers leaves it in the
-        text."""
+        """(text, finish_reason). vLLM (stop_reason) and SGLang (matched_stop) cut the separator off and say so;
+        it ends a step's text, and what follows it is cut off: the rest of the same token."""
         text, separator = choice.text, self.format.separator
         if choice.finish_reason not in ("stop", "length"):
             raise ValueError(f"finish_reason is {choice.finish_reason!r}, expected stop or length")
-        # What follows it is cut off: the rest of the same token, or of a text that the server did not stop.
         if stop == "step" and separator in text:
             return text[: text.index(separator) + len(separator)], "stop"
-        if choice.finish_reason == "length":
-            return text, "length"
-        if stop == "step":
-            said = [name for name in ("stop_reason", "matched_stop") if name in choice.model_extra]
-            if separator in [choice.model_extra[name] for name in said]:
-                return text + separator, "stop"
-            if not said and self.model.server != "transformers":
-                raise ValueError("no stop_reason or matched_stop says whether the step or the text ended")
-        return text, "eos"
+        if choice.finish_reason == "length" or stop == "end":
+            return text, "length" if choice.finish_reason == "length" else "eos"
+        said = [name for name in ("stop_reason", "matched_stop") if name in choice.model_extra]
+        if not said:
+            raise ValueError("no stop_reason or matched_stop says whether the step or the text ended")
+        is_step = separator in [choice.model_extra[name] for name in said]
+        return (text + separator, "stop") if is_step else (text, "eos")
 
 
 def reason(error: Exception) -> str:

@@ -237,7 +237,7 @@ class Policy:
 
     def decode_rows(self, x_PD, cache, batch, n_rows: int, L: int, stop_V, stage: int):
         """The first n_rows of a batch as in `decode`; the others are padding."""
-        s, B = self.sampling, len(batch["first"])
+        s = self.sampling
         state, (id_B, logp_B) = first_token(self.model, x_PD, cache, batch, stop_V, s)
         ids, logps, t, all_done = [id_B[None]], [logp_B[None]], 1, False
         while t < s.max_tokens and not all_done:
@@ -249,11 +249,9 @@ class Policy:
         id_Bt, logp_Bt = (np.concatenate(x).T[:n_rows] for x in (ids, logps))
         stops_Bt = stop_V[id_Bt]
         n_B = np.where(stops_Bt.any(1), stops_Bt.argmax(1) + 1, id_Bt.shape[1])
-        if np.isnan(logp_Bt[np.arange(len(logp_Bt[0])) < n_B[:, None]]).any():
-            raise InputError(f"{self.name}: gives nan as the log-probability of a token, expected numbers")
+        expect(not np.isnan(logp_Bt).any(), self.name, "nan as a log-probability", "numbers")
         self.stats.continuations += n_rows
         self.stats.tokens += int(n_B.sum())
-        self.stats.places += int(n_B.max()) * B
         return [(id_t[:n], logp_t[:n]) for id_t, logp_t, n in zip(id_Bt, logp_Bt, n_B, strict=True)]
 
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
@@ -326,13 +324,8 @@ def draw_pool(
     call is resumed, and the file becomes that of an undisturbed call byte for byte, since problems are drawn
     in fixed chunks. InputError where the file has other problems or settings.
     """
-    about = {
-        "policy": policy.name,
-        "weights": fingerprint(policy.model),
-        "dtype": policy.dtype,
-        "n": n,
-        "seed": seed,
-    }
+    about = {"policy": policy.name, "weights": fingerprint(policy.model), "dtype": policy.dtype}
+    about |= {"n": n, "seed": seed}
     about |= {name: dataclasses.asdict(getattr(policy, name)) for name in ("format", "sampling")}
     about["batch_rows"] = policy.batch_rows
 
