@@ -190,14 +190,7 @@ def test_splits_share_no_problem_and_seeds_repeat():
         tasks.make_problems(CHAIN, tiny, 100, "test", 0)
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"operations": CFG.operations | {"+": -1}}, r"data.task.operations.\+"),
-        ({"modulus": 9}, "data.task.modulus: got 9, expected an odd prime"),
-        ({"hard_right": 0.8}, "data.task.belief"),
-    ],
-)
-def test_bad_task_settings(change, message):
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize("change", [{"modulus": 9}, {"hard_right": 0.8}, {"operations": {"+": 1.0}}])
+def test_bad_task_settings(change):
+    with pytest.raises(InputError, match="^data.task."):
         parse(dataclasses.asdict(CFG) | change, chain.Config, "data.task")
