@@ -41,7 +41,7 @@ def read_task(paths: Sequence[str], name: str | None = None) -> EmbeddedTask:
     named = {str(row.get("task") or "none") for path in paths for _, row in read_rows(path)}
     if name in TASKS or ".py:" in (name or ""):
         named = named - {"none"} | {name}
-    place = ", ".join([*map(str, paths), "task"])
+    place = ": ".join([*map(str, paths), "task"])
     is_one = len(named) == 1 and named <= TASKS.keys() | {name}
     require(is_one, place, sorted(named), f"one of {', '.join(TASKS)} in all rows, or checker=NAME")
     return find_task(named.pop())
