@@ -9,9 +9,9 @@ Keys of the task: +data.task.numbers=5 and the other fields of Config. A policy 
 on data.train_split=base data.task.error=0.1, then data.samples=policy data.policy=RUN.
 
 A problem is sorted numbers and a target, `3,5,7,9=24?`. A line replaces two numbers by their result,
-`9*3=27`, or `9*3=27 5,7,27` if it restates what is left. There is one line less than numbers, and the last
-result must be the target. Values are 1 to 99, divisions exact. Most legal moves put the target out of reach, so a step
-can be right and worthless: correctness and value differ.
+`9*3=27`, or `9*3=27 5,7,27` if it restates what is left; the last result must be the target. Values are 1 to
+99, divisions exact. Most legal moves put the target out of reach, so a step can be right and worthless:
+correctness and value differ.
 """
 
 import collections

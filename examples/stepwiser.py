@@ -6,9 +6,9 @@ python train.py objective=lm data=jsonl data.path=critiques.jsonl data.duplicate
 python -m examples.stepwiser policy=CRITIC_RUN sampling.max_tokens=24 update.clip_high=0.28
 
 rows: a critique is the step's operations done one by one and the verdict (hops), or the verdict alone. The
-last command is Hydra's, with the keys of `python -m prm_jax.rl`: StepWiser (arXiv 2508.19229, 3.3). A
-problem is a step of a labelled solution of `data`, a response is a critique, and it is right where its
-verdict is the label. Right and wrong steps are equally many; surplus ones are left out.
+last command has the keys of `python -m prm_jax.rl`: StepWiser (arXiv 2508.19229, 3.3). A problem is a step of
+a labelled solution of `data`, and a critique is right where its verdict is the label. Right and wrong steps
+are equally many; surplus ones are left out.
 """
 
 import sys
@@ -59,9 +59,8 @@ def balanced(labels: dict[str, bool], seed: int) -> list[str]:
     n = min(len(right), len(wrong))
     print(f"steps       {len(right):,} right and {len(wrong):,} wrong ones to judge, {n:,} of each kept")
     expect(n, "data.solutions", f"{len(right)} right, {len(wrong)} wrong steps", "some of each")
-    right = [right[i] for i in rng.permutation(len(right))[:n]]
-    wrong = [wrong[i] for i in rng.permutation(len(wrong))[:n]]
-    return [text for pair in zip(right, wrong, strict=True) for text in pair]
+    pairs = zip(rng.permutation(right)[:n].tolist(), rng.permutation(wrong)[:n].tolist(), strict=True)
+    return [text for pair in pairs for text in pair]
 
 
 def verdict(r) -> bool | None:
