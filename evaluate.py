@@ -13,7 +13,7 @@ import sys
 import jax
 from omegaconf import OmegaConf
 
-from prm_jax.evals.setup import EvaluateConfig, Setup, check_data, check_inputs
+from prm_jax.evals.setup import EvaluateConfig, Setup, check_inputs
 from prm_jax.evals.task import Task
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import CONF, parse, store_defaults
@@ -44,7 +44,6 @@ def evaluate(cfg) -> float | None:
     """Evaluates verifiers by a task of conf/task; returns the headline number of its results."""
     folder, cfg, resumes = start_command(cfg)
     folder = writable_folder(folder)
-    check_data(cfg)
     Chosen = task_class(cfg.task)
     common = parse(OmegaConf.masked_copy(cfg, COMMON), EvaluateConfig)
     task = Chosen(parse(cfg, Chosen.Config, elsewhere=(*COMMON, *ELSEWHERE)))

@@ -1,24 +1,11 @@
-"""What stands in every report: wrong steps in right answers, what length buys at equal correctness."""
+"""What length buys at equal correctness."""
 
 import math
 
 import numpy as np
 import pytest
 
-from prm_jax.evals.biases import length_correlation, ranks_within, step_shares
-
-
-def test_step_shares_by_hand():
-    """After the first bad step all are wrong, masked ones too; an unlabelled step before it does not
-    count."""
-    labels = [(1.0, 0.0, None), (1.0, None, 1.0), (1.0, 1.0, 0.0, 1.0), (0.0,), (1.0, 1.0)]
-    found = step_shares(labels, [1.0, 1.0, 0.0, None, 0.0])
-    assert found["bad_steps_in_right_answers"] == 2 / 5  # 1 right and 2 wrong; 2 right
-    assert found["good_steps_in_wrong_answers"] == 4 / 6
-    nothing = step_shares([(1.0,)], [None])
-    assert math.isnan(nothing["bad_steps_in_right_answers"]) and math.isnan(
-        nothing["good_steps_in_wrong_answers"]
-    )
+from prm_jax.evals.biases import length_correlation, ranks_within
 
 
 def test_ranks_within_groups_by_hand():

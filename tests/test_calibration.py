@@ -16,9 +16,8 @@ from prm_jax.evals.setup import check_inputs
 def test_a_fit_is_the_least_cross_entropy(rng):
     z = rng.normal(0, 3, 4000)
     for a, b, bias in ((0.5, 0.0, False), (0.5, -1.0, True), (2.0, 0.5, True)):
-        assert fit(z, probability(a * z + b), bias) == pytest.approx(
-            (a, b), abs=1e-3
-        )  # soft labels: no noise
+        found = fit(z, probability(a * z + b), bias)  # soft labels: no noise
+        assert found == pytest.approx((a, b), abs=1e-3)
     # By brute force over a grid, of noisy labels.
     y = (rng.random(4000) < probability(0.4 * z)).astype(float)
     grid = np.arange(0.2, 0.7, 0.001)
@@ -36,42 +35,26 @@ def test_scaling_repairs_overconfidence_and_another_half_fits_it(rng):
     y, problem = (rng.random(6000) < probability(0.5 * z + 0.7)).astype(float), np.arange(6000) // 10
     found = recalibrated(probability(z), y, problem, {"platt": [0.5, 0.7]})
     assert list(found) == ["none", "temperature", "platt", "platt, elsewhere"]
-    assert (
-        found["none"]["ece"] > 0.08
-        and found["platt"]["ece"] < 0.02
-        and found["platt, elsewhere"]["ece"] < 0.02
-    )
+    assert found["none"]["ece"] > 0.08
+    assert found["platt"]["ece"] < 0.02 and found["platt, elsewhere"]["ece"] < 0.02
     assert found["platt"]["brier"] < found["temperature"]["brier"] < found["none"]["brier"]
     assert found["platt"]["parameters"] == pytest.approx([0.5, 0.7], abs=0.1)
     # Halves with opposite labels: what one half teaches is wrong for the other.
     y = np.where(problem % 2, z > 0, z < 0).astype(float)
     assert recalibrated(probability(z), y, problem)["temperature"]["brier"] > 0.4
-    assert list(recalibrated(probability(z), y, np.zeros(6000, int))) == [
-        "none"
-    ]  # one problem has no other half
-
-
-def test_parameters_of_another_evaluation(tmp_path):
-    assert parameters_of(None) is None
-    ways = {way: {"parameters": [0.5, 0.1]} for way in ("temperature", "platt")}
-    (tmp_path / "results.json").write_text(json.dumps({"runs": [{"recalibrated": ways}]}))
-    assert parameters_of(str(tmp_path)) == {"temperature": [0.5, 0.1], "platt": [0.5, 0.1]}
-    (tmp_path / "results.json").write_text(json.dumps({"runs": []}))
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(
-            InputError, match="^calibrated_by: .*results.json: expected the results of task=steps"
-        ):
-            parameters_of(str(folder))
+    one_problem = np.zeros(6000, int)  # has no other half
+    assert list(recalibrated(probability(z), y, one_problem)) == ["none"]
 
 
 def test_a_resumed_evaluation_keeps_to_the_scaling_that_it_began_with(tmp_path):
-    """As to every file that it reads."""
-    (tmp_path / "other").mkdir()
-    other = tmp_path / "other/results.json"
-    cfg = OmegaConf.create({"input": None, "data": {"path": None}, "calibrated_by": str(other.parent)})
-    other.write_text("{}")
+    ways = {way: {"parameters": [0.5, 0.1]} for way in ("temperature", "platt")}
+    path, data = tmp_path / "results.json", {"name": "chain", "path": None}
+    cfg = OmegaConf.create({"input": None, "data": data, "calibrated_by": str(tmp_path)})
+    path.write_text(json.dumps({"runs": [{"recalibrated": ways}]}))
+    assert parameters_of(str(tmp_path)) == {"temperature": [0.5, 0.1], "platt": [0.5, 0.1]}
     check_inputs(tmp_path, cfg)
     check_inputs(tmp_path, cfg)
-    other.write_text('{"runs": []}')
-    with pytest.raises(InputError, match="results.json"):
-        check_inputs(tmp_path, cfg)
+    path.write_text(json.dumps({"runs": []}))
+    for reads in (lambda: parameters_of(str(tmp_path)), lambda: check_inputs(tmp_path, cfg)):
+        with pytest.raises(InputError, match="results.json"):
+            reads()

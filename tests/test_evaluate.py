@@ -204,34 +204,19 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     raw = [{"problem": "2+3?", "response": text} for text in ("2+3=5\n\n5+1=7", " \n ")]
     Path("raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in raw))
-    Path("steps.jsonl").write_text(json.dumps({"problem": "2+3?", "steps": ["2+3=5"]}) + "\n")
-    score = ("evaluate.py", "task=score", "checkpoint=random", "figures=0", "hydra.run.dir=run")
-    out = printed(evaluate.main, monkeypatch, *score[1:], "input=raw.jsonl", "split_by=blank", cwd=tmp_path)
-    assert "counts      1 rows_without_steps_dropped\n" in out
+    score = ("task=score", "checkpoint=random", "figures=0")
+    split = ("input=raw.jsonl", "split_by=blank", "hydra.run.dir=run")
+    assert "1 rows_without_steps_dropped" in printed(evaluate.main, monkeypatch, *score, *split, cwd=tmp_path)
     (row,) = map(json.loads, Path("run/scores.jsonl").read_text().splitlines())
     assert len(row["scores"]) == 2
-    refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=a", "input=raw.jsonl")
-    assert refused.startswith("error: split_by: got None")
-    refused = call(
-        evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=b", "input=steps.jsonl", "split_by=line"
-    )
-    assert refused.startswith("error: split_by: got 'line'")
-    Path("texts.jsonl").write_text(
-        json.dumps({"problem": "2+3?", "answer": "7", "completions": ["2+3=5\n5+1=7"]}) + "\n"
-    )
-    asked = ["checkpoint=random", "input=texts.jsonl"]
-    note = "note        1 of 1 solutions are one step of several lines; split_by=line cuts whole texts"
-    for task, scores in (("score", "scores"), ("best_of_n", "pool_scores")):
-        task = [f"task={task}", *["checker=string"] * (task == "best_of_n")]
-        assert note in printed(
-            evaluate.main, monkeypatch, *task, *asked, f"hydra.run.dir={scores}", cwd=tmp_path
-        )
-        line = "split_by=line", f"hydra.run.dir={scores}_cut"
-        assert note not in printed(evaluate.main, monkeypatch, *task, *asked, *line, cwd=tmp_path)
-        (row,) = map(
-            json.loads, next(Path(f"{scores}_cut").glob(f"{scores}*.jsonl")).read_text().splitlines()
-        )
-        assert len(row["scores"]) == 2
+    refused = call(evaluate.main, monkeypatch, "", *score, "hydra.run.dir=a", "input=raw.jsonl")
+    assert refused.startswith("error: raw.jsonl line 1")
+    text = {"problem": "2+3?", "answer": "7", "completions": ["2+3=5\n5+1=7"]}
+    Path("texts.jsonl").write_text(json.dumps(text) + "\n")
+    asked = ("input=texts.jsonl", "split_by=line", "hydra.run.dir=cut")
+    printed(evaluate.main, monkeypatch, *score, *asked, cwd=tmp_path)
+    (row,) = map(json.loads, Path("cut/scores.jsonl").read_text().splitlines())
+    assert len(row["scores"]) == 2
 
 
 def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():
@@ -254,7 +239,7 @@ def test_errors_of_labels_against_every_outcome_of_the_completions():
     """K = 2 and 4 by brute force over all outcomes: a wrong step of value .25, a right one of .5."""
     value, good = np.array([0.25, 0.5]), np.array([0.0, 1.0])
     errors = exact.label_errors(value, good)
-    assert list(errors) == ["1", "2", "4", "8", "16", "32", "64", "constant"]
+    assert list(errors) == ["1", "2", "4", "8", "16", "32", "64"]
     for k in (2, 4):
         sums = {"any": 0.0, "half": 0.0, "soft": 0.0}
         for v, y in zip(value, good, strict=True):
@@ -265,6 +250,3 @@ def test_errors_of_labels_against_every_outcome_of_the_completions():
                 sums["half"] += p * ((right >= 0.5) != y)
                 sums["soft"] += p * abs(right - v)
         assert {name: errors[str(k)][name] for name in sums} == pytest.approx(sums)
-    assert errors["2"]["wrong_called_good"] == pytest.approx(1 - 0.75**2)
-    assert errors["2"]["right_called_bad"] == pytest.approx(0.25)
-    assert errors["constant"] == {"any": 0.5, "soft": 0.125}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prm_jax import metrics
-from prm_jax.evals.baselines import L2, StepTable, _features, baseline_aurocs, fit_logistic
+from prm_jax.evals.baselines import L2, StepTable, baseline_aurocs, fit_logistic, token_features
 
 NAN = float("nan")
 
@@ -273,7 +273,7 @@ def test_fit_logistic_reaches_the_optimum_also_on_separable_data():
     _, position, ids = random_steps(0, n=300)
     for y in (position >= 3, np.array([17 in x for x in ids]), np.ones(300, bool)):
         vocabulary = np.arange(10, 30)
-        features = _features(StepTable(position, ids, y), vocabulary)
+        features = token_features(ids, vocabulary)
         weight = fit_logistic(features, y.astype(float), L2, np.zeros(features.shape[1]))
         x = np.array([[1, *np.log1p([row.count(v) for v in vocabulary])] for row in ids])
         p = 1 / (1 + np.exp(-x @ weight))

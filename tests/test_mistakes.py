@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 
+import numpy as np
 import pytest
 from conftest import printed, real_data
 from test_benchmarks import write
@@ -13,6 +14,7 @@ from test_benchmarks import write
 import evaluate
 from prm_jax import InputError
 from prm_jax.data.sources import load
+from prm_jax.evals.mistakes import SOLUTION_METRICS
 
 
 def bbm(error=None, steps=("a", "b", "c"), answer="7"):
@@ -103,14 +105,15 @@ def test_first_mistakes_by_the_sets_own_metric(monkeypatch, tmp_path):
         [0.9, 0.1],
     ]  # found; too late; found; a false alarm
     results, out = command(monkeypatch, tmp_path, "big_bench_mistake", rows, scores)
-    x = results["all"]
-    assert x["numbers"]["location_accuracy"] == 0.5 and results["groups"]["g"] == x and "the set's own" in out
+    x = results["groups"]["all"]
+    assert x["location_accuracy"] == 0.5 and results["groups"]["group g"] == x and "location_accuracy" in out
     assert (x["n"], x["n_error"], x["n_steps"], x["n_bad_steps"]) == (4, 2, 2 + 1 + 3 + 2, 2)
-    assert (
-        x["numbers"]["accuracy_error"],
-        x["numbers"]["accuracy_clean"],
-        x["numbers"]["first_error_f1"],
-    ) == (0.5, 0.5, 0.5)
-    assert x["numbers"]["solution_balanced_f1"] == pytest.approx(
-        2 * 0.5 * 1 / 1.5
-    )  # sound: 1 of 2; unsound: 2 of 2
+
+
+def test_other_metrics_by_hand():
+    predicted, error = np.array([1, 1, -1, 1]), np.array([1, 0, -1, -1])
+    found = {name: metric(predicted, error) for name, metric in SOLUTION_METRICS.items()}
+    assert found["location_accuracy"] == found["accuracy_error"] == found["first_error_f1"] == 0.5
+    # sound: 1 of 2 called so; unsound: 2 of 2
+    assert found["solution_balanced_f1"] == pytest.approx(2 * 0.5 * 1 / 1.5)
+    assert found["mcc"] == pytest.approx(1 / 3**0.5)

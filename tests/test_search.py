@@ -17,9 +17,8 @@ from omegaconf import OmegaConf
 import evaluate
 from prm_jax import tasks
 from prm_jax.data.pools import Candidate, Problem, read_pool
-from prm_jax.evals import search as evals_search
 from prm_jax.evals.pool_arrays import pool_arrays
-from prm_jax.evals.search import solved_by
+from prm_jax.evals.search import Outcome, choose_by_difficulty, outcome_of
 from prm_jax.formats import Format
 from prm_jax.generate import search
 from prm_jax.generate.mcts import mcts, mctx_step
@@ -433,34 +432,36 @@ SMALL = (
 
 
 def test_every_final_choice_on_one_small_tree():
-    """The score likes 5 best, two paths to 6 together weigh more, and under the policy's log p a 7 has the highest sum."""
-    paths = {
-        ("1", "5"): (2.0, -9.0),
-        ("2", "6"): (1.5, -8.0),
-        ("3", "6"): (1.5, -8.0),
-        ("4", "7"): (1.0, -1.0),
-    }
-    gold = lambda answer: Problem(
-        "x", "?", answer,
-        tuple(Candidate(steps, steps[-1], steps[-1] == answer, True, {"search": (9.0, logit)}, (0.0, logp))
-              for steps, (logit, logp) in paths.items()), {"search": "logit"},
-    )  # fmt: skip
-    solved = solved_by([gold(x) for x in "567"], SimpleNamespace(arrays=pool_arrays), "last", 0.5)
-    assert {rule: x.tolist() for rule, x in solved.items()} == {
-        "best": [1, 0, 0], "vote": [0, 1, 0], "policy": [0, 0, 1], "oracle": [1, 1, 1]
-    }  # fmt: skip
+    """The score likes 5 best, two paths to 6 together weigh more; nothing ends in a 7."""
+    paths = {("1", "5"): 2.0, ("2", "6"): 1.5, ("3", "6"): 1.5}
+
+    def gold(answer: str) -> Problem:
+        candidates = []
+        for steps, logit in paths.items():
+            scores = {"search": (9.0, logit)}
+            candidates.append(Candidate(steps, steps[-1], steps[-1] == answer, True, scores))
+        return Problem("x", "?", answer, tuple(candidates), {"search": "logit"}, policy_tokens=8)
+
+    found = outcome_of([gold(x) for x in "567"], SimpleNamespace(arrays=pool_arrays), "last")
+    expected = {"best": [1, 0, 0], "vote": [0, 1, 0], "oracle": [1, 1, 0]}
+    assert {rule: x.tolist() for rule, x in found.solved.items()} == expected
+    assert found.tokens_P.tolist() == [8] * 3
+    assert found.counts == {"finished": 3, "unfinished_problems": 0}
 
 
 def test_a_method_is_chosen_by_difficulty_on_the_other_half():
-    """Method 0 solves the easy problems and 1 the hard ones: 6 of 8 alone, 8 by choice. What a half says is not used on
-    itself: where each problem is solved by the method that fails in the other half nothing is."""
+    """Method 0 solves the easy problems and 1 the hard ones: 6 of 8 alone, 8 by choice. What a half says is
+    not used on itself: where each problem is solved by the method that fails in the other half nothing is."""
     bins = np.array([0, 2, 4, 6]), np.array([1, 3, 5, 7])
-    easy, hard = np.isin(np.arange(8), bins[0]), np.isin(np.arange(8), [1, 3, 5, 7, 0, 2])
-    choice_P = evals_search.choose_by_difficulty(np.stack([easy, hard]).astype(float), bins)
-    assert choice_P.tolist() == [0, 1] * 4
-    first_half = np.isin(np.arange(8), [0, 4, 1, 5])
-    choice_P = evals_search.choose_by_difficulty(np.stack([first_half, ~first_half]).astype(float), bins)
-    assert np.choose(choice_P, [first_half, ~first_half]).sum() == 0
+
+    def solved(*methods):
+        outcomes = [
+            Outcome(np.ones(8), {"best": np.isin(np.arange(8), own).astype(float)}, {}) for own in methods
+        ]
+        return choose_by_difficulty(outcomes, bins, "best").solved["best"].sum()
+
+    assert solved(bins[0], [1, 3, 5, 7, 0, 2]) == 8
+    assert solved([0, 4, 1, 5], [2, 3, 6, 7]) == 0
 
 
 @pytest.mark.slow
@@ -501,10 +502,10 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     (shown,) = re.findall(r"^  beam +([.\d]+) +\d+ +([.\d]+) +\d+$", out, re.MULTILINE)[:1]
     assert shown == tuple(f"{s['best']['share']:.3f}" for s in first if s["method"] == "beam")
     assert (folder / "figures" / "search.png").exists()
-    kept, tables = (folder / "searches" / "0_beam_120.json").stat().st_mtime_ns, results["verifiers"]
-    (folder / "searches" / "1_beam_120.json").unlink()  # as if it had been stopped there
+    kept, tables = (folder / "searches" / "0_beam_120.jsonl.gz").stat().st_mtime_ns, results["verifiers"]
+    (folder / "searches" / "1_beam_120.jsonl.gz").unlink()  # as if it had been stopped there
     (folder / "results.json").unlink()
     printed(evaluate.main, monkeypatch, f"resume={folder}", cwd=tmp_path)
     again = json.loads((folder / "results.json").read_text())["verifiers"]
-    assert (folder / "searches" / "0_beam_120.json").stat().st_mtime_ns == kept
+    assert (folder / "searches" / "0_beam_120.jsonl.gz").stat().st_mtime_ns == kept
     assert again == tables

@@ -50,18 +50,14 @@ def test_errors_of_the_chosen_by_hand():
     assert 1 - table["trace"]["4"] / table["best_of_n"]["4"] == pytest.approx(best["trace_error"])
 
 
-def test_a_vote_that_counts_its_first_member_is_shown_by_the_best_scored_one():
-    """The law lies on the first member of the answer 0, the best score is another's; by hand."""
-    answer_PN, score_PN = np.array([[0, 0, 1]]), np.array([[-2.0, -1.0, -0.5]])
-    for law in ([1.0, 0.0, 0.0], [0.5, 0.5, 0.0]):
-        assert trace_error.best_of_winners(np.array([law]), answer_PN, score_PN).tolist() == [[0.0, 1.0, 0.0]]
-    two = trace_error.best_of_winners(np.array([[0.5, 0.0, 0.5]]), answer_PN, np.array([[-1.0, -1.0, -3.0]]))
-    assert two.tolist() == [[0.25, 0.25, 0.5]]
-    first = pool_metrics.Rules("probability", "prod", "first", 4)
-    results = pool_metrics.pool_results(pool_arrays(POOL, step_labels=LABELS), ["prm"], first, 0)
-    assert results["chosen"]["rules"]["prm.weighted_vote"]["final_error"] == pytest.approx(
-        0.5
-    )  # 1 in one, 4 in two
+@pytest.mark.parametrize("ties", ["share", "first"])
+def test_a_vote_is_shown_by_the_best_candidate_of_the_winning_answer(ties):
+    rules = pool_metrics.Rules("probability", "prod", ties, 4)
+    answer_PN = np.array([[0, 0, 1], [0, 0, 1]])
+    law = trace_error.vote_law(answer_PN, np.array([[-2.0, -1.0, -0.9], [-1.0, -1.0, -3.0]]), rules)
+    np.testing.assert_allclose(law.weight_PN, [[0, 1, 0], [0.5, 0.5, 0]], atol=1e-6)
+    share = (np.exp(-2) + np.exp(-1)) / np.exp([-2, -1, -0.9]).sum()
+    assert law.confidence_P[0] == pytest.approx(share)
 
 
 def test_abstaining_keeps_the_problems_with_the_highest_scores():

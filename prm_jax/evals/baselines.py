@@ -5,9 +5,8 @@ Those that cannot read see the step's own tokens and its position, never the pro
 follows.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, sparse
@@ -23,34 +22,25 @@ SMOOTHING_STEPS = 10.0  # pseudo-steps at the base rate: a length seen once in t
 L2 = 1.0  # against the summed log loss: a unit Gaussian prior on each weight
 
 
-@dataclass(frozen=True)
-class StepTable:
+class StepTable(NamedTuple):
     """Labelled steps, one entry a step."""
 
-    position: Sequence[int]  # in its solution, from 0
-    token_ids: Sequence[Sequence[int]]  # its own
-    is_good: Sequence[bool]  # label >= 0.5
-
-    @property
-    def length(self) -> np.ndarray:
-        """Tokens in each step."""
-        return np.array([len(ids) for ids in self.token_ids], int)
-
-
-def step_table(rows: list[Solution], tokenizer, kind: str) -> StepTable:
-    steps = [(t, s.steps[t], s.labels[t] >= 0.5) for s in rows for t in labelled_steps(s.labels, kind)[0]]
-    texts = list({text for _, text, _ in steps})
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    ids_of = dict(zip(texts, ids, strict=True))
-    return StepTable(
-        [t for t, *_ in steps], [ids_of[text] for _, text, _ in steps], [good for *_, good in steps]
-    )
+    position: np.ndarray  # in its solution, from 0
+    token_ids: list[list[int]]  # its own
+    is_good: np.ndarray  # label >= 0.5
 
 
 def measure_baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
     """`baseline_aurocs` of two splits with labels of this kind; length is in the scorer's tokens."""
     tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
-    return baseline_aurocs(step_table(train, tokenizer, kind), step_table(test, tokenizer, kind))
+
+    def table(rows: list[Solution]) -> StepTable:
+        steps = [(t, s.steps[t], s.labels[t] >= 0.5) for s in rows for t in labelled_steps(s.labels, kind)[0]]
+        position, texts, is_good = zip(*steps) if steps else ((), (), ())
+        token_ids = tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        return StepTable(np.array(position, int), token_ids, np.array(is_good, bool))
+
+    return baseline_aurocs(table(train), table(test))
 
 
 def baseline_aurocs(train: StepTable, test: StepTable) -> dict[str, float]:
@@ -58,9 +48,10 @@ def baseline_aurocs(train: StepTable, test: StepTable) -> dict[str, float]:
     without a labelled training step."""
     if not len(train.is_good):
         return {}
+    lengths = [np.array([len(ids) for ids in table.token_ids], int) for table in (train, test)]
     scores = {
         "position": frequency_score(train.position, train.is_good, test.position),
-        "length": frequency_score(train.length, train.is_good, test.length),
+        "length": frequency_score(lengths[0], train.is_good, lengths[1]),
         "bag_of_tokens": bag_of_tokens_score(train, test),
     }
     return {name: auroc(x, test.is_good) for name, x in scores.items()}
@@ -78,39 +69,31 @@ def frequency_score(train_key, is_good, test_key) -> np.ndarray:
     """P(good) of each test step: the share of good training steps with its key, shrunk to the base rate.
     (good_k + s * base) / (n_k + s) with s = SMOOTHING_STEPS; a key not seen in training gets the base
     rate."""
-    is_good = np.asarray(is_good, bool)
     size = int(max(np.max(train_key), np.max(test_key, initial=0))) + 1  # keys are small counts, from 0
     n = np.bincount(train_key, minlength=size)
     n_good = np.bincount(train_key, weights=is_good, minlength=size)
-    p = (n_good + SMOOTHING_STEPS * is_good.mean()) / (n + SMOOTHING_STEPS)
-    return p[np.asarray(test_key, int)]
+    return ((n_good + SMOOTHING_STEPS * is_good.mean()) / (n + SMOOTHING_STEPS))[test_key]
 
 
 def bag_of_tokens_score(train: StepTable, test: StepTable) -> np.ndarray:
     """Logit of P(good) of each test step: L2 logistic regression on a constant and log(1 + count) of each of
-    the step's own tokens that occurs at least twice in training. The matrix is sparse: its memory grows with
-    the tokens alone."""
-    seen, count = np.unique(_flat(train.token_ids), return_counts=True)
+    the step's own tokens that occurs at least twice in training."""
+    seen, count = np.unique(list(chain.from_iterable(train.token_ids)), return_counts=True)
     vocabulary = seen[count >= 2]
-    x = _features(train, vocabulary)
-    weight = fit_logistic(x, np.asarray(train.is_good, np.float64), L2, np.zeros(x.shape[1]))
-    return _features(test, vocabulary) @ weight
+    x = token_features(train.token_ids, vocabulary)
+    weight = fit_logistic(x, train.is_good.astype(float), L2, np.zeros(x.shape[1]))
+    return token_features(test.token_ids, vocabulary) @ weight
 
 
-def _flat(token_ids) -> np.ndarray:
-    return np.fromiter(chain.from_iterable(token_ids), np.int64)
-
-
-def _features(steps: StepTable, vocabulary: np.ndarray) -> sparse.csr_array:
+def token_features(token_ids: list[list[int]], vocabulary: np.ndarray) -> sparse.csr_array:
     """A sparse row a step: the constant, then log(1 + count) of each token of the vocabulary."""
-    token, every = _flat(steps.token_ids), np.arange(len(steps.is_good))
+    token = np.array(list(chain.from_iterable(token_ids)), int)
+    row = np.repeat(np.arange(len(token_ids)), list(map(len, token_ids)))
     is_known = np.isin(token, vocabulary)
-    row = np.concatenate([every, np.repeat(every, steps.length)[is_known]])
-    column = np.concatenate([np.zeros_like(every), 1 + np.searchsorted(vocabulary, token[is_known])])
-    shape = len(every), 1 + len(vocabulary)
-    x = sparse.coo_array((np.ones(len(row)), (row, column)), shape).tocsr()  # adds repeats
-    x.data[x.indices > 0] = np.log1p(x.data[x.indices > 0])
-    return x
+    places = row[is_known], np.searchsorted(vocabulary, token[is_known])
+    count = sparse.coo_array((np.ones(is_known.sum()), places), (len(token_ids), len(vocabulary))).tocsr()
+    constant = sparse.csr_array(np.ones((len(token_ids), 1)))
+    return sparse.hstack([constant, count.log1p()], format="csr")
 
 
 def fit_logistic(x: sparse.csr_array | np.ndarray, y: np.ndarray, l2: float, start: np.ndarray) -> np.ndarray:

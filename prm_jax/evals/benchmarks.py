@@ -1,12 +1,12 @@
 """What the benchmarks share: reading their rows, and the step scores of a verifier, computed now or stored.
 
-A score is P(step good) in [0, 1], into which other units are converted (data/units.py). A step scored below
-the threshold is predicted bad, one at it good, except in PRMBench, as its authors have it. Shares and F1 lie
-in [0, 1].
+A score is P(step good) in [0, 1]. A step scored below the threshold is predicted bad, one at it good, except
+in PRMBench, as its authors have it. Shares and F1 lie in [0, 1].
 """
 
 import collections
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +31,7 @@ GROUP_FIELDS = {"mr_gsm8k": "question_type", "prmbench": "classification"}  # ot
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The keys that all benchmarks have; conf/task/processbench.yaml, prmbench.yaml and mistakes.yaml explain
-    them."""
+    """The keys that all benchmarks have; conf/task/processbench.yaml says what each means."""
 
     threshold: Share
     scores_file: str | None
@@ -55,7 +54,6 @@ class Row:
     solution: Solution
     group: str  # split of ProcessBench, the field of GROUP_FIELDS; else the file
     problem: str  # the unit of intervals: rows of one problem are not independent
-    repeats: bool = False  # PRMBench: whether an earlier row has its class and idx
 
 
 class Benchmark(Task):
@@ -69,7 +67,7 @@ class Benchmark(Task):
 
     def show(self, results: dict):
         print(f"verifier    {results['verifier']} ({results['label_kind'] or 'unknown'} labels)")
-        print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
+        print(f"threshold   {results['threshold']:.4g}")
 
 
 def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], list[np.ndarray], dict]:
@@ -90,63 +88,59 @@ def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], li
         texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
         logits = score_into(setup.folder / "scores.jsonl", scorer, texts, len(rows))
         scores, verifier = list(map(probability, logits)), describe(scorer)
-    return rows, scores, {**verifier, "data": source, "counts": counts}
+    return rows, scores, {**verifier, "data": source, "counts": counts, "n_rows": len(rows)}
 
 
-def places(source: Source) -> list[tuple[str, str | None, str]]:
-    """(file or hub data set, its split, the name of its group): gsm8k.json is gsm8k, hub_split=gsm8k+math is
-    two."""
+def places(source: Source) -> Iterator[tuple[str, str | None, str]]:
+    """Yields (file or hub data set, its split, the name of its group): gsm8k.json is gsm8k,
+    hub_split=gsm8k+math is two."""
     if (source.path is None) == (source.hub is None):
-        expected = "a file or a list of files (data.path=FILE), or a hub data set (data.hub=OWNER/NAME)"
-        raise InputError(f"data.path: expected {expected}, and not both")
-    if source.hub:
-        return [(source.hub, split, split) for split in source.hub_split.split("+")]
-    paths = source.path if isinstance(source.path, list) else [source.path]
-    return [(path, None, Path(str(path).removesuffix(".gz")).stem) for path in paths]
+        raise InputError("data.path: expected files (data.path=FILE) or a data set (data.hub=OWNER/NAME)")
+    for split in source.hub_split.split("+") if source.hub else ():
+        yield source.hub, split, split
+    for path in [source.path] if isinstance(source.path, str) else source.path or ():
+        yield path, None, Path(path.removesuffix(".gz")).stem
 
 
 def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
-    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of its
-    oddities. Rows are kept as published, exact repeats too; where PRMBench repeats a row's `classification`
-    and `idx` the second is marked. Raises InputError naming file, line and field."""
-    rows, counts, place_of, seen, groups = [], collections.Counter(), {}, set(), set()
+    """The rows of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of its
+    oddities. Rows are kept as published, exact repeats too, but where PRMBench repeats a row's class and idx
+    the second is passed over, as by its authors. InputError names file, line and field."""
+    rows, counts, ids, seen = [], collections.Counter(), set(), set()
     for place, split, group in places(source):
-        require(group not in groups, "data.path", group, "files or splits of different names")
-        groups.add(group)
         for line, raw, solution in load_placed(place, kind, counts, split=split):
             try:
-                require(solution.id not in place_of, "id", solution.id, "each id once")
-                row = Row(solution, group, solution.problem)
-                if kind in GROUP_FIELDS:
-                    row = dataclasses.replace(row, group=field(raw, GROUP_FIELDS[kind], str))
-                if kind == "prmbench":  # modified_question differs between classes of one problem
-                    problem, key = optional(raw, "question", str), (row.group, str(raw.get("idx")))
-                    repeats = "idx" in raw and key in seen
-                    row = dataclasses.replace(row, problem=problem or row.problem, repeats=repeats)
-                    counts["rows_with_repeated_idx"] += repeats
-                    seen.add(key)
+                require(solution.id not in ids, "id", solution.id, "each id once")
+                group = field(raw, GROUP_FIELDS[kind], str) if kind in GROUP_FIELDS else group
+                problem = optional(raw, "question", str) if kind == "prmbench" else None
             except InputError as error:
                 raise InputError(f"{line}: {error}") from None
-            place_of[solution.id] = line
-            rows.append(row)
+            ids.add(solution.id)
+            key = group, str(raw.get("idx", solution.id))
+            if kind == "prmbench" and key in seen:
+                counts["rows_with_repeated_idx"] += 1
+                continue
+            seen.add(key)
+            # PRMBench's modified question, solution.problem, differs between classes of one problem.
+            rows.append(Row(solution, group, problem or solution.problem))
     return rows, dict(counts)
 
 
 def read_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.ndarray]:
     """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64
-    arrays. The file has one row {id, scores, unit} a solution, in any order; `unit` is optional. InputError
-    names the line."""
+    arrays. The file has one row {id, scores, unit} a solution, in any order, and may have more; `unit` is
+    optional. InputError names the line."""
     scores = {}
     for number, row in read_rows(path):
         try:
             i, unit = field(row, "id", str), optional(row, "unit", str) or default_unit
-            require(i in n_steps and i not in scores, "id", i, "an id of the rows, each once")
             require(unit in UNITS, "unit", unit, ", ".join(UNITS))
-            given = field(row, "scores", list)
-            score_T, low, high = np.array(given, np.float64), UNITS[unit].low, UNITS[unit].high
-            is_right = score_T.shape == (n_steps[i],) and np.isfinite(score_T).all()
+            given, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
+            score_T = np.array(given, np.float64)
+            is_right = len(score_T) == n_steps.get(i, len(score_T)) and np.isfinite(score_T).all()
             is_right = is_right and low <= score_T.min() and score_T.max() <= high
-            require(is_right, f"scores of {i!r}", given, f"{n_steps[i]} of a {unit} in [{low:g}, {high:g}]")
+            expected = f"{n_steps.get(i)} of a {unit} in [{low:g}, {high:g}]"
+            require(is_right, f"scores of {i!r}", given, expected)
         except (InputError, ValueError, TypeError) as error:
             raise InputError(f"{row_place(path, number)}: {error}") from None
         scores[i] = as_probability(score_T, unit)

@@ -21,6 +21,8 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, expect
 from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
 
+AS_STORED = {"checker": "as stored; answers are equal as texts"}
+
 
 @dataclasses.dataclass(frozen=True)
 class FreshPool:
@@ -61,86 +63,70 @@ class BestOfN(Task):
         return self.cfg.input is None
 
     def run(self, setup: Setup) -> dict:
-        cfg = self.cfg
+        cfg, checkpoints, verifiers = self.cfg, list(setup.checkpoints), {}
         if cfg.input is None:
-            setup, graded = fresh_pool(setup, cfg)
+            graded, outcome_model = fresh_pool(setup, cfg)
+            checkpoints += [outcome_model] if outcome_model else []
         else:
-            graded = stored_pool(cfg, keep=bool(setup.checkpoints or cfg.checker))
+            graded = stored_pool(cfg, keep=bool(checkpoints or cfg.checker))
         pool = graded.arrays()
         for name, n in pool.lacking.items():
             print(f"scores      {name}: left out, {n} candidates have none")
-        scorers, verifiers = chosen_scores(cfg.scores, list(pool.scores), bool(setup.checkpoints)), {}
-        if setup.checkpoints:
-            problems, verifiers = score_pool(setup, cfg, graded.problems)
+        scorers = chosen_scores(cfg.scores, list(pool.scores), bool(checkpoints))
+        if checkpoints:
+            problems, verifiers = score_pool(setup, cfg, checkpoints, graded.problems)
             pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
             pool = dataclasses.replace(graded, problems=problems).arrays()
             print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
         scorers += verifiers
         if POLICY in pool.scores and POLICY not in scorers:  # what nobody taught stands beside it
             scorers.append(POLICY)
-        if not scorers:
-            expected = "a pool with step scores of every candidate; checkpoint=FOLDER scores it now"
-            raise InputError(f"scores: found none, expected {expected}")
+        expect(scorers, "scores", None, "step scores of every candidate; checkpoint=FOLDER scores it now")
         results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, verifiers)
-        results |= {
-            "pool": graded.source,
-            "grading": graded.grading,
-            "verifiers": verifiers,
-            "incomplete_scores": pool.lacking,
-        }
+        results |= {"pool": graded.source, "grading": graded.grading, "verifiers": verifiers}
         return results | {"over_seeds": over_seeds(results, verifiers)}
 
     def show(self, results: dict):
         N, tables = str(results["n_candidates"]), headline_tables(results)
         line = f"{results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}"
-        if losers := [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]:
-            line += f"; cannot win: {', '.join(losers)}"
-        print(f"pool        {line}")
-        notes = {
-            "repeat_the_problem": "candidates repeat the problem in their first step",
-            "graded_both_ways": "answers are graded right in one candidate and wrong in another",
-        }
-        for key, text in notes.items():
-            if n := results[key]:
-                print(f"note        {n} {text}")
+        losers = [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]
+        print(f"pool        {line}" + (f"; cannot win: {', '.join(losers)}" if losers else ""))
+        if n := results["repeat_the_problem"]:
+            print(f"note        {n} candidates repeat the problem in their first step")
+        if n := results["graded_both_ways"]:
+            print(f"note        {n} answers are graded right in one candidate and wrong in another")
         curves = {}
         for scorer, numbers in tables.items():
             curves[f"{scorer}, best of n ({results['headline'][scorer]})"] = numbers["best_of_n"]
             if "with_policy" in numbers:
-                curves[f"{scorer} + {results['policy_weight']:g} log p of the policy"] = numbers[
-                    "with_policy"
-                ]
-        curves |= {name: results[name] for name in ("majority", "oracle") if name in results}
+                name = f"{scorer} + {results['policy_weight']:g} log p of the policy"
+                curves[name] = numbers["with_policy"]
+        alone = "majority", "majority_right_as_one", "oracle"
+        curves |= {rule.replace("_", " "): results[rule] for rule in alone if rule in results}
         show_table("solved at n", curves, digits=3)
-        for group in results.get("over_seeds", ()):
+        for group in results["over_seeds"]:
             setting = "".join(f", {key}={value}" for key, value in group["setting"].items())
-            show_table(
-                f"over seeds  {len(group['scorers'])} of {group['scorers'][0]}{setting}", group["spread"]
-            )
+            title = f"over seeds  {len(group['scorers'])} of {group['scorers'][0]}{setting}"
+            show_table(title, group["spread"])
         for scorer, x in results["verifiers"].items():
             print(f"scorer      {scorer}: {x['verifier']}")
-        if POLICY in results["scorers"] and POLICY not in results["verifiers"]:
-            print("scorer      policy: each step's log p under the policy that drew it")
         show_table(f"best of {N}", {name: selection_row(results, name, N) for name in tables})
 
     def detail(self, results: dict):
         """Prints bias checks, all aggregators, errors of what is chosen, and paired differences."""
         N = str(results["n_candidates"])
-        if "step_shares" in results:
-            biases.show_shares(results["step_shares"])
         biases.show_length(results["length_correlation"], "problem and correctness")
         print(f"at n = {N}: mean of the candidates {results['mean']:.4f}")
-        names = results["aggregators"]
-        by_aggregator = {
-            scorer: {name: table[name]["best_of_n"][N] for name in names}
-            for scorer, table in results["scorers"].items()
-        }
-        show_table(f"best of {N} by aggregator (intervals: results.json)", by_aggregator)
+        by_aggregator = {}
+        for scorer, tables in results["scorers"].items():
+            by_aggregator[scorer] = {name: table["best_of_n"][N] for name, table in tables.items()}
+        show_table(f"best of {N} by aggregator", by_aggregator)
         if "chosen" in results:
             trace_error.show(results["chosen"])
-        tests = {f"{x['a']} - {x['b']}": x for x in results["differences"] if str(x["n"]) == N}
-        columns = "difference", "interval", "p", "n_differ"
-        rows = {name: {column: test[column] for column in columns} for name, test in tests.items()}
+        rows = {}
+        for test in [test for test in results["differences"] if str(test["n"]) == N]:
+            columns = "difference", "interval", "p", "n_differ"
+            rows[f"{test['a']} - {test['b']}"] = {column: test[column] for column in columns}
         show_table(f"paired differences at n = {N}, p of single sign-flip tests", rows)
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
@@ -160,64 +146,58 @@ def stored_pool(cfg: Config, keep: bool) -> GradedPool:
     read = pools.read_pool if keep else pools.iter_pool
     problems = read(cfg.input, as_written=is_own(cfg.checker), split_by=cfg.split_by)
     if is_own(cfg.checker):
-        problems, counts = grade_own(problems, cfg.checker)
-        return GradedPool(problems, cfg.input, counts)
+        return GradedPool(*grade_own(problems, cfg.checker), cfg.input)
     if cfg.checker:
         problems, counts = grading.grade_pool(grading.with_answers(problems), cfg.checker)
         return GradedPool(problems, cfg.input, counts, groups=grading.group_pool(problems, cfg.checker))
-    return GradedPool(problems, cfg.input, {"checker": "as stored; answers are equal as texts"})
+    return GradedPool(problems, cfg.input, AS_STORED)
 
 
-def fresh_pool(setup: Setup, cfg: Config) -> tuple[Setup, GradedPool]:
-    """(the setup with the outcome model that is scored beside the verifiers, fresh solutions of unseen
-    problems of the first run's task with the exact labels of their steps)."""
+def fresh_pool(setup: Setup, cfg: Config) -> tuple[GradedPool, str | None]:
+    """(fresh solutions of unseen problems of the first run's task with the exact labels of their steps, the
+    outcome model that is scored beside the verifiers)."""
     data_cfg, _ = data_of(setup, next(iter(own_runs(setup)), setup.checkpoints[0]))
     if not isinstance(data_cfg, TaskData):
         raise InputError(f"input: the data {data_cfg.name} cannot draw candidates; name a pool, input=FILE")
-    seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics
-    drawn = tasks.sample_pool(data_cfg, cfg.fresh.problems, cfg.fresh.candidates, "test", seed, policy_pool)
+    fresh, seed = cfg.fresh, setup.cfg.seed + 1  # 0 draws the test split of the step metrics
+    drawn = tasks.sample_pool(data_cfg, fresh.problems, fresh.candidates, "test", seed, policy_pool)
     problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(drawn)]
-    rows = {(p.problem, c.steps) for p in problems for c in p.candidates}
     task = tasks.find_task(data_cfg.name)
+    rows = {(p.problem, c.steps) for p in problems for c in p.candidates}
     labels = {row: task.step_labels(*row) for row in rows}
-    by_policy = data_cfg.samples == "policy"
-    author = f"policy {data_cfg.policy}" if by_policy else "noisy solver"
-    source = f"drawn from the {author} of the {data_cfg.name} task"
-    counts = {"checker": "as stored; answers are equal as texts"}
-    model = cfg.fresh.outcome_model
-    knows_pool = by_policy and data_cfg.policy == "embedded"
-    if model and (knows_pool or model != "embedded_orm"):  # which knows the embedded policy's samples alone
-        setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, model])
-    return setup, GradedPool(problems, source, counts, labels=labels)
+    author = f"policy {data_cfg.policy}" if data_cfg.samples == "policy" else "noisy solver"
+    graded = GradedPool(problems, f"{author} of the {data_cfg.name} task", AS_STORED, labels=labels)
+    # embedded_orm knows the embedded policy's samples alone.
+    is_known = author == "policy embedded" or fresh.outcome_model != "embedded_orm"
+    return graded, fresh.outcome_model if is_known else None
 
 
 def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool) -> list[str]:
     """The stored scores that the key names: all by default, or none where a checkpoint scores now."""
     if scores is None:
-        return [] if scores_now else list(stored)
+        return [] if scores_now else stored
     if isinstance(scores, str):
         scores = stored if scores == "all" else [scores]
     for name in scores:
-        expected = f"step scores that every candidate has: {', '.join(stored) or 'none'}"
-        expect(name in stored, "scores", name, expected)
+        expect(name in stored, "scores", name, f"names of step scores that all have: {', '.join(stored)}")
     return list(scores)
 
 
-def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]) -> tuple[list, dict[str, dict]]:
+def score_pool(
+    setup: Setup, cfg: Config, checkpoints: list[str], problems: list[pools.Problem]
+) -> tuple[list, dict[str, dict]]:
     """(the pool with the step scores of every verifier, {name of the scores: their verifier})."""
-    many = len(setup.checkpoints) > 1
-    expect(
-        not (cfg.scores_name and many), "scores_name", cfg.scores_name, "null where several verifiers score"
-    )
+    is_free = cfg.scores_name is None or len(checkpoints) == 1
+    expect(is_free, "scores_name", cfg.scores_name, "null where several verifiers score")
     total = sum(len(problem.candidates) for problem in problems)
     pools.note_unsplit(pools.candidate_rows(problems))
+    taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}
+    if any(c.logp for problem in problems for c in problem.candidates):
+        taken.add(POLICY)
     verifiers = {}
-    for checkpoint in setup.checkpoints:
+    for checkpoint in checkpoints:
         scorer = open_scorer(setup, checkpoint)
-        taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}
-        if any(c.logp for problem in problems for c in problem.candidates):
-            taken.add(POLICY)
-        name = new_name(cfg.scores_name, scorer, taken)
+        name = new_name(cfg.scores_name, scorer, taken | verifiers.keys())
         path = setup.folder / f"pool_scores_{name}.jsonl"
         scores = score_into(path, scorer, pools.candidate_rows(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
@@ -235,18 +215,18 @@ def over_seeds(results: dict, verifiers: dict) -> list[dict]:
     n = 4, 16, 64, ... and the pool's size, and of the weighted vote there."""
     names, tables, rows = list(verifiers), headline_tables(results), []
     for setting, ids in run_folder.group_by_settings([x["settings"] for x in verifiers.values()]):
-        if len(ids) < 2:
-            continue
         scorers = [names[i] for i in ids]
-        sizes = list(tables[scorers[0]]["best_of_n"])
-        columns = {f"best_of_{n}": ("best_of_n", n) for n in [*sizes[2::2], sizes[-1]]}
-        columns[f"best_with_policy_of_{sizes[-1]}"] = "with_policy", sizes[-1]
-        columns[f"weighted_vote_of_{sizes[-1]}"] = "weighted_vote", sizes[-1]
-        numbers = {
-            name: spread([tables[scorer][rule][n] for scorer in scorers])
-            for name, (rule, n) in columns.items()
-            if rule in tables[scorers[0]]
-        }
+        if len(scorers) < 2:
+            continue
+        first = tables[scorers[0]]
+        *sizes, N = first["best_of_n"]
+        columns = {f"best_of_{n}": ("best_of_n", n) for n in [*sizes[2::2], N]}
+        columns[f"best_with_policy_of_{N}"] = "with_policy", N
+        columns[f"weighted_vote_of_{N}"] = "weighted_vote", N
+        numbers = {}
+        for name, (rule, n) in columns.items():
+            if rule in first:
+                numbers[name] = spread([tables[scorer][rule][n] for scorer in scorers])
         rows.append({"setting": setting, "scorers": scorers, "spread": numbers})
     return rows
 

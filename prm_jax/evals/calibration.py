@@ -1,8 +1,7 @@
-"""Calibration of probabilities, and what its repair costs: temperature and Platt scaling (Guo et al. 2017;
-Platt 1999).
+"""Calibration of probabilities, and temperature and Platt scaling (Guo et al. 2017; Platt 1999).
 
-P(step good) = sigmoid(a z + b) of log-odds z; temperature scaling has b = 0 and T = 1 / a. Neither changes a
-ranking by one step's score. Arrays have one entry a step.
+P(step good) = sigmoid(a z + b) of log-odds z; temperature scaling has b = 0 and T = 1 / a. Arrays have one
+entry a step.
 """
 
 from pathlib import Path
@@ -13,7 +12,7 @@ from prm_jax import InputError
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.evals.baselines import fit_logistic
 from prm_jax.launch import run_folder
-from prm_jax.metrics import auroc, brier, ece, reliability
+from prm_jax.metrics import auroc, brier, ece, labelled_steps, reliability
 from prm_jax.rerank import AGGREGATORS
 
 MOST = 30.0  # log-odds: beyond them a probability is 1 to thirteen digits, and no scaling can be read from it
@@ -36,23 +35,22 @@ def reliability_table(p, y) -> dict:
     return {name: x.tolist() for name, x in zip(("mean_score", "mean_label", "n"), reliability(p, y))}
 
 
-def pool_calibration(pool, scorer: str, unit: str, score_PN, by_labels: bool) -> dict:
-    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against the
-    outcome for every aggregator whose score is the log of a probability; of candidates that have an
-    outcome."""
-    ended_n = pool.finished_n
-    right = pool.right_PN[pool.present_PN][ended_n].astype(float)
+def pool_calibration(pool, scorer: str, unit: str, aggregator: str, score_PN, by_labels: bool) -> dict:
+    """Calibration of step scores as P(good) against exact labels or outcomes, and of exp(solution score)
+    against the outcome if the aggregator gives the log of a probability; of candidates with an outcome."""
+    right_n = pool.right_PN[pool.present_PN].astype(float)
     solutions = {}
-    for aggregator, entry in AGGREGATORS.items():
-        if entry.is_log_probability:
-            score_n = np.asarray(score_PN[aggregator], float)[pool.present_PN][ended_n]
-            solutions[aggregator] = calibration_numbers(np.exp(score_n), right)
-    if by_labels and pool.labels is not None:
-        step_label, (kept_m, y_m) = "exact", pool.labelled()
+    if AGGREGATORS[aggregator].is_log_probability:
+        p_n = np.exp(score_PN[pool.present_PN].astype(float))
+        solutions[aggregator] = calibration_numbers(p_n[pool.finished_n], right_n[pool.finished_n])
+    if by_labels and pool.labels:
+        step_label = "exact"
+        counted = [np.isin(np.arange(len(label_T)), labelled_steps(label_T)[0]) for label_T in pool.labels]
+        is_kept_m, y_m = np.concatenate(counted), np.concatenate([np.array(x, float) for x in pool.labels])
     else:
-        step_label, kept_m = "outcome", np.repeat(ended_n, pool.steps_n)
-        y_m = np.repeat(right, pool.steps_n[ended_n])
-    steps = calibration_numbers(as_probability(pool.scores[scorer][kept_m], unit), y_m)
+        step_label = "outcome"
+        is_kept_m, y_m = np.repeat(pool.finished_n, pool.steps_n), np.repeat(right_n, pool.steps_n)
+    steps = calibration_numbers(as_probability(pool.scores[scorer][is_kept_m], unit), y_m[is_kept_m])
     return {"solutions": solutions, "steps": steps, "step_label": step_label}
 
 
@@ -89,8 +87,7 @@ def parameters_of(folder: str | None) -> dict[str, list[float]] | None:
         return None
     path = Path(folder) / "results.json"
     try:
-        first = run_folder.read_json(path)["runs"][0]
-        return {way: first["recalibrated"][way]["parameters"] for way in WAYS}
-    except (OSError, LookupError, TypeError):
-        expected = "the results of task=steps with fitted scalings"
-        raise InputError(f"calibrated_by: {path}: expected {expected}") from None
+        ways = run_folder.read_json(path)["runs"][0]["recalibrated"]
+        return {way: ways[way]["parameters"] for way in WAYS}
+    except (OSError, LookupError):
+        raise InputError(f"calibrated_by: {path}: expected results of task=steps with scalings") from None

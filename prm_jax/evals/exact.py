@@ -14,23 +14,20 @@ COMPLETIONS = [2**i for i in range(7)]  # K of a Monte-Carlo label
 def exact_numbers(data_cfg, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
     """Scores of an embedded task's steps against both exact meanings of a label, whatever the verifier
     learned. auroc_correctness: of the steps up to and including the first wrong one; auroc_value:
-    `soft_auroc` with the exact value of every step, at most auroc_value_ceiling; `errors` and `label_errors`:
-    below."""
+    `soft_auroc` with the exact value of every step, at most auroc_value_ceiling."""
     task = tasks.find_task(data_cfg.name)
     value = np.concatenate([task.values(data_cfg.task, s.problem, s.steps) for s in test])
     correct = [task.step_labels(s.problem, s.steps) for s in test]
     counted = np.concatenate([np.isin(np.arange(len(y_T)), labelled_steps(list(y_T))[0]) for y_T in correct])
     unfinished = np.concatenate([np.arange(len(s.steps)) < len(s.steps) - 1 for s in test])
     problem = np.repeat(problem_numbers(s.problem for s in test), [len(s.steps) for s in test])
-    score, good, every = (
-        np.concatenate(p).astype(np.float64),
-        np.concatenate(correct),
-        np.ones(len(value), bool),
-    )
+    score, good = np.concatenate(p).astype(np.float64), np.concatenate(correct)
+    by_correctness = problem[counted], score[counted], good[counted]
     numbers, intervals = {"auroc_value_ceiling": soft_auroc(value, value)}, {}
-    for name, y, steps in (("auroc_correctness", good, counted), ("auroc_value", value, every)):
-        numbers[name] = soft_auroc(score[steps], y[steps])
-        intervals[name] = interval_of(soft_auroc, problem[steps], seed, score[steps], y[steps])
+    meanings = {"auroc_correctness": by_correctness, "auroc_value": (problem, score, value)}
+    for name, (problem_n, *arrays) in meanings.items():
+        numbers[name] = soft_auroc(*arrays)
+        intervals[name] = interval_of(soft_auroc, problem_n, seed, *arrays)
     return numbers | {
         "intervals": intervals,
         "label_errors": label_errors(value[unfinished & counted], good[unfinished & counted]),
@@ -56,30 +53,27 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
 
 def label_errors(value, good) -> dict[str, dict]:
     """{K: errors of a label by K completions, in expectation over them}, of steps with these values and
-    correctness: the share of labels `any` (one is right) and `half` (half of them are) that are wrong, the
-    mean |share right - value| (`soft`), and the shares of wrong steps that `any` calls good and of right ones
-    that it calls bad."""
+    correctness: the share of labels `any` (one is right) and `half` (half of them are) that are wrong, and
+    the mean |share right - value| (`soft`)."""
     table, is_good = {}, good == 1
     for k in COMPLETIONS:
         p_Kn = stats.binom.pmf(np.arange(k + 1)[:, None], k, value)  # of 0 ... k right completions
-        share_K, none_n = np.arange(k + 1) / k, p_Kn[0]
+        share_K = np.arange(k + 1) / k
         half_n = p_Kn[share_K >= 0.5].sum(0)
         table[str(k)] = {
-            "any": mean(np.where(is_good, none_n, 1 - none_n)),
+            "any": mean(np.where(is_good, p_Kn[0], 1 - p_Kn[0])),
             "half": mean(np.where(is_good, 1 - half_n, half_n)),
             "soft": mean((p_Kn * np.abs(share_K[:, None] - value)).sum(0)),
-            "wrong_called_good": mean(1 - none_n[~is_good]),
-            "right_called_bad": mean(none_n[is_good]),
         }
-    # Of a label that says the same of all steps.
-    return table | {"constant": {"any": mean(~is_good), "soft": mean(np.abs(value - mean(value)))}}
+    return table
 
 
 def show(runs: list[dict]):
-    aurocs = {}
-    for run in runs:
-        correctness, value = run["auroc_correctness"], run["auroc_value"]
-        ceiling = run["auroc_value_ceiling"]
-        aurocs[run["verifier"]] = {"correctness": correctness, "value": value, "value at most": ceiling}
+    columns = {
+        "correctness": "auroc_correctness",
+        "value": "auroc_value",
+        "value at most": "auroc_value_ceiling",
+    }
+    aurocs = {run["verifier"]: {title: run[key] for title, key in columns.items()} for run in runs}
     show_table("AUROC against exact labels", aurocs)
     show_table("first wrong lines that are taken for right", runs[0]["errors"]["kinds"], digits=3)

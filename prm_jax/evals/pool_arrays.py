@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prm_jax import InputError, metrics
+from prm_jax import InputError
 from prm_jax.data.grading import is_blank
-from prm_jax.data.pools import Candidate, Problem, range_error
+from prm_jax.data.pools import Problem
 from prm_jax.data.rows import require
 from prm_jax.data.units import UNITS, as_probability, log_p_to_log_odds
 
@@ -42,7 +42,6 @@ class Pool:
     answer: they fill a place of the n and never win (OpenAI's protocol), so right_PN is 0 there. answer_PN
     numbers the answers of a problem; -1 where not eligible."""
 
-    ids: list[str]  # of the problems
     right_PN: np.ndarray
     present_PN: np.ndarray
     eligible_PN: np.ndarray
@@ -56,9 +55,7 @@ class Pool:
     units: dict[str, set]  # {name: units of its scores by the problems, None where a problem names none}
     lacking: dict[str, int]  # {name of scores that only some candidates have: number of candidates without}
     logp_PN: np.ndarray | None  # log p under the policy that drew them, where all finished candidates have it
-    reference_PN: (
-        np.ndarray | None
-    )  # the policy's law over a problem's distinct texts; equal texts share evenly
+    reference_PN: np.ndarray | None  # the policy's law over distinct texts; equal texts share evenly
     labels: list | None = None  # correctness label_T of each candidate, where they are known
 
     def unit(self, name: str, default: str) -> str:
@@ -66,51 +63,10 @@ class Pool:
         range."""
         units = sorted({unit or default for unit in self.units[name]})
         require(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
-        unit, score_m = units[0], self.scores[name]
-        is_outside_m = (score_m < UNITS[unit].low) | (score_m > UNITS[unit].high)
-        if is_outside_m.any():
-            m = int(is_outside_m.argmax())
-            n = int(np.searchsorted(np.cumsum(self.steps_n), m, side="right"))
-            p, place = np.argwhere(self.present_PN)[n]
-            raise range_error(self.ids[p], place, name, m - self.steps_n[:n].sum(), score_m[m], unit)
-        return unit
-
-    def labelled(self) -> tuple[np.ndarray, np.ndarray]:
-        """(index_m, label_m) of the labelled steps up to and including each candidate's first wrong one."""
-        places, labels = [], []
-        for start, label_T in zip(np.cumsum(self.steps_n) - self.steps_n, self.labels, strict=True):
-            for t in metrics.labelled_steps(label_T)[0]:
-                places.append(start + t)
-                labels.append(label_T[t])
-        return np.array(places, int), np.array(labels, float)
-
-
-def candidate_row(problem: Problem, n: int, answer: int, copies: int) -> CandidateRow:
-    """The row of a problem's n-th candidate; InputError where nobody graded it."""
-    c = problem.candidates[n]
-    if c.correct is None and c.finished:
-        place = f"pool: problem {problem.id}: candidates[{n}].correct"
-        raise InputError(f"{place}: nobody graded it; checker=math grades, task=score ranks without grades")
-    return CandidateRow(
-        right=c.outcome == 1,
-        finished=c.finished,
-        blank=is_blank(c.answer),
-        answer=answer,
-        repeats=problem.problem.strip() in c.steps[0],
-        steps=len(c.steps),
-        length=sum(map(len, c.steps)),
-        logp=sum(c.logp) if c.logp else -math.inf,
-        copies=copies,
-    )
-
-
-def step_scores(c: Candidate, units: dict[str, str]) -> dict[str, tuple]:
-    """{name: (scores of a candidate's steps, their unit if the file names one)}, with the policy's
-    likelihood."""
-    scores = {name: (score_T, units.get(name)) for name, score_T in c.step_scores.items()}
-    if c.logp and POLICY not in scores:
-        scores[POLICY] = log_p_to_log_odds(c.logp), "logit"
-    return scores
+        low, high = UNITS[units[0]].low, UNITS[units[0]].high
+        for x in (float(self.scores[name].min()), float(self.scores[name].max())):
+            require(low <= x <= high, f"scores_unit.{name}", x, f"a {units[0]} in [{low:g}, {high:g}]")
+        return units[0]
 
 
 def pool_arrays(
@@ -119,20 +75,36 @@ def pool_arrays(
     """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts
     unless a checker has grouped them. step_labels: {(problem text, steps): correctness labels} where they are
     known. Raises InputError naming problem and candidate where `correct` is missing."""
-    ids, counts, rows, labels = [], [], [], []
-    scores = collections.defaultdict(lambda: array("d"))
-    units, having = collections.defaultdict(set), collections.Counter()
+    counts, rows, labels = [], [], []
+    scores, units = collections.defaultdict(lambda: array("d")), collections.defaultdict(set)
+    having = collections.Counter()  # {name: number of candidates with its scores}
     for p, problem in enumerate(problems):
-        ids.append(problem.id)
         counts.append(len(problem.candidates))
         number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
         copies = collections.Counter(c.steps for c in problem.candidates if c.logp)
         for n, c in enumerate(problem.candidates):
-            answer = answer_groups[p][n] if answer_groups else number[c.answer]
-            rows.append(candidate_row(problem, n, answer, max(copies[c.steps], 1)))
-            for name, (score_T, unit) in step_scores(c, problem.scores_unit).items():
+            if c.correct is None and c.finished:
+                expected = "nobody graded it; checker=math grades, task=score ranks without grades"
+                raise InputError(f"pool: problem {problem.id}: candidates[{n}].correct: {expected}")
+            row = CandidateRow(
+                right=c.outcome == 1,
+                finished=c.finished,
+                blank=is_blank(c.answer),
+                answer=answer_groups[p][n] if answer_groups else number[c.answer],
+                repeats=problem.problem.strip() in c.steps[0],
+                steps=len(c.steps),
+                length=sum(map(len, c.steps)),
+                logp=sum(c.logp) if c.logp else -math.inf,
+                copies=max(copies[c.steps], 1),
+            )
+            rows.append(row)
+            stored, unit_of = dict(c.step_scores), problem.scores_unit
+            if c.logp and POLICY not in stored:
+                stored[POLICY] = log_p_to_log_odds(c.logp)
+                unit_of = unit_of | {POLICY: "logit"}
+            for name, score_T in stored.items():
                 scores[name].extend(score_T)
-                units[name].add(unit)
+                units[name].add(unit_of.get(name))
                 having[name] += 1
             if step_labels:
                 labels.append(step_labels[problem.problem, c.steps])
@@ -153,9 +125,7 @@ def pool_arrays(
     has_answers = not all_n.blank.all()
     silent_n = all_n.blank & has_answers
     eligible_n = all_n.finished & ~silent_n
-    complete = [name for name in sorted(having) if having[name] == len(rows)]
     return Pool(
-        ids=ids,
         right_PN=spread(all_n.right & eligible_n, 0, np.float32),
         present_PN=present_PN,
         eligible_PN=spread(eligible_n, False, bool),
@@ -169,7 +139,7 @@ def pool_arrays(
         steps_n=all_n.steps,
         length_n=all_n.length,
         repeats_n=all_n.repeats,
-        scores={name: np.frombuffer(scores[name]) for name in complete},
+        scores={name: np.frombuffer(scores[name]) for name, n in sorted(having.items()) if n == len(rows)},
         units=units,
         lacking={name: len(rows) - n for name, n in sorted(having.items()) if n < len(rows)},
         logp_PN=logp_PN,
@@ -178,19 +148,17 @@ def pool_arrays(
     )
 
 
-def log_scores(pool: Pool, name: str, unit: str, problems=slice(None)) -> tuple[np.ndarray, np.ndarray, str]:
+def log_scores(pool: Pool, name: str, unit: str) -> tuple[np.ndarray, np.ndarray, str]:
     """(step_PNT, mask_PNT, unit) of step scores as `rerank.aggregate` takes them: log-odds, others as log
     P(good)."""
-    end_n = np.concatenate([[0], np.cumsum(pool.steps_n)])
-    first, last = (pool.present_PN[:p].sum() for p in problems.indices(len(pool.ids))[:2])
-    steps_PN = np.zeros(pool.present_PN[problems].shape, int)
-    steps_PN[pool.present_PN[problems]] = pool.steps_n[first:last]
+    steps_PN = np.zeros(pool.present_PN.shape, int)
+    steps_PN[pool.present_PN] = pool.steps_n
     mask_PNT = np.arange(pool.steps_n.max()) < steps_PN[..., None]
-    score_PNT = np.zeros(mask_PNT.shape)
-    score_PNT[mask_PNT] = pool.scores[name][end_n[first] : end_n[last]]
+    score_PNT = np.zeros(mask_PNT.shape, np.float32)
     # Log-odds beyond float32 are as certain as infinite ones.
     with np.errstate(over="ignore", divide="ignore"):
         if np.isinf(UNITS[unit].low):
-            return score_PNT.astype(np.float32), mask_PNT, "logit"
-        logp_PNT = np.log(as_probability(score_PNT, unit), where=mask_PNT, out=np.zeros_like(score_PNT))
-        return logp_PNT.astype(np.float32), mask_PNT, "logp"
+            score_PNT[mask_PNT] = pool.scores[name]
+            return score_PNT, mask_PNT, "logit"
+        score_PNT[mask_PNT] = np.log(as_probability(pool.scores[name], unit))
+        return score_PNT, mask_PNT, "logp"

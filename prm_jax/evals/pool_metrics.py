@@ -4,17 +4,14 @@ calibration.
 Arrays in, one JSON-ready dict out (`pool_results`); the mathematics is in rerank.py, votes.py and stats.py.
 One protocol for every number: means over problems of expectations over the n-subsets of a problem's
 candidates (all of them where n is larger); a candidate that cannot win fills a place.
-
-Dimension key
-  P problems, N candidates, T steps, n subset sizes, b betas
-
+Dimension key: P problems, N candidates, T steps, n subset sizes, b betas.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +20,10 @@ import numpy as np
 from prm_jax import metrics, rerank, stats, votes
 from prm_jax.data.units import UNITS
 from prm_jax.evals import biases, trace_error
-from prm_jax.evals.aggregators import shown_aggregators
 from prm_jax.evals.calibration import pool_calibration
 from prm_jax.evals.pool_arrays import POLICY, Pool, log_scores
 from prm_jax.launch.config import Count, NotNegative, one_of
 
-PLACES = 1 << 21  # steps laid out at a time, each solution padded to the longest of the pool
 # From the arg max to the reference: solution scores are a few nats apart, seldom less than a thousandth.
 BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
 
@@ -41,60 +36,23 @@ class Rules:
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)]
     ties: Literal["share", "first"]
     vote_draws: Count
-    vote_counts: Annotated[str, one_of(votes.COUNTS)] | None = None
-    aggregators: str | list | None = None
     policy_weight: NotNegative = 0.5
-
-    def __post_init__(self):
-        shown_aggregators(self.aggregators)
 
     @property
     def counts(self) -> str:
         """What a winning group of votes counts, a name of votes.COUNTS."""
-        return self.vote_counts or ("first" if self.ties == "first" else "mean")
+        return "first" if self.ties == "first" else "mean"
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One way to choose among n candidates, measured: the expected correctness of each problem's choice."""
 
-    value: dict[int, np.ndarray]  # {n: value_P}
+    value_Pn: np.ndarray  # at Measurement.sizes
     curve_Pn: np.ndarray | None = None  # for every n = 1..N, where there is a closed form
-
-    def table(self, name: str, seed: int) -> dict:
-        """{name: {n: mean}} with intervals and, where it is known, the curve; those of best_of_n lack the
-        prefix."""
-        prefix = "" if name == "best_of_n" else f"{name}_"
-        # All numbers resample the same problems, so that all differences are paired.
-        intervals = {
-            n: np.transpose(stats.mean_interval(value_P, seed)).tolist() for n, value_P in self.value.items()
-        }
-        table = {
-            name: {str(n): float(value_P.mean()) for n, value_P in self.value.items()},
-            f"{prefix}interval": {str(n): interval for n, interval in intervals.items()},
-        }
-        if self.curve_Pn is not None:
-            table[f"{prefix}curve"] = self.curve_Pn.mean(0).tolist()
-            table[f"{prefix}curve_interval"] = stats.mean_interval(self.curve_Pn, seed).tolist()
-        return table
-
-
-@dataclasses.dataclass(frozen=True)
-class ScorerResult:
-    """What is measured of one scorer's step scores."""
-
-    unit: str
-    headline: str  # the aggregator of what is reported first
-    choices: dict[str, dict[str, Choice]]  # {aggregator: {name of a choice: it}}
-    score_PN: np.ndarray  # solution scores by the headline aggregator
-    reward_kl: dict
-    outcome_auroc_within: float
-    length_correlation: dict
-    calibration: dict
 
 
 class Measurement:
-    """A pool, the rules by which its candidates are compared, and what follows from both."""
+    """A pool, the rules by which its candidates are compared, and what is measured so far."""
 
     def __init__(self, pool: Pool, rules: Rules, seed: int):
         self.pool = pool
@@ -104,98 +62,112 @@ class Measurement:
         self.mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
         self.sizes = sorted({2**k for k in range(self.N.bit_length())} | {self.N})
         self.trace_PN = trace_error.right_traces(pool) if pool.labels else None
+        self.votes: dict[str, Choice] = {}  # those without a scorer
+        self.selections: dict[str, Choice] = {}  # SCORER.AGGREGATOR.best_of_n
+        self.others: dict[str, Choice] = {}  # other choices by the same scores
+        self.score_PN: dict[str, np.ndarray] = {}  # by each scorer's headline aggregator
 
     def closed_form(self, curve_Pn) -> Choice:
         curve_Pn = np.asarray(curve_Pn, float)
-        value = {n: curve_Pn[:, n - 1].copy() for n in self.sizes}  # a view would keep all of the curve
-        return Choice(value, curve_Pn)
+        return Choice(curve_Pn[:, np.array(self.sizes) - 1], curve_Pn)
 
     def best_of_n(self, score_PN, gold_PN) -> Choice:
-        pool, ties = self.pool, self.rules.ties
-        return self.closed_form(
-            rerank.best_of_n(score_PN, gold_PN, pool.eligible_PN, self.mask_PN, ties=ties)
-        )
+        eligible_PN, ties = self.pool.eligible_PN, self.rules.ties
+        return self.closed_form(rerank.best_of_n(score_PN, gold_PN, eligible_PN, self.mask_PN, ties=ties))
 
-    def drawn_vote(self, log_weight_PN=None) -> Choice:
-        """A vote without a closed form: the mean over random subsets."""
-        pool, rules = self.pool, self.rules
+    def vote(self, answer_PN, log_weight_PN=None) -> Choice:
+        """The majority vote by its closed form where it has one; others as means over random subsets."""
+        rules, right_PN, mask_PN = self.rules, self.pool.right_PN, self.mask_PN
+        if log_weight_PN is None and rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
+            return self.closed_form(votes.majority_curve(answer_PN, right_PN, mask_PN, counts=rules.counts))
         value_Pn = votes.vote_curve(
             jax.random.key(self.seed),
-            pool.answer_PN,
-            pool.right_PN,
+            answer_PN,
+            right_PN,
             log_weight_PN,
-            self.mask_PN,
+            mask_PN,
             np.array(self.sizes),
             draws=rules.vote_draws,
             ties=rules.ties,
             counts=rules.counts,
         )
-        return Choice(dict(zip(self.sizes, np.asarray(value_Pn, float).T, strict=True)))
+        return Choice(np.asarray(value_Pn, float))
 
-    def majority(self) -> tuple[Choice | None, str]:
-        """(the majority vote, how it is computed); None where no candidate has an answer."""
-        pool, rules = self.pool, self.rules
-        if pool.answer_PN is None:
-            return None, "none: no candidate has an answer"
-        if rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
-            curve_Pn = votes.majority_curve(pool.answer_PN, pool.right_PN, self.mask_PN, counts=rules.counts)
-            return self.closed_form(curve_Pn), "exact over all subsets"
-        return self.drawn_vote(), f"mean of {rules.vote_draws} random subsets"
+    def by_size(self, x_n) -> dict:
+        return dict(zip(map(str, self.sizes), np.asarray(x_n).tolist(), strict=True))
 
-    def headline_choices(self, scorer: str, score_PN) -> dict[str, Choice]:
-        """{name: Choice} by the headline aggregator: best of n, best of n by score + w log p of the policy,
-        the weighted vote; `trace`: how often the best of n has no wrong step."""
+    def table(self, choices: dict[str, Choice]) -> dict:
+        """{rule: {n: mean}} with intervals and, where there is a closed form, the curve; those of best_of_n
+        lack the prefix. All numbers resample the same problems, so that their differences are paired."""
+        table = {}
+        for name, choice in choices.items():
+            prefix = "" if name == "best_of_n" else f"{name}_"
+            table[name] = self.by_size(choice.value_Pn.mean(0))
+            table[f"{prefix}interval"] = self.by_size(stats.mean_interval(choice.value_Pn, self.seed).T)
+            if choice.curve_Pn is not None:
+                table[f"{prefix}curve"] = choice.curve_Pn.mean(0).tolist()
+                table[f"{prefix}curve_interval"] = stats.mean_interval(choice.curve_Pn, self.seed).tolist()
+        return table
+
+    def without_scorer(self) -> dict:
+        """The table of the oracle, the majority vote and, where equal answers are graded apart, the vote that
+        takes all right ones of a problem as one."""
         pool = self.pool
-        choices = {"best_of_n": self.best_of_n(score_PN, pool.right_PN)}
+        oracle_Pn = rerank.pass_at_n(pool.right_PN, pool.eligible_PN, self.mask_PN)
+        if pool.answer_PN is not None:
+            self.votes["majority"] = self.vote(pool.answer_PN)
+            if graded_both_ways(pool):
+                self.votes["majority_right_as_one"] = self.vote(right_as_one(pool))
+        return self.table({"oracle": self.closed_form(oracle_Pn)} | self.votes)
+
+    def scorer(self, name: str, headline: str, learned_values: bool) -> dict:
+        """The parts of results.json of one scorer. By its headline aggregator there are best of n, best of n
+        by score + w log p of the policy, the weighted vote, and `trace`: how often the best of n has no wrong
+        step. learned_values: its step scores estimate chances of success."""
+        pool, right_PN, seed = self.pool, self.pool.right_PN, self.seed
+        unit = pool.unit(name, self.rules.scores_unit)
+        step_PNT, mask_PNT, kind = log_scores(pool, name, unit)
+        scores = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind)
+        best = {aggregator: self.best_of_n(x_PN, right_PN) for aggregator, x_PN in scores.items()}
+        score_PN = self.score_PN[name] = np.asarray(scores[headline])
+        choices = {}
         if pool.labels:
             choices["trace"] = self.best_of_n(score_PN, self.trace_PN)
-        if pool.logp_PN is not None and scorer != POLICY:
+        if pool.logp_PN is not None and name != POLICY:
             combined_PN = rerank.with_reference(score_PN, pool.logp_PN, self.rules.policy_weight)
-            choices["with_policy"] = self.best_of_n(combined_PN, pool.right_PN)
+            choices["with_policy"] = self.best_of_n(combined_PN, right_PN)
         if pool.answer_PN is not None:
-            choices["weighted_vote"] = self.drawn_vote(score_PN)
-        return choices
+            choices["weighted_vote"] = self.vote(pool.answer_PN, score_PN)
+        self.selections[f"{name}.{headline}.best_of_n"] = best[headline]
+        self.others |= {f"{name}.{headline}.{rule}": x for rule, x in choices.items() if rule != "trace"}
+        tables = {how: {"best_of_n": self.by_size(x.value_Pn.mean(0))} for how, x in best.items()}
+        tables[headline] = self.table({"best_of_n": best[headline]} | choices)
+        ended_PN = pool.present_PN.copy()
+        ended_PN[pool.present_PN] = pool.finished_n
+        problem_n, score_n, right_n = np.argwhere(ended_PN)[:, 0], score_PN[ended_PN], right_PN[ended_PN]
+        alike_n3 = np.stack([problem_n, right_n, pool.repeats_n[pool.finished_n]], -1)
+        length_n = pool.length_n[pool.finished_n]
+        return {
+            "headline": headline,
+            "scores_units": unit,
+            "scorers": tables,
+            "reward_kl": reward_against_kl(pool, score_PN, self.mask_PN, self.sizes, self.rules.ties),
+            "outcome_auroc_within": metrics.within_problem_auroc(score_n, right_n, problem_n)[0],
+            "length_correlation": biases.length_correlation(score_n, length_n, alike_n3, problem_n, seed),
+            "calibration": pool_calibration(
+                pool, name, unit, headline, score_PN, by_labels=not learned_values
+            ),
+        }
 
-    def other_choices(self, score_PN) -> dict[str, Choice]:
-        """{name: Choice} by another aggregator: best of n and, of all candidates, the weighted vote."""
-        pool, rules = self.pool, self.rules
-        choices = {"best_of_n": Choice(self.best_of_n(score_PN, pool.right_PN).value)}
-        if pool.answer_PN is not None:
-            weight_PN = votes.vote(pool.answer_PN, score_PN, ties=rules.ties, counts=rules.counts)
-            value_P = np.asarray(rerank.expectation(weight_PN, pool.right_PN), float)
-            choices["weighted_vote"] = Choice({self.N: value_P})
-        return choices
-
-    def scorer(self, name: str, headline: str, learned_values: bool) -> ScorerResult:
-        """Every number of one scorer. learned_values: its step scores estimate chances of success."""
-        pool, seed = self.pool, self.seed
-        unit = pool.unit(name, self.rules.scores_unit)
-        score_PN = solution_scores(pool, name, unit)
-        ended_n = pool.finished_n
-        problem_n, right_n = np.argwhere(pool.present_PN)[ended_n, 0], pool.right_PN[pool.present_PN][ended_n]
-        score_n, length_n = score_PN[headline][pool.present_PN][ended_n], pool.length_n[ended_n]
-        alike_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
-        choices = {aggregator: self.other_choices(x_PN) for aggregator, x_PN in score_PN.items()}
-        choices[headline] = self.headline_choices(name, score_PN[headline])
-        return ScorerResult(
-            unit=unit,
-            headline=headline,
-            choices=choices,
-            score_PN=score_PN[headline],
-            reward_kl=reward_against_kl(pool, score_PN[headline], self.mask_PN, self.sizes, self.rules.ties),
-            outcome_auroc_within=metrics.within_problem_auroc(score_n, right_n, problem_n)[0],
-            length_correlation=biases.length_correlation(score_n, length_n, alike_n3, problem_n, seed),
-            calibration=pool_calibration(pool, name, unit, score_PN, by_labels=not learned_values),
-        )
-
-
-def solution_scores(pool: Pool, name: str, unit: str) -> dict[str, np.ndarray]:
-    """{aggregator: score_PN}, for a few problems at a time."""
-    parts, size = [], max(1, PLACES // (pool.present_PN.shape[1] * pool.steps_n.max()))
-    for start in range(0, len(pool.ids), size):
-        step_PNT, mask_PNT, kind = log_scores(pool, name, unit, slice(start, start + size))
-        parts.append(rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind))
-    return {name: np.concatenate([part[name] for part in parts]) for name in rerank.AGGREGATORS}
+    def differences(self) -> list[dict]:
+        """Paired tests at every size: of each scorer's choices with the votes, of selections in pairs."""
+        choices = self.selections | self.others | self.votes
+        pairs = [*itertools.product(self.selections | self.others, self.votes)]
+        rows = []
+        for a, b in pairs + [*itertools.combinations(self.selections, 2)]:
+            tests = stats.paired_differences(choices[a].value_Pn, choices[b].value_Pn, self.seed)
+            rows += [{"a": a, "b": b, "n": n, **test} for n, test in zip(self.sizes, tests, strict=True)]
+        return rows
 
 
 def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict | None = None) -> dict:
@@ -207,53 +179,30 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     Where the pool has correctness labels `trace` counts winners without a wrong step, `chosen` is
     trace_error.py's part, and step scores are calibrated against them. Without labels, and for models of
     values or outcomes, they are calibrated against the outcome of a step's solution."""
-    verifiers, results = verifiers or {}, {}
-    measurement = Measurement(pool, rules, seed)
+    measurement, parts = Measurement(pool, rules, seed), collections.defaultdict(dict)
     for name in scorers:
-        about = verifiers.get(name, {})
+        about = (verifiers or {}).get(name, {})
         is_outcome = about.get("objective") == "orm"
         headline = "last" if is_outcome else "prod" if name == POLICY else rules.aggregator
         learned_values = is_outcome or about.get("label_kind") in ("value", "advantage")
-        results[name] = measurement.scorer(name, headline, learned_values)
-    oracle = measurement.closed_form(rerank.pass_at_n(pool.right_PN, pool.eligible_PN, measurement.mask_PN))
-    majority, majority_rule = measurement.majority()
-    table = {
-        "n_problems": len(pool.ids),
+        for part, numbers in measurement.scorer(name, headline, learned_values).items():
+            parts[part][name] = numbers
+    results = {
+        "n_problems": len(pool.right_PN),
         "n_candidates": measurement.N,
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
-        "aggregators": shown_aggregators(rules.aggregators, [x.headline for x in results.values()]),
-        "ties": rules.ties,
         "policy_weight": rules.policy_weight,
-        "vote_counts": rules.counts,
-        "majority_rule": majority_rule,
         "graded_both_ways": graded_both_ways(pool),
         "dropped": pool.dropped,
         "repeat_the_problem": int(pool.repeats_n.sum()),
-        "headline": {name: x.headline for name, x in results.items()},
-        "scores_units": {name: x.unit for name, x in results.items()},
-        **oracle.table("oracle", seed),
-        **(majority.table("majority", seed) if majority else {}),
-        "scorers": {name: choice_tables(x, seed) for name, x in results.items()},
-        "differences": differences(results, majority, measurement.sizes, seed),
+        **measurement.without_scorer(),
+        **parts,
+        "differences": measurement.differences(),
     }
-    for part in ("reward_kl", "outcome_auroc_within", "length_correlation", "calibration"):
-        table[part] = {name: vars(x)[part] for name, x in results.items()}
     if pool.labels:
-        outcomes = np.where(pool.finished_n, pool.right_PN[pool.present_PN], None)
-        table["step_shares"] = biases.step_shares(pool.labels, outcomes)
-        score_PN = {name: x.score_PN for name, x in results.items()}
-        table["chosen"] = trace_error.chosen_numbers(pool, score_PN, measurement.trace_PN, rules, seed)
-    return table
-
-
-def choice_tables(result: ScorerResult, seed: int) -> dict[str, dict]:
-    """{aggregator: the tables of its choices}."""
-    tables = {}
-    for aggregator, choices in result.choices.items():
-        tables[aggregator] = {}
-        for name, choice in choices.items():
-            tables[aggregator] |= choice.table(name, seed)
-    return tables
+        scores, trace_PN = measurement.score_PN, measurement.trace_PN
+        results["chosen"] = trace_error.chosen_numbers(pool, scores, trace_PN, rules, seed)
+    return results
 
 
 def graded_both_ways(pool: Pool) -> int:
@@ -266,39 +215,11 @@ def graded_both_ways(pool: Pool) -> int:
     return len(np.intersect1d(place_PN[right_PN], place_PN[(pool.answer_PN >= 0) & ~right_PN]))
 
 
-def differences(
-    results: dict[str, ScorerResult], majority: Choice | None, sizes: list[int], seed: int
-) -> list[dict]:
-    """The paired test of every pair of `comparisons`."""
-    rows = []
-    for (a_name, a), (b_name, b), n in comparisons(results, majority, sizes):
-        (test,) = stats.paired_differences(a.value[n][:, None], b.value[n][:, None], seed)
-        rows.append({"a": a_name, "b": b_name, "n": n, **test})
-    return rows
-
-
-def comparisons(
-    results: dict[str, ScorerResult], majority: Choice | None, sizes: list[int]
-) -> Iterator[tuple]:
-    """Yields ((name, choice), (name, choice), n). At every size headline selections with the majority vote
-    and in pairs; at the pool's size the headline's other choices with the majority vote and with the
-    selection."""
-    selections = []
-    for scorer, result in results.items():
-        named = {
-            f"{scorer}.{result.headline}.{rule}": x for rule, x in result.choices[result.headline].items()
-        }
-        selection, *others = [pair for pair in named.items() if not pair[0].endswith(".trace")]
-        selections.append(selection)
-        for n in sizes if majority else ():
-            yield selection, ("majority", majority), n
-        for other in others:
-            if majority:
-                yield other, ("majority", majority), sizes[-1]
-            yield other, selection, sizes[-1]
-    for a, b in itertools.combinations(selections, 2):
-        for n in sizes:
-            yield a, b, n
+def right_as_one(pool: Pool) -> np.ndarray:
+    """answer_PN with all right candidates of a problem as one answer."""
+    key_PN = np.where(pool.right_PN > 0, pool.right_PN.shape[1], pool.answer_PN)
+    number_PN = np.stack([np.unique(key_N, return_inverse=True)[1] for key_N in key_PN])
+    return np.where(pool.answer_PN < 0, -1, number_PN)
 
 
 def reward_against_kl(pool: Pool, score_PN, mask_PN, sizes: list[int], ties: str) -> dict:

@@ -25,11 +25,8 @@ class Prmbench(Benchmark):
         for name, x in (results["classes"] | {"overall, all steps": results | overall}).items():
             counts = {"rows": x["n_rows"], "steps": x["n_steps"], "bad": x["n_bad_steps"]}
             rows[name] = counts | {"PRMScore": x["prmscore"], "interval": x["prmscore_interval"]}
-        for name, x in results["groups"].items():
-            missing = [member for member in x["classes"] if member not in results["classes"]]
+        for name, x in results["groups"].items():  # nan where a class has no rows
             rows[f"{name}, mean of its classes"] = {"PRMScore": x["prmscore"]}
-            if missing:
-                rows[f"{name}, mean of its classes"] |= {"no rows of": ", ".join(missing)}
         show_table("class", rows)
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
@@ -51,11 +48,8 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
     by validity, not by the redundancy ratings behind ReasonEval's published redundency and circular.
     Intervals: 95 %, bootstrap over problems.
 
-    As in the authors' evaluator (ssmisya/PRMBench at a1ae4ea), a step at the threshold is bad, and a row that
-    repeats a class and idx is passed over: 6,211 of the paper's 6,216 count.
+    As in the authors' evaluator (ssmisya/PRMBench at a1ae4ea), a step at the threshold is bad.
     """
-    kept = [pair for pair in zip(rows, scores, strict=True) if not pair[0].repeats]
-    rows, scores = zip(*kept)
     is_good = np.concatenate([row.solution.labels for row in rows]) >= 0.5
     p = np.concatenate([np.asarray(score, np.float64) for score in scores])
     predicted = p > threshold
@@ -65,7 +59,6 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
     names = list(dict.fromkeys(row.group for row in rows))
     is_socratic = not set(PRMBENCH_CLASSES) & set(names)
     grouped = SOCRATIC_GROUPS if is_socratic else PRMBENCH_GROUPS
-    known = [name for members in grouped.values() for name in members]
 
     def numbers(steps, score_fn) -> dict:
         good, verdict = is_good[steps], predicted[steps]
@@ -81,7 +74,7 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
         }
 
     classes, groups = {}, {}
-    for name in sorted(names, key=[*known, *names].index):
+    for name in sorted(names, key=[*PRMBENCH_CLASSES, *names].index):
         score_fn = f1 if name == "multi_solutions" else prm_score
         classes[name] = numbers(group == names.index(name), score_fn)
     for name, members in grouped.items():
@@ -95,6 +88,5 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
         "overall_interval": pooled.pop("prmscore_interval"),
         **pooled,
         "threshold": float(threshold),
-        "threshold_origin": "given",
         "published": {"source": None, "prmscore": {}} if is_socratic else PRMBENCH,
     }

@@ -32,6 +32,8 @@ class Processbench(Benchmark):
 
     def show(self, results: dict):
         super().show(results)
+        if split := results["threshold_split"]:
+            print(f"            of the best F1 on {split}")
         rows = {}
         for name, x in results["splits"].items():
             row = {"n": x["n"], "erroneous": x["accuracy_error"], "clean": x["accuracy_clean"]}
@@ -56,20 +58,17 @@ def f1_results(
     threshold_split: the split whose best threshold is used for all splits, as the paper does for scalar PRMs
     with gsm8k; else `threshold`. Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split
     without erroneous or without clean solutions has F1 nan, and so has the mean."""
-    scores = [np.asarray(score, np.float64) for score in scores]
     error = np.array([first_error(row.solution.labels) for row in rows])
-    is_wrong, right_answer = error != -1, np.array([row.solution.outcome == 1 for row in rows])
     problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
     names = list(dict.fromkeys(row.group for row in rows))
     members = {name: np.flatnonzero(split == k) for k, name in enumerate(names)}
     low, high = np.array([right_window(*pair) for pair in zip(scores, error, strict=True)]).T
-    windows = {name: (low[here], high[here], is_wrong[here]) for name, here in members.items()}
-    origin = "given"
+    windows = {name: (low[here], high[here], error[here] != -1) for name, here in members.items()}
     if threshold_split is not None:
         expect(threshold_split in windows, "threshold_split", threshold_split, ", ".join(names))
         tunable = len(np.unique(windows[threshold_split][2])) == 2
         expect(tunable, "threshold_split", threshold_split, "a split with erroneous and with clean solutions")
-        threshold, origin = best_threshold(*windows[threshold_split]), f"best F1 on {threshold_split}"
+        threshold = best_threshold(*windows[threshold_split])
     predicted = np.array([predict_first_error(score, threshold) for score in scores])
     splits = {}
     for name, here in members.items():
@@ -77,29 +76,18 @@ def f1_results(
         arrays = problem[here], seed, predicted[here], error[here]
         for key in tuple(numbers):
             numbers[f"{key}_interval"] = interval_of(lambda *x, key=key: first_error_f1(*x)[key], *arrays)
-        splits[name] = numbers | {
-            "n": len(here),
-            "n_error": int(is_wrong[here].sum()),
-            "n_error_with_right_answer": int((is_wrong & right_answer)[here].sum()),
-            "n_clean": int((~is_wrong)[here].sum()),
-            "n_problems": len(np.unique(problem[here])),
-            "n_steps": sum(len(scores[i]) for i in here),
-        }
+        splits[name] = numbers | {"n": len(here), "n_error": int((error[here] != -1).sum())}
 
     def mean_f1(predicted, error, split):
         pairs = [(predicted[split == k], error[split == k]) for k in range(len(names))]
         return np.mean([first_error_f1(*pair)["f1"] for pair in pairs])
 
-    thresholds = np.linspace(0, 1, 401)
-    curve = {name: f1_curve(*window, thresholds).tolist() for name, window in windows.items()}
     return {
         "splits": splits,
         "mean_f1": float(mean_f1(predicted, error, split)),
         "mean_f1_interval": interval_of(mean_f1, problem, seed, predicted, error, split),
         "threshold": float(threshold),
-        "threshold_origin": origin,
-        "curve": {"threshold": thresholds.tolist(), "f1": curve},
-        "n_rows": len(rows),
+        "threshold_split": threshold_split,
         "published": PROCESSBENCH,
     }
 

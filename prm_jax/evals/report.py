@@ -15,11 +15,6 @@ class Config(best_of_n.Config, steps.Config):
     pass
 
 
-def parts(results: dict) -> list[Task]:
-    """The tasks whose results are there: there may be no pool."""
-    return [Steps(), BestOfN()] if "scorers" in results else [Steps()]
-
-
 class Report(Task):
     Config = Config
 
@@ -30,18 +25,21 @@ class Report(Task):
             return results
         return results | BestOfN(self.cfg).run(setup)
 
+    def parts(self, results: dict) -> list[Task]:
+        """The tasks whose results are there: there may be no pool."""
+        return [Steps(), BestOfN()] if "scorers" in results else [Steps()]
+
     def show(self, results: dict):
-        for part in parts(results):
+        for part in self.parts(results):
             part.show(results)
 
     def detail(self, results: dict):
-        for part in parts(results):
+        for part in self.parts(results):
             part.detail(results)
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
-        return [path for part in parts(results) for path in part.figures(results, folder)]
+        return [path for part in self.parts(results) for path in part.figures(results, folder)]
 
     def metric(self, results: dict) -> float | None:
-        """The share solved by the first verifier's headline selection where there is a pool, else step
-        AUROC."""
-        return parts(results)[-1].metric(results)
+        """The metric of best_of_n where there is a pool, else of steps."""
+        return self.parts(results)[-1].metric(results)

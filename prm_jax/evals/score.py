@@ -8,11 +8,8 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.score_files import score_into, stored_scores
-from prm_jax.data.steps import SPLITS
 from prm_jax.data.units import UNITS
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
@@ -44,20 +41,15 @@ class Score(Task):
     def run(self, setup: Setup) -> dict:
         """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the
         solutions to draw."""
-        cfg, scorer = self.cfg, one_scorer(setup)
+        cfg, scorer, counts = self.cfg, one_scorer(setup), {}
         _, first = next(iter(rows.read_rows(cfg.input)), (0, {}))
-        is_pool, solutions, dropped = rows.is_pool(first), [], {}
-        has_steps = "candidates" in first or not is_pool and bool({"steps", "completions"} & first.keys())
-        ways = ", ".join(SPLITS)
-        expect(not (cfg.split_by and has_steps), "split_by", cfg.split_by, "null: the rows have steps")
-        expect(is_pool or has_steps or cfg.split_by, "split_by", None, f"how to split responses: {ways}")
+        is_pool = rows.is_pool(first)
         read_pool = functools.partial(pools.iter_pool, cfg.input, split_by=cfg.split_by)
         if not is_pool:
             reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
             loaded, counts = sources.load(cfg.input, **reading)
-            dropped = {name: n for name, n in counts.items() if n and name.endswith("_dropped")}
             solutions = [(s.id, s.problem, s.steps) for s in loaded]
-        print_counts(dropped)
+        print_counts({name: n for name, n in counts.items() if n and name.endswith("_dropped")})
 
         def read():  # a pool anew each time: it may be larger than memory
             return pools.candidate_rows(read_pool()) if is_pool else solutions
@@ -65,8 +57,6 @@ class Score(Task):
         n_of_id = collections.Counter(i for i, *_ in read())
         for i, n in n_of_id.items():
             expect(n == 1, f"{cfg.input}: id", i, "each id once")
-        for i in cfg.figures if isinstance(cfg.figures, list) else ():
-            expect(i in n_of_id, "figures", i, "ids of solutions")
         pools.note_unsplit(read())
         files = {"scores": setup.folder / "scores.jsonl"}
         scores = score_into(files["scores"], scorer, read(), len(n_of_id))
@@ -81,30 +71,28 @@ class Score(Task):
         wanted = cfg.figures
         if isinstance(wanted, int):
             wanted = [row["id"] for row in ranking[:wanted]]
-        drawn = dict.fromkeys(wanted)
+        drawn = []
         for (i, problem, steps), logit_T in zip(read(), stored_scores(files["scores"]), strict=True):
-            if i in drawn:
+            if i in wanted:
                 shown_T = from_log_odds(logit_T.astype(float)).tolist()
-                drawn[i] = {"id": i, "problem": problem, "steps": steps, "scores": shown_T}
+                drawn.append({"id": i, "problem": problem, "steps": steps, "scores": shown_T})
         return describe(scorer) | {
             "shown_unit": unit,
             "threshold": float(from_log_odds(UNITS["probability"].log_odds(cfg.threshold))),
             "aggregator": aggregator,
             "files": {name: str(path) for name, path in files.items()},
             "ranking": ranking,
-            "counts": dropped,
-            "drawn": list(drawn.values()),
+            "drawn": drawn,
         }
 
     def show(self, results: dict):
-        unit, aggregator = results["shown_unit"], results["aggregator"]
+        unit, aggregator, ranking = results["shown_unit"], results["aggregator"], results["ranking"]
         print(f"verifier    {results['verifier']}; ranked by the {aggregator} of its step scores ({unit})")
         for name, path in results["files"].items():
             print(f"{name:<12}{path}")
-        ranking = results["ranking"]
-        for problem, ranked in itertools.groupby(ranking[:MOST_SHOWN], key=lambda r: r["problem"]):
+        for problem, ranked in itertools.groupby(ranking[:MOST_SHOWN], key=lambda row: row["problem"]):
             columns = {"score": "score", "weakest_step": "weakest step", "n_steps": "of"}
-            table = {r["id"]: {title: r[name] for name, title in columns.items()} for r in ranked}
+            table = {row["id"]: {title: row[name] for name, title in columns.items()} for row in ranked}
             show_table(f"problem     {problem[:80]}", table)
         if len(ranking) > MOST_SHOWN:
             print(f"  ... and {len(ranking) - MOST_SHOWN} more in results.json")
@@ -117,20 +105,12 @@ class Score(Task):
 
 def rank(solutions: Iterable, scores: Iterable, unit: str, aggregator: str) -> list[dict]:
     """Problems in the order of the file; within each, solutions by their lowest or last step score, best
-    first. Scores are in `unit`; where that is the probability the product of a solution's steps is there
-    too."""
-    order, table = {}, []
+    first. Scores are in `unit`."""
+    by_problem = {}
     for (i, problem, steps), logit_T in zip(solutions, scores, strict=True):
         weakest = int(logit_T.argmin())
         logit = float(logit_T[-1 if aggregator == "last" else weakest])
-        row = {
-            "id": i,
-            "problem": problem,
-            "score": float(UNITS[unit].from_log_odds(logit)),
-            "weakest_step": weakest + 1,
-            "n_steps": len(steps),
-        }
-        if unit == "probability":
-            row["product"] = float(np.exp(-np.logaddexp(0, -logit_T.astype(float)).sum()))
-        table.append((order.setdefault(problem, len(order)), -logit, row))
-    return [row for *_, row in sorted(table, key=lambda entry: entry[:2])]
+        row = {"id": i, "problem": problem, "score": float(UNITS[unit].from_log_odds(logit))}
+        row |= {"weakest_step": weakest + 1, "n_steps": len(steps)}
+        by_problem.setdefault(problem, []).append((-logit, row))
+    return [row for rows in by_problem.values() for _, row in sorted(rows, key=lambda pair: pair[0])]

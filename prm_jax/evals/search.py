@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
@@ -27,8 +27,7 @@ from prm_jax.generate.policies import Server
 from prm_jax.generate.samples import policy_pool
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
 from prm_jax.generate.search_state import SearchState
-from prm_jax.launch import run_folder
-from prm_jax.launch.config import Count, NotNegative, Rule, expect, one_of
+from prm_jax.launch.config import Count, Rule, expect, one_of
 from prm_jax.launch.progress import progress
 from prm_jax.tasks.checkers import (
     CHECKERS,
@@ -40,7 +39,7 @@ from prm_jax.tasks.checkers import (
     task_grader,
 )
 
-CHOICES = {"best": "best score", "vote": "weighted vote", "policy": "best score + w log p of the policy"}
+CHOICES = {"best": "best score", "vote": "weighted vote"}
 METHODS = Rule(lambda x: x and {*x} <= search.METHODS.keys(), f"a list of {', '.join(search.METHODS)}")
 BUDGETS = Rule(lambda x: x and all(type(n) is int and n > 0 for n in x), "a list of whole numbers of tokens")
 
@@ -58,7 +57,6 @@ class Config(search.Options):
     checker: Annotated[str, checker_rule(CHECKERS)] | None
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
     choice: Annotated[str, one_of(CHOICES)]
-    policy_weight: NotNegative
     max_steps: Count
     sampling: Sampling
     batch_rows: Count
@@ -79,6 +77,14 @@ class SearchInputs:
         return pool_arrays(pool, grading.group_pool(pool, rule) if rule in grading.RULES else None)
 
 
+class Outcome(NamedTuple):
+    """What a method did at a budget."""
+
+    tokens_P: np.ndarray  # of the policy
+    solved: dict[str, np.ndarray]  # {rule of the final choice: share solved of each problem}
+    counts: dict
+
+
 class Search(Task):
     Config = Config
 
@@ -88,29 +94,23 @@ class Search(Task):
             inputs = file_inputs(setup, cfg) if cfg.input else task_inputs(setup, cfg, name)
             with contextlib.closing(inputs.grader):
                 verifiers.append(search_all(setup, cfg, inputs, open_scorer(setup, name), k))
-        return {"verifiers": verifiers, "choice": cfg.choice, "stop_at": cfg.stop_at, "samples": cfg.samples}
+        return {"verifiers": verifiers, "choice": cfg.choice}
 
     def show(self, results: dict):
         rule = results["choice"]
         for v in results["verifiers"]:
-            value = f"value of a prefix: {v['aggregator']} of its step scores"
-            print(f"verifier    {v['verifier']} ({v['label_kind']}), {value}")
-            solved = f"pass@1 {v['pass_at_1']:.3f}, pass@{results['samples']} {v['pass_at_n']:.3f}"
-            if v["majority"] is not None:
-                solved += f", majority {v['majority']:.3f}"
-            tokens = f"{v['tokens_per_solution']:.1f} tokens a solution"
-            print(f"policy      {v['policy']}: {tokens}; {v['problems']} problems: {solved}")
+            print(f"verifier    {v['verifier']}, a prefix by the {v['aggregator']} of its step scores")
+            alone = {name: v[name] for name in ("pass_at_1", "pass_at_n", "majority", "tokens_per_solution")}
+            show_table("policy alone", {v["policy"]: alone}, digits=3)
             rows = {}
             for s in v["searches"]:  # the mean of the policy tokens that were spent, beside the share solved
                 row = rows.setdefault(s["method"], {})
-                row |= {
-                    f"at {s['budget']}": s[rule]["share"],
-                    f"{s['budget']}: spent": f"{s['policy_tokens']:.0f}",
-                }
+                row[f"at {s['budget']}"] = s[rule]["share"]
+                row[f"{s['budget']}: spent"] = f"{s['policy_tokens']:.0f}"
             show_table(f"solved by {CHOICES[rule]}, at a budget of policy tokens", rows, digits=3)
             if unfinished := sum(s.get("unfinished_problems", 0) for s in v["searches"]):
                 print(
-                    f"  {unfinished} problems of all searches have no finished solution, and count as wrong"
+                    f"  {unfinished} problems of all searches have no finished solution: they count as wrong"
                 )
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
@@ -148,8 +148,6 @@ def file_inputs(setup: Setup, cfg: Config) -> SearchInputs:
     checker = choose_checker(cfg.checker, [cfg.input])
     questions = list(itertools.islice(read_questions(cfg.input, is_own(checker)), cfg.problems))
     expect(questions, "input", cfg.input, "a file with problems")
-    for q in questions if checker in grading.RULES else ():
-        expect(q.answer is not None, f"{cfg.input}: problem {q.id}", None, "a right answer to check by")
     return named_policy(setup, cfg, questions, open_grader(checker, [cfg.input]))
 
 
@@ -165,116 +163,85 @@ def writer(cfg: Config, name: str, sampling: Sampling) -> Policy:
 
 
 def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) -> dict:
-    """The numbers of one verifier: every method at every budget."""
-    seed, (right_P, baseline) = setup.cfg.seed, policy_baseline(inputs, setup.cfg.seed)
+    """The numbers of one verifier: every method at every budget, and `optimal`, the best by difficulty."""
+    seed, samples = setup.cfg.seed, inputs.arrays(inputs.samples)
+    right_P = samples.right_PN.sum(1) / samples.present_PN.sum(1)
+    problems = [q.problem for q in inputs.questions]
+    size = search.tokens_per_solution(inputs.policy, problems, jax.random.key(seed))
     is_value = scorer.objective == "orm" or scorer.label_kind in ("value", "advantage")
     aggregator = cfg.aggregator or ("last" if is_value else "prod")
-    bins = np.array_split(np.argsort(-right_P, kind="stable"), min(cfg.difficulties, len(right_P)))
-    rounds, rows = list(itertools.product(cfg.budgets, cfg.methods)), []
-    solved, tokens = {}, {}
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    rounds = list(itertools.product(cfg.budgets, cfg.methods))
     title = f"searching ({Path(scorer.name).name})"
     for budget, method in progress(title, len(rounds), "search", iterable=rounds):
         file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
-        size = baseline["tokens_per_solution"]
-        costs, pool = search_once(seed, cfg, inputs, scorer, aggregator, method, budget, size, file)
-        solved[method, budget] = solved_by(pool, inputs, aggregator, cfg.policy_weight)
-        tokens[method, budget] = np.array(costs.pop("tokens_by_problem"))
-        rows.append({"method": method, "budget": budget, **costs})
-    for budget in cfg.budgets if len(cfg.methods) > 1 and min(map(len, bins)) > 1 else ():
-        of_methods = [solved[method, budget] for method in cfg.methods]
-        choice_P = choose_by_difficulty(np.stack([by_rule[cfg.choice] for by_rule in of_methods]), bins)
-        solved["optimal", budget] = {
-            rule: np.choose(choice_P, [by_rule[rule] for by_rule in of_methods]) for rule in of_methods[0]
-        }
-        tokens_P = np.choose(choice_P, [tokens[method, budget] for method in cfg.methods])
-        rows.append({"method": "optimal", "budget": budget, "policy_tokens": float(tokens_P.mean())})
-    for row in rows:
-        by_rule = solved[row["method"], row["budget"]]
-        row |= {rule: shares(x_P, bins, seed) for rule, x_P in by_rule.items()}
-    about = {"aggregator": aggregator, "policy": inputs.policy.name, "problems": len(inputs.questions)}
-    difficulty = [float(right_P[members].mean()) for members in bins]
-    return describe(scorer) | about | baseline | {"difficulty_pass_at_1": difficulty, "searches": rows}
+        if not file.exists():
+            key = jax.random.key(seed)
+            state = SearchState(inputs.policy, scorer, problems, aggregator, cfg.max_steps, key)
+            search.search(state, method, budget, size, cfg)
+            drawn = state.pool(
+                [q.id for q in inputs.questions], [q.answer for q in inputs.questions], "search"
+            )
+            write_pool(file, [inputs.grader.grade(problem) for problem in drawn])
+        outcomes[method, budget] = outcome_of(read_pool(file), inputs, aggregator)
+    bins = np.array_split(np.argsort(-right_P, kind="stable"), min(cfg.difficulties, len(right_P)))
+    if len(cfg.methods) > 1 and min(map(len, bins)) > 1:
+        for budget in cfg.budgets:
+            by_method = [outcomes[method, budget] for method in cfg.methods]
+            outcomes["optimal", budget] = choose_by_difficulty(by_method, bins, cfg.choice)
+    rows = []
+    for (method, budget), outcome in outcomes.items():
+        row = {"method": method, "budget": budget, "policy_tokens": float(outcome.tokens_P.mean())}
+        rows.append(
+            row | outcome.counts | {rule: shares(x, bins, seed) for rule, x in outcome.solved.items()}
+        )
+    majority = np.nan
+    if samples.answer_PN is not None:
+        majority = float(rerank.expectation(votes.vote(samples.answer_PN), samples.right_PN).mean())
+    return describe(scorer) | {
+        "aggregator": aggregator,
+        "policy": inputs.policy.name,
+        "problems": len(problems),
+        "tokens_per_solution": size,
+        "pass_at_1": float(right_P.mean()),
+        "pass_at_n": float(samples.right_PN.any(1).mean()),
+        "majority": majority,
+        "difficulty_pass_at_1": [float(right_P[members].mean()) for members in bins],
+        "searches": rows,
+    }
 
 
-def choose_by_difficulty(solved_MP: np.ndarray, bins: Sequence[np.ndarray]) -> np.ndarray:
-    """Index of a method of M for each problem: compute-optimal choice (Snell et al. 2024). In each group of
+def choose_by_difficulty(by_method: Sequence[Outcome], bins: Sequence[np.ndarray], rule: str) -> Outcome:
+    """The compute-optimal choice of a method for each problem (Snell et al. 2024). In each group of
     difficulty, an array of problems, every second problem gets the method that solves most of the others, and
     they get theirs."""
+    solved_MP = np.stack([outcome.solved[rule] for outcome in by_method])
     choice_P = np.zeros(solved_MP.shape[1], int)
     for members in bins:
         for half, others in ((members[::2], members[1::2]), (members[1::2], members[::2])):
             choice_P[half] = solved_MP[:, others].mean(1).argmax()
-    return choice_P
-
-
-def policy_baseline(inputs: SearchInputs, seed: int) -> tuple[np.ndarray, dict]:
-    """(the share of right samples of each problem, what the policy's samples cost and solve without a
-    verifier)."""
-    pool = inputs.arrays(inputs.samples)
-    majority = None
-    if pool.answer_PN is not None:
-        majority = float(rerank.expectation(votes.vote(pool.answer_PN), pool.right_PN).mean())
-    right_P, problems = pool.right_PN.sum(1) / pool.present_PN.sum(1), [q.problem for q in inputs.questions]
-    return right_P, {
-        "tokens_per_solution": search.tokens_per_solution(inputs.policy, problems, jax.random.key(seed)),
-        "pass_at_1": float(right_P.mean()),
-        "pass_at_1_interval": stats.mean_interval(right_P, seed).tolist(),
-        "pass_at_n": float(pool.right_PN.any(1).mean()),
-        "majority": majority,
+    solved = {
+        x: np.choose(choice_P, [outcome.solved[x] for outcome in by_method]) for x in by_method[0].solved
     }
+    return Outcome(np.choose(choice_P, [outcome.tokens_P for outcome in by_method]), solved, {})
 
 
-def search_once(
-    seed: int,
-    cfg: Config,
-    inputs: SearchInputs,
-    scorer,
-    aggregator: str,
-    method: str,
-    budget: int,
-    size,
-    file: Path,
-) -> tuple[dict, list[Problem]]:
-    """(costs, the graded pool) of one method at one budget, read if it is done already. size: tokens of a
-    solution."""
-    done = file.with_name(file.name.replace(".jsonl.gz", ".json"))
-    if done.exists():
-        return run_folder.read_json(done, policy_tokens=float, tokens_by_problem=list), read_pool(file)
-    questions, key = inputs.questions, jax.random.key(seed)
-    scoring = getattr(scorer, "stats", None)
-    before = scoring.computed if scoring else 0
-    state = SearchState(inputs.policy, scorer, [q.problem for q in questions], aggregator, cfg.max_steps, key)
-    search.search(state, method, budget, size, cfg)
-    costs = {
-        "policy_tokens": float(state.tokens_P.mean()),
-        "tokens_by_problem": state.tokens_P.tolist(),
-        "verifier_tokens": (scoring.computed - before) / len(questions) if scoring else None,
-        "finished": float(np.mean([len(state.finished(p)) for p in range(len(questions))])),
-        "unfinished_problems": int((~state.has_finished_P).sum()),
-    }
-    drawn = state.pool([q.id for q in questions], [q.answer for q in questions], "search")
-    pool = [inputs.grader.grade(problem) for problem in drawn]
-    write_pool(file, pool)
-    run_folder.write_json(done, costs)
-    return costs, pool
-
-
-def solved_by(pool: list[Problem], inputs: SearchInputs, aggregator: str, policy_weight: float) -> dict:
-    """{rule of the final choice: share solved of each problem}: of CHOICES, and any finished solution. Where
-    the policy gives no log p of its texts the rule `policy` is the best score."""
+def outcome_of(pool: list[Problem], inputs: SearchInputs, aggregator: str) -> Outcome:
+    """What a search's pool solves, by the rules of CHOICES and by any finished solution."""
     arrays = inputs.arrays(pool)
     step_PNT, mask_PNT, unit = log_scores(arrays, "search", arrays.unit("search", "logit"))
     score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit), arrays.present_PN
-    scores = {"best": score_PN, "policy": score_PN}
-    if arrays.logp_PN is not None:
-        scores["policy"] = rerank.with_reference(score_PN, arrays.logp_PN, policy_weight)
-    golds = arrays.right_PN, arrays.eligible_PN, present_PN, np.array([present_PN.shape[1]])
-    best = {rule: np.asarray(rerank.best_of_n(x_PN, *golds))[:, 0] for rule, x_PN in scores.items()}
+    size = np.array([present_PN.shape[1]])
+    best_P1 = rerank.best_of_n(score_PN, arrays.right_PN, arrays.eligible_PN, present_PN, size)
     vote_P = np.zeros(len(pool))  # where a budget pays for no answer at all nobody has a vote
     if arrays.answer_PN is not None:
         weight_PN = votes.vote(arrays.answer_PN, score_PN, present_PN)
         vote_P = np.asarray(rerank.expectation(weight_PN, arrays.right_PN))
-    return best | {"oracle": (arrays.right_PN * arrays.eligible_PN).max(1), "vote": vote_P}
+    oracle_P = (arrays.right_PN * arrays.eligible_PN).max(1)
+    finished = [sum(c.finished for c in problem.candidates) for problem in pool]
+    counts = {"finished": float(np.mean(finished)), "unfinished_problems": finished.count(0)}
+    solved = {"best": np.asarray(best_P1)[:, 0], "vote": vote_P, "oracle": oracle_P}
+    return Outcome(np.array([problem.policy_tokens for problem in pool]), solved, counts)
 
 
 def shares(right_P, bins, seed: int) -> dict:

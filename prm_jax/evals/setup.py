@@ -43,29 +43,25 @@ class Setup:
     """The inputs of one evaluation, and its folder."""
 
     cfg: EvaluateConfig
-    checkpoints: list[
-        str
-    ]  # folders, hub names or names without a folder; empty where stored scores are enough
+    checkpoints: list[str]  # empty where stored scores are enough
     data: DictConfig  # the data section of the configuration
     folder: Path
     files: tuple[str, ...] = ()  # the files that the evaluation reads
 
 
-def check_data(cfg: DictConfig):
-    """InputError where files are named but not the kind of their rows, which benchmarks know."""
+def check_inputs(folder: Path, cfg: DictConfig) -> tuple[str, ...]:
+    """The files that the keys of an evaluation name; InputError if it began with others."""
     data = cfg.data
     if data.name == "of_run" and (data.path or data.hub) and cfg.task not in ("processbench", "prmbench"):
         raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
-
-
-def check_inputs(folder: Path, cfg: DictConfig) -> tuple[str, ...]:
-    """The files that the keys of an evaluation name; InputError if it began with others."""
-    values = [OmegaConf.select(cfg, key) for key in PATHS]
-    lists = [value if OmegaConf.is_list(value) else [value] for value in values]
-    files = [str(name) for names in lists for name in names if name is not None and Path(name).is_file()]
-    read = files
+    files = []
+    for key in PATHS:
+        value = OmegaConf.select(cfg, key)
+        names = value if OmegaConf.is_list(value) else [value]
+        files += [str(name) for name in names if name is not None and Path(name).is_file()]
+    read = list(files)
     if calibrated_by := cfg.get("calibrated_by"):
-        read = [*files, f"{calibrated_by}/results.json"]
+        read.append(f"{calibrated_by}/results.json")
     check_unchanged(folder, {file: file_fingerprint(file) for file in read if Path(file).is_file()})
     return tuple(files)
 

@@ -4,13 +4,13 @@ anew."""
 import dataclasses
 from typing import Literal
 
-from prm_jax import InputError, tasks
+from prm_jax import tasks
 from prm_jax.data.rows import write_rows
-from prm_jax.data.splits import Mixture, TaskData, data_config, load_splits
-from prm_jax.evals import biases
+from prm_jax.data.splits import TaskData, data_config, load_splits
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.task import Task
 from prm_jax.generate.samples import policy_pool
+from prm_jax.launch.config import expect
 from prm_jax.launch.progress import print_counts
 from prm_jax.solutions import native_row
 
@@ -27,11 +27,9 @@ class Solutions(Task):
     def run(self, setup: Setup) -> dict:
         """Writes solutions.jsonl, each row with its label_kind, where the data has labels; problems.jsonl of
         an embedded task, each problem once with its answer."""
-        if setup.data.name == "of_run":
-            raise InputError("data: name the data set whose solutions are wanted, such as data=chain")
+        name = setup.data.name
+        expect(name not in ("of_run", "mixture"), "data", name, "one data set, such as data=chain")
         data_cfg = data_config(setup.data)
-        if isinstance(data_cfg, Mixture):
-            raise InputError("data: got mixture, expected one data set: its sources are written one by one")
         data = load_splits(data_cfg, setup.cfg.seed, policy_pool)
         print_counts(data.counts)
         rows, path, kind = data.splits[self.cfg.split], setup.folder / "solutions.jsonl", data_cfg.label_kind
@@ -40,7 +38,7 @@ class Solutions(Task):
             task, texts = tasks.find_task(data_cfg.name), dict.fromkeys(s.problem for s in rows)
             problems = [{"problem": p, "answer": task.gold_answer(p), "task": task.name} for p in texts]
             write_rows(setup.folder / "problems.jsonl", problems)
-        results = {
+        return {
             "path": str(path),
             "split": self.cfg.split,
             "label_kind": kind,
@@ -50,9 +48,6 @@ class Solutions(Task):
             "labelled": sum(label is not None for s in rows for label in s.labels or ()),
             "counts": data.counts,
         }
-        if kind == "correctness":
-            results |= biases.step_shares([s.labels or () for s in rows], [s.outcome for s in rows])
-        return results
 
     def show(self, results: dict):
         names = "solutions", "problems", "steps", "labelled"

@@ -1,9 +1,7 @@
 """task=steps: metrics of step scores against labels, for one verifier or for the runs of a sweep."""
 
 import dataclasses
-import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +20,13 @@ from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import data_of, describe, open_scorer, trained, trained_on
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import Count, Share
+from prm_jax.launch.config import Count, Share, expect
 from prm_jax.launch.progress import print_counts
 from prm_jax.metrics import labelled_steps, problem_numbers, step_metrics
-from prm_jax.solutions import Solution, first_error
+from prm_jax.solutions import Solution
 
-TOTALS = ("rows", "solutions", "steps", "labels")  # counts that are no loss: in report.txt
-SAMPLED = ("policy_tokens", "lucky_share_of_right_answers")  # so are these, of an embedded task
+# Counts that are no loss, in report.txt alone; the last two are of an embedded task.
+TOTALS = ("rows", "solutions", "steps", "labels", "policy_tokens", "lucky_share_of_right_answers")
 # Step AUROC above the policy's own likelihood: default runs that fail end below, others above.
 HARDLY_LEARNED = 0.03
 METRICS = (
@@ -58,14 +56,13 @@ class Steps(Task):
     def run(self, setup: Setup) -> dict:
         """Every number of each verifier in `runs`, beside it the means over runs that differ in their seed
         alone; where runs differ in another setting, `groups` has the means of each setting."""
-        elsewhere, runs = parameters_of(self.cfg.calibrated_by), []
+        elsewhere = parameters_of(self.cfg.calibrated_by)
+        runs = []
         for i, name in enumerate(setup.checkpoints):
             runs.append(measure(setup, self.cfg, name, setup.folder / f"scores_{i}.jsonl", elsewhere))
-            kinds = {(run["objective"], run["label_kind"]) for run in runs}
-            if len(kinds) > 1 and setup.data.name == "of_run":
-                listed = ", ".join(f"{objective} on {kind} labels" for objective, kind in sorted(kinds))
-                expected = "verifiers of one kind, or data=NAME, which measures all on the same"
-                raise InputError(f"checkpoint: {name}: got {listed}, expected {expected}")
+            kinds = sorted({(run["objective"], run["label_kind"]) for run in runs})
+            is_same = len(kinds) == 1 or setup.data.name != "of_run"
+            expect(is_same, f"checkpoint: {name}", kinds, "one kind, or data=NAME, which measures all alike")
         groups = by_settings(runs)
         shared = groups[0] if len(groups) == 1 else {"groups": groups}
         return shared | {"runs": runs, "threshold": self.cfg.threshold}
@@ -73,8 +70,6 @@ class Steps(Task):
     def show(self, results: dict):
         first, n = results["runs"][0], len(results["runs"])
         print(f"verifier    {first['verifier']}" + (f" and {n - 1} more runs" if n > 1 else ""))
-        if first["objective"] == "orm":
-            print("objective   orm: an outcome model, read at every step")
         kind = first["data"]["label_kind"]
         if first["label_kind"] not in (kind, "unknown"):
             print(f"note        learned {first['label_kind']} labels, is measured on {kind} labels")
@@ -86,8 +81,6 @@ class Steps(Task):
         first run."""
         first = results["runs"][0]
         print_counts(first["counts"])
-        if "bad_steps_in_right_answers" in first:
-            biases.show_shares(first)
         biases.show_length({"step scores": first["length_correlation"]}, "whether a step is right")
         eces = {way: {"ECE": x["ece"]} for way, x in first["recalibrated"].items()}
         show_table("after scaling the log-odds", eces)
@@ -112,7 +105,7 @@ def measure(setup: Setup, cfg: Config, name: str, scores_file: Path, elsewhere: 
     check_unchanged(setup.folder, data.fingerprints)
     test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
     counts = data.counts | {"test_problems_the_run_was_trained_on": trained_on(name, data, test)}
-    print_counts(counts, totals=(*TOTALS, *SAMPLED))
+    print_counts(counts, totals=TOTALS)
     if not any(y is not None for s in test for y in s.labels):
         raise InputError("data: the test split has no labelled solution")
     rows = [(s.id, s.problem, s.steps) for s in test]
@@ -136,33 +129,21 @@ def step_results(
     curves."""
     labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
     steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T, kind)[0]]
-    p_n, y_n = np.array([p[i][t] for i, t in steps]), np.array([labels[i][t] for i, t in steps])
+    p_n, y_n = np.array([(p[i][t], labels[i][t]) for i, t in steps]).T
     problem_n, length_n = problems[[i for i, _ in steps]], [len(test[i].steps[t]) for i, t in steps]
     good_n = y_n >= 0.5
     histograms = {"good": p_n[good_n], "bad": p_n[~good_n]}
-    correlation = biases.length_correlation(p_n, length_n, good_n, problem_n, seed)
-    further = {}
-    if kind == "correctness":
-        # The shares take all that follows an error for wrong: not where a label says otherwise.
-        if not any(has_good_after_error(label_T) for label_T in labels):
-            further = biases.step_shares(labels, [s.outcome for s in test])
-        further["f1_by_threshold"] = f1_by_threshold(p, labels, problems)
-    hit_n = (p_n >= cfg.threshold) == good_n
-    return {
+    results = {
         **step_metrics(p, labels, problems, cfg.threshold, kind),
-        "step_accuracy_interval": interval_of(np.mean, problem_n, seed, hit_n),
-        **further,
-        "length_correlation": correlation,
-        "score_length_r": correlation["r"],  # a number that is averaged over seeds
+        "step_accuracy_interval": interval_of(np.mean, problem_n, seed, (p_n >= cfg.threshold) == good_n),
+        "length_correlation": biases.length_correlation(p_n, length_n, good_n, problem_n, seed),
         "reliability": reliability_table(p_n, y_n),
         "recalibrated": recalibrated(p_n, y_n, problem_n, elsewhere),
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
-
-
-def has_good_after_error(label_T: Sequence[float | None]) -> bool:
-    error = first_error(label_T)
-    return error >= 0 and any(label is not None and label >= 0.5 for label in label_T[error:])
+    if kind == "correctness":
+        results["f1_by_threshold"] = f1_by_threshold(p, labels, problems)
+    return results
 
 
 def by_settings(runs: list[dict]) -> list[dict]:
@@ -177,9 +158,8 @@ def by_settings(runs: list[dict]) -> list[dict]:
 def average(runs: list[dict]) -> dict:
     """The mean over runs of every metric that all have, their number as `mean_of`, and `spread`, that of each
     metric over them, where there are several."""
-    is_number = {name: isinstance(x, int | float) for name, x in runs[0].items()}
-    names = [name for name in runs[0] if is_number[name] and not name.startswith("train_")]
-    names = [name for name in names if all(name in run for run in runs)]
+    names = [name for name, x in runs[0].items() if isinstance(x, int | float) and name != "train_seed"]
+    names = [name for name in names if name != "train_seconds" and all(name in run for run in runs)]
     means = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
     if len(runs) > 1:
         means["spread"] = {name: spread([run[name] for run in runs]) for name in names}
@@ -200,17 +180,12 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
         for i in range(0, len(METRICS), 3):
             print("  " + "  ".join(f"{name:<21}{group[name]:.4f}" for name in METRICS[i : i + 3]))
     if undefined := [name for name in METRICS if np.isnan(group[name])]:
-        print(
-            f"  undefined without good and bad steps, or sound and unsound solutions: {', '.join(undefined)}"
-        )
-    baselines = group.get("baselines", {})
+        print(f"  undefined, since a kind of step or solution is missing: {', '.join(undefined)}")
+    if not (baselines := group.get("baselines")):
+        print("baselines   left out: not asked for, or no labelled training split to fit them on")
+        return
     listed = ", ".join(f"{name} {x:.4f}" for name, x in baselines.items())
-    missing = (
-        "left out: not asked for, or no labelled training split, as beside a file that is measured whole"
-    )
-    title = "step_auroc of what was never taught to verify: "
-    print(f"baselines   {title + listed if listed else missing}")
-    known = baselines.get("likelihood", -math.inf)
-    if of_steps and group["step_auroc"] < known + HARDLY_LEARNED:
+    print(f"baselines   step_auroc of what was never taught to verify: {listed}")
+    if of_steps and group["step_auroc"] < baselines.get("likelihood", -np.inf) + HARDLY_LEARNED:
         near = f"step_auroc {group['step_auroc']:.3f} is hardly above that of the policy's likelihood"
         print(f"note        {near}: another seed, more steps or a longer optimizer.warmup may help")

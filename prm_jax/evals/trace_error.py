@@ -1,7 +1,6 @@
 """Errors behind right answers (Uesato et al. 2022): trace error, selective prediction.
 
-All numbers are of a pool's size n and of exact step labels. Dimension key: P problems, N candidates, T steps,
-S shares.
+All numbers are of a pool's size n and of exact step labels. Dimension key: P problems, N candidates, S shares.
 """
 
 from typing import NamedTuple
@@ -23,49 +22,32 @@ class Law(NamedTuple):
 
 
 def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed: int) -> dict:
-    """`rules`: errors of each way to choose, with 95 % bootstrap intervals; `abstain`: final error by the
-    share of problems left out. Final error: the chosen answer is wrong; trace error: the share of right
-    chosen answers with a wrong step. score_PN: {scorer: solution scores by its headline aggregator}.
-    trace_PN: `right_traces`."""
+    """`rules`: errors of each way to choose; `abstain`: final error by the share of problems left out. Final
+    error: the chosen answer is wrong; trace error: the share of right chosen answers with a wrong step, with
+    its 95 % bootstrap interval. score_PN: {scorer: solution scores by its headline aggregator}. The ways are
+    `mean` (a candidate at random), `majority`, SCORER.best_of_n and SCORER.weighted_vote."""
+    laws = {"mean": Law(pool.present_PN / pool.present_PN.sum(-1, keepdims=True))}
+    if pool.answer_PN is not None:
+        laws["majority"] = vote_law(pool.answer_PN, np.where(pool.eligible_PN, 0.0, -np.inf), rules)
+    for scorer, raw_PN in score_PN.items():
+        x_PN = np.where(pool.eligible_PN, np.asarray(raw_PN, float), -np.inf)
+        arrays = x_PN, x_PN.shape[-1], pool.eligible_PN, pool.present_PN
+        best_PN = np.asarray(rerank.winner_probs(*arrays, ties=rules.ties), float)
+        laws[f"{scorer}.best_of_n"] = Law(best_PN * pool.eligible_PN, x_PN.max(-1))
+        if pool.answer_PN is not None:
+            laws[f"{scorer}.weighted_vote"] = vote_law(pool.answer_PN, x_PN, rules)
     table, errors = {}, {}
-    for rule, law in laws_of(pool, score_PN, rules).items():
+    for rule, law in laws.items():
         right_P = (law.weight_PN * pool.right_PN).sum(-1)
         hidden_P = (law.weight_PN * (pool.right_PN - trace_PN)).sum(-1)
         table[rule] = {
             "final_error": float(1 - right_P.mean()),
-            "final_error_interval": ratio_interval(1 - right_P, np.ones_like(right_P), seed).tolist(),
             "trace_error": float(hidden_P.sum() / right_P.sum()) if right_P.any() else float("nan"),
             "trace_error_interval": ratio_interval(hidden_P, right_P, seed).tolist(),
         }
         if law.confidence_P is not None:
             errors[rule] = selective(law.confidence_P, 1 - right_P)
-    abstain = {"share": SHARE_S.tolist(), "error": errors}
-    return {"n": pool.right_PN.shape[-1], "rules": table, "abstain": abstain}
-
-
-def laws_of(pool, score_PN: dict[str, np.ndarray], rules) -> dict[str, Law]:
-    """{rule: Law}: `mean` (a candidate at random), `majority` (a random one of its voters), SCORER.best_of_n,
-    and SCORER.weighted_vote (the winning answer's best candidate)."""
-    present_PN, eligible_PN, answer_PN = pool.present_PN, pool.eligible_PN, pool.answer_PN
-    laws = {"mean": Law(present_PN / present_PN.sum(-1, keepdims=True))}
-
-    def vote(x_PN) -> np.ndarray:
-        weight_PN = votes.vote(answer_PN, x_PN, present_PN, ties=rules.ties, counts=rules.counts)
-        return np.asarray(weight_PN, float)
-
-    if answer_PN is not None:
-        win_PN = vote(None)
-        laws["majority"] = Law(win_PN, winning_share(win_PN, answer_PN, eligible_PN.astype(float)))
-    for scorer, raw_PN in score_PN.items():
-        x_PN = np.where(eligible_PN, np.asarray(raw_PN, float), -np.inf)
-        best_PN = rerank.winner_probs(x_PN, x_PN.shape[-1], eligible_PN, present_PN, ties=rules.ties)
-        laws[f"{scorer}.best_of_n"] = Law(np.asarray(best_PN, float) * eligible_PN, x_PN.max(-1))
-        if answer_PN is not None:
-            win_PN = vote(x_PN)
-            vote_PN = np.exp(x_PN - np.maximum(x_PN.max(-1, keepdims=True), np.finfo(float).min))
-            confidence_P = winning_share(win_PN, answer_PN, vote_PN)
-            laws[f"{scorer}.weighted_vote"] = Law(best_of_winners(win_PN, answer_PN, x_PN), confidence_P)
-    return laws
+    return {"rules": table, "abstain": {"share": SHARE_S.tolist(), "error": errors}}
 
 
 def right_traces(pool) -> np.ndarray:
@@ -76,22 +58,25 @@ def right_traces(pool) -> np.ndarray:
     return trace_PN
 
 
-def winning_share(win_PN, answer_PN, weight_PN) -> np.ndarray:
-    """share_P of the votes that the winning answer has, in [0, 1]; 0 where nobody votes."""
+def vote_law(answer_PN, score_PN, rules) -> Law:
+    """The winning answer's best candidate, equal ones alike; it is as sure as its answer's share of the votes
+    exp(score), 0 where nobody votes."""
+    vote_PN = votes.vote(answer_PN, score_PN, ties=rules.ties, counts=rules.counts)
+    win_PN = np.asarray(vote_PN, float)
     same_PNN = answer_PN[:, :, None] == answer_PN[:, None, :]
-    weight_PN = np.where(answer_PN >= 0, weight_PN, 0.0)
-    total_P1 = np.maximum(weight_PN.sum(-1, keepdims=True), 1e-300)
-    return (win_PN * (same_PNN * weight_PN[:, None, :]).sum(-1) / total_P1).sum(-1)
 
+    def total(x_PN) -> np.ndarray:
+        """The sum over all candidates of each one's answer."""
+        return (same_PNN * x_PN[:, None, :]).sum(-1)
 
-def best_of_winners(win_PN, answer_PN, score_PN) -> np.ndarray:
-    """A vote's probabilities of winning, each answer's moved to its candidates of the best score."""
-    same_PNN = answer_PN[:, :, None] == answer_PN[:, None, :]
+    top_P1 = np.maximum(score_PN.max(-1, keepdims=True), np.finfo(float).min)
+    weight_PN = np.where(answer_PN >= 0, np.exp(score_PN - top_P1), 0.0)
+    share_PN = total(weight_PN) / np.maximum(weight_PN.sum(-1, keepdims=True), 1e-300)
+    group_PN = total(win_PN)  # with ties=first a win lies on the first member alone
     best_PN = np.where(same_PNN, score_PN[:, None, :], -np.inf).max(-1)
-    # Under counts="first" a win lies on the first member alone.
-    group_PN = (same_PNN * win_PN[:, None, :]).sum(-1)
     is_best_PN = (score_PN >= best_PN) & (group_PN > 0)
-    return is_best_PN * group_PN / np.maximum((same_PNN * is_best_PN[:, None, :]).sum(-1), 1)
+    weight_PN = is_best_PN * group_PN / np.maximum(total(is_best_PN), 1)
+    return Law(weight_PN, (win_PN * share_PN).sum(-1))
 
 
 def selective(confidence_P, wrong_P) -> list[float]:
@@ -105,9 +90,4 @@ def selective(confidence_P, wrong_P) -> list[float]:
 
 
 def show(chosen: dict):
-    title = f"chosen at n = {chosen['n']}; trace error: right answers with a wrong step"
-    columns = {"final_error": "final error", "trace_error": "trace error", "trace_error_interval": "interval"}
-    rows = {
-        rule: {title: row[key] for key, title in columns.items()} for rule, row in chosen["rules"].items()
-    }
-    show_table(title, rows, digits=3)
+    show_table("chosen of all; trace error: right answers with a wrong step", chosen["rules"], digits=3)

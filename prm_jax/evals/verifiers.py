@@ -27,28 +27,12 @@ def checkpoints(cfg: EvaluateConfig) -> list[str]:
         return [str(run_folder.newest_run())]
     names = list(map(str, cfg.checkpoint)) if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
     expect(names, "checkpoint", names, "at least one verifier")
-    groups = [run_folder.runs_of(Path(name)) if needs_folder(name) else [name] for name in names]
-    verifiers = [str(name) for group in groups for name in group]
-    for name in verifiers:
-        check_there(name, cfg.which)
-    return verifiers
-
-
-def check_there(name: str, which: str):
-    """Raises InputError where a verifier's folder, or a member's, is missing, before another one works for an
-    hour."""
-    for x in filter(needs_folder, members_of(name)):
-        if is_run(x):
-            run_folder.run_config(Path(x))
-            started = any((Path(x) / "checkpoints" / which).glob("[0-9]*"))
-            expect(
-                started, "checkpoint", x, f"a run with a checkpoint; resume={x} of its command continues it"
-            )
-        else:
-            known = any((locate(x) / file).exists() for file in ("config.json", "adapter_config.json"))
-            expect(
-                known, "checkpoint", x, "a run with checkpoints or a Hugging Face folder with a config.json"
-            )
+    verifiers = []
+    for name in names:
+        verifiers += run_folder.runs_of(Path(name)) if needs_folder(name) else [name]
+    for member in [x for name in verifiers for x in members_of(str(name)) if needs_folder(x)]:
+        locate(member)  # before another one works for an hour
+    return list(map(str, verifiers))
 
 
 def own_runs(setup: Setup) -> list[str]:
@@ -59,9 +43,9 @@ def own_runs(setup: Setup) -> list[str]:
 def open_scorer(setup: Setup, name: str):
     """The Scorer of one checkpoint argument."""
     cfg = setup.cfg
-    run, data = next(iter(own_runs(setup)), None), setup.data
-    if data.name == "of_run" and run and not setup.files:  # an embedded task has a checker and a policy
-        data = run_folder.run_config(Path(run)).data
+    data, runs = setup.data, own_runs(setup)
+    if data.name == "of_run" and runs and not setup.files:  # an embedded task has a checker and a policy
+        data = run_folder.run_config(Path(runs[0])).data
     tasks = {part.name for part in (data.get("sources") or {"": data}).values()}
     options = OpenOptions(
         which=cfg.which,
@@ -110,15 +94,10 @@ def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
     return data_config(run.data), run.seed
 
 
-def record_of(name: str, file: str, **kinds) -> dict:
-    """The content of one of a run's JSON files; empty for other verifiers."""
-    path = Path(name) / file
-    return run_folder.read_json(path, **kinds) if path.exists() else {}
-
-
 def trained(name: str) -> dict:
     """How a run was made: its seed and seconds, its settings, and the overrides of its command line."""
-    summary = record_of(name, "summary.json")
+    path = Path(name) / "summary.json"
+    summary = run_folder.read_json(path) if path.exists() else {}
     return {
         "train_seed": summary.get("seed"),
         "train_seconds": summary.get("seconds"),
@@ -128,12 +107,15 @@ def trained(name: str) -> dict:
 
 
 def trained_on(name: str, data: Data, test) -> int:
-    """How many distinct problems of `test` a run was trained on; prints which files of its data have changed."""
-    record = record_of(name, "data.json", files=dict, problems=list)
+    """How many distinct problems of `test` a run was trained on; prints which files of its data changed."""
+    path = Path(name) / "data.json"
+    if not path.exists():
+        return 0
+    record = run_folder.read_json(path, files=dict, problems=list)
     for file, fingerprint in data.fingerprints.items():
-        if record.get("files", {}).get(file, fingerprint) != fingerprint:
+        if record["files"].get(file, fingerprint) != fingerprint:
             print(f"note        {file} has changed since {name} was trained")
-    return count_known(test, record.get("problems", ()))
+    return count_known(test, record["problems"])
 
 
 def new_name(name: str | None, scorer, taken: set[str]) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 from prm_jax import rerank, witness
-from prm_jax.evals.aggregators import shown_aggregators
 from prm_jax.evals.task import Task
 from prm_jax.launch.config import NotNegative, Rule, one_of
 
@@ -19,7 +18,6 @@ class WitnessConfig:
     beta: NotNegative
     betas: GridSize
     errors: GridSize
-    aggregators: str | list | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +31,8 @@ class Witness(Task):
 
     def run(self, setup) -> dict:
         cfg = self.cfg.witness
-        shown = shown_aggregators(cfg.aggregators, [cfg.aggregator])
         grids = witness.grids(cfg.aggregator, cfg.betas, cfg.errors)
-        return {**witness.results(cfg.aggregator, cfg.beta), **grids, "aggregators": shown}
+        return witness.results(cfg.aggregator, cfg.beta) | grids
 
     def show(self, results: dict):
         aggregator, beta = results["aggregator"], results["beta"]

@@ -19,7 +19,7 @@ from prm_jax.figures.style import (
     size_axis,
 )
 
-RULES = {"majority": "--", "oracle": "-."}  # rules that need no scorer, and their dashes
+WITHOUT_SCORER = {"majority": "--", "majority_right_as_one": ":", "oracle": "-."}  # rules and their dashes
 NAMES = {"prm": "PRM", "orm": "ORM", "policy": "policy's likelihood"}
 TITLES = {  # {rule: the title of its panel}
     "best_of_n": "share of problems solved",
@@ -32,12 +32,10 @@ def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
     """Draws curves over n, reward against KL, calibration."""
     about = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
     about += f" ({Path(results['pool']).name}); graded: {results['grading']['checker']}"
+    kl = "lines: weights ref exp(score / beta); dashed: ref is the policy; dots: best of n"
     drawings = {
         "best_of_n": (curves, "bands or lines: 95 % bootstrap intervals over problems"),
-        "reward_kl": (
-            reward_kl,
-            "lines: weights ref exp(score / beta); dashed: ref is the policy; dots: best of n",
-        ),
+        "reward_kl": (reward_kl, kl),
         "calibration": (calibration, "15 equal bins, larger dots hold more; dashed: perfect calibration"),
     }
     paths = []
@@ -49,15 +47,29 @@ def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
 def scorer_styles(results: dict) -> dict[str, tuple[dict, str]]:
     """{scorer: (its style, its label)}: runs that differ in their seed look alike, and the first has the
     label."""
-    groups = [group["scorers"] for group in results.get("over_seeds", ())]
+    first_of = {scorer: group["scorers"][0] for group in results["over_seeds"] for scorer in group["scorers"]}
+    looks = list(dict.fromkeys(first_of.get(scorer, scorer) for scorer in results["scorers"]))
     styles = {}
     for scorer in results["scorers"]:
-        first = next((group[0] for group in groups if scorer in group), scorer)
-        if first == scorer:
-            styles[scorer] = line_style(len({style["color"] for style, _ in styles.values()})), scorer
-        else:
-            styles[scorer] = styles[first][0], ""
-    return {scorer: (style, plain(NAMES.get(name, name))) for scorer, (style, name) in styles.items()}
+        first = first_of.get(scorer, scorer)
+        label = plain(NAMES.get(scorer, scorer)) if scorer == first else ""
+        styles[scorer] = line_style(looks.index(first)), label
+    return styles
+
+
+def draw_rule(axes, sizes: list[int], table: dict, rule: str, label: str, style: dict, has_band: bool):
+    """Draws markers at the sizes and, where there is a closed form, the line at every n."""
+    prefix = "" if rule == "best_of_n" else f"{rule}_"
+    x, y = sizes, list(table[rule].values())
+    ends = np.transpose(list(table[f"{prefix}interval"].values()))
+    axes.plot(x, floats(y), **style | NO_LINE)
+    if f"{prefix}curve" in table:
+        x, y = range(1, len(table[f"{prefix}curve"]) + 1), table[f"{prefix}curve"]
+        ends = table[f"{prefix}curve_interval"]
+    axes.plot(x, floats(y), **style | {"marker": ""})
+    axes.plot([], [], **style, label=label)
+    if has_band:
+        band(axes, x, *ends, style)
 
 
 def curves(results: dict):
@@ -67,32 +79,18 @@ def curves(results: dict):
     rules = [rule for rule in TITLES if all(rule in table for table in tables.values())]
     figure, axes_R = panels(1, len(rules), 4.1, max(WIDTH, 3.4 * len(rules)), sharey=True)
     sizes, few = [int(n) for n in results["oracle"]], len(tables) <= 3
-
-    def line(axes, table: dict, rule: str, label: str, style: dict, has_band: bool):
-        prefix = "" if rule == "best_of_n" else f"{rule}_"
-        x, y = sizes, list(table[rule].values())
-        ends = np.transpose(list(table[f"{prefix}interval"].values()))
-        axes.plot(x, floats(y), **style | NO_LINE)
-        if f"{prefix}curve" in table:  # there is a closed form at every n
-            x, y = range(1, len(table[f"{prefix}curve"]) + 1), table[f"{prefix}curve"]
-            ends = table[f"{prefix}curve_interval"]
-        axes.plot(x, floats(y), **style | {"marker": ""})
-        axes.plot([], [], **style, label=label)
-        if has_band:
-            band(axes, x, *ends, style)
-
     for axes, rule in zip(axes_R[0], rules, strict=True):
         for i, (scorer, (style, label)) in enumerate(scorer_styles(results).items()):
             name = f"{label} ({results['headline'][scorer]})" if label else ""
-            line(axes, tables[scorer], rule, name, style, few or not i)
+            draw_rule(axes, sizes, tables[scorer], rule, name, style, few or not i)
             if rule == "best_of_n" and "with_policy" in tables[scorer]:
                 dashed = style | {"linestyle": (0, (4, 1.5)), "markerfacecolor": "white"}
                 name = f"{label} + {results['policy_weight']:g} log p of the policy" if label else ""
-                line(axes, tables[scorer], "with_policy", name, dashed, few)
-        for name, dashes in RULES.items() if rule != "trace" else ():
+                draw_rule(axes, sizes, tables[scorer], "with_policy", name, dashed, few)
+        for name, dashes in WITHOUT_SCORER.items() if rule != "trace" else ():
             if name in results:
                 style = {"linestyle": dashes, "linewidth": 1.2, "color": GREY, "marker": ""}
-                line(axes, results, name, name, style, few)
+                draw_rule(axes, sizes, results, name, name.replace("_", " "), style, few)
         first = next(iter(tables.values()))  # one solution is the same for every scorer
         level = first["trace"]["1"] if rule == "trace" else results["mean"]
         axes.axhline(level, color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
@@ -125,19 +123,12 @@ def reward_kl(results: dict):
 
 
 def calibration(results: dict):
-    """Draws reliability of step scores and of the headline aggregator's solution scores, with ECE and Brier
-    score."""
+    """Draws reliability of step scores and of the headline aggregator's solution scores, with their ECE."""
     figure, ((left, right),) = panels(1, 2, 4.2, 9)
     steps, solutions = [], []
     for i, (scorer, x) in enumerate(results["calibration"].items()):
-        for curves, numbers in (
-            (steps, x["steps"]),
-            (solutions, x["solutions"].get(results["headline"][scorer])),
-        ):
-            if numbers:
-                ece, brier = floats([numbers["ece"], numbers["brier"]])
-                label = plain(f"{scorer}: ECE {ece:.3f}, Brier {brier:.3f}")
-                curves.append((numbers["reliability"], i, label))
+        for lines, numbers in [(steps, x["steps"]), *((solutions, own) for own in x["solutions"].values())]:
+            lines.append((numbers["reliability"], i, plain(f"{scorer}: ECE {floats(numbers['ece']):.3f}")))
     reliability(left, steps)
     reliability(right, solutions)
     labels = " or ".join(sorted({f"{x['step_label']} labels" for x in results["calibration"].values()}))

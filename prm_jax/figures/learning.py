@@ -1,5 +1,4 @@
-"""Learning curves of a policy: what it solves, and what shows hacking, against the tokens that it has
-written."""
+"""Learning curves of a policy: what it solves, and what shows hacking, against the tokens that it wrote."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ def histories(folders: Sequence[Path]) -> list[dict[str, list[float]]]:
         # No tokens are written before the first step.
         runs.append({line["step"]: {"tokens": line.get("total_policy_tokens", 0)} | line for line in lines})
     steps = sorted(set.intersection(*map(set, runs)))
-    names = "tokens", *PANELS  # without a PRM there is no AUROC, of problems of files no verdict on a step
+    names = "tokens", *PANELS
     return [{name: [run[step].get(name, np.nan) for step in steps] for name in names} for run in runs]
 
 
@@ -41,15 +40,12 @@ def learning_figure(folder: Path, cost: int, summary: dict) -> Path:
     measured = {name: title for name, title in PANELS.items() if np.isfinite(run[name]).any()}
     rows = -(-len(measured) // 2)
     figure, axes_RC = panels(rows, 2, 2.25 * rows, sharex=True)
-    tokens, style = np.array(run["tokens"]) / 1e3, line_style(0)
+    tokens = np.array(run["tokens"]) / 1e3
     for axes, (name, title) in zip(axes_RC.flat, measured.items(), strict=False):
-        axes.plot(tokens, run[name], **style)
-        axes.set_title(title)
-    for axes in axes_RC[-1]:
-        axes.set_xlabel("thousand policy tokens")
+        axes.plot(tokens, run[name], **line_style(0))
+        axes.set(title=title, xlabel="thousand policy tokens")
     text = "evaluations on held-out problems"
     if cost:
-        axes_RC[0, 0].plot(tokens + cost / 1e3, run["eval_pass_at_1"], **style | {"linestyle": ":"})
-        text = f"dotted: behind the {cost:,} tokens of the verifiers' training samples; {text}"
-    (path := folder / "figures").mkdir(exist_ok=True)
-    return save(figure, path / "learning.png", text, summary)
+        text += f"; the verifiers' training samples are {cost:,} tokens more"
+    (folder / "figures").mkdir(exist_ok=True)
+    return save(figure, folder / "figures" / "learning.png", text, summary)

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from prm_jax.figures.style import GREY, band, floats, legend_above, line_style, panels, plain, save, size_axis
-
-THIRDS = ("easiest", "middle", "hardest")
+from prm_jax.figures.style import GREY, legend_above, line_style, panels, plain, save, size_axis
 
 
 def search_figures(results: dict, folder: Path, choice: str) -> list[Path]:
@@ -24,14 +22,12 @@ def search_figures(results: dict, folder: Path, choice: str) -> list[Path]:
                 shares = [s[rule]["by_difficulty"][k - 1] if k else s[rule] for s in searches]
                 x, style = [s["policy_tokens"] for s in searches], line_style(i)
                 axes.plot(x, [share["share"] for share in shares], **style, label=plain(method))
-                if not k:  # bands of all methods would hide small panels
-                    band(axes, x, *floats([share["interval"] for share in shares]).T, style)
             axes.axhline(pass_at_1, color=GREY, linewidth=0.8, linestyle=":")
-            group = f"{THIRDS[k - 1]} third" if n_groups == 3 else f"group {k} of {n_groups}"
-            axes.set_title(f"{group if k else 'all problems'} (pass@1 {pass_at_1:.2f})")
+            group = f"group {k} of {n_groups}, the easiest first" if k else "all problems"
+            axes.set_title(f"{group} (pass@1 {pass_at_1:.2f})")
             size_axis(axes, budgets, "policy tokens a problem" if axes_G is axes_VG[-1] else "")
         axes_G[0].set_ylabel(plain(f"share solved\n{Path(v['verifier']).name[:28]}"))
     legend_above(figure, axes_VG[0, 0], 6)
     names = ", ".join(f"{v['verifier']} ({v['aggregator']})" for v in verifiers)
-    text = f"{names}; final choice: {choice}; dotted: the policy alone; bands: 95 % bootstrap intervals"
+    text = f"{names}; final choice: {choice}; dotted: the policy alone"
     return [save(figure, folder / "search.png", text, results)]

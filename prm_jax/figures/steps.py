@@ -1,17 +1,12 @@
 """Figures of step scores: reliability, histogram, accuracy by position, errors by kind, one solution."""
 
-import hashlib
 import re
 import textwrap
 from pathlib import Path
 
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap
 
-from prm_jax.data.units import UNITS
 from prm_jax.figures.style import BLUE, GREY, ORANGE, floats, line_style, panels, plain, save
-
-BAD_TO_GOOD = LinearSegmentedColormap.from_list("bad_to_good", [ORANGE, "#F0E442", BLUE])
 
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
@@ -25,9 +20,8 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
         paths.append(save(step_page(group, members), folder / name, text, results))
     if "errors" in runs[0]:
         text = "bars: 95 % bootstrap intervals over problems, of the first run"
-        paths.append(
-            save(errors_figure(runs), folder / "errors.png", f"{runs[0]['verifier']}; {text}", results)
-        )
+        caption = f"{runs[0]['verifier']}; {text}"
+        paths.append(save(errors_figure(runs), folder / "errors.png", caption, results))
     return paths
 
 
@@ -89,37 +83,28 @@ def solution_figures(results: dict, folder: Path) -> list[Path]:
     paths = []
     for drawn in results["drawn"]:
         text = f"{drawn['id']}; {results['verifier']}"
-        path = folder / f"solution_{file_name(drawn['id'])}.png"
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", drawn["id"])[:60]
+        path = folder / f"solution_{len(paths)}_{name}.png"
         paths.append(save(solution_figure(drawn, results), path, text, results))
     return paths
 
 
 def solution_figure(drawn: dict, results: dict):
-    """Draws one solution (id, problem, steps, scores): a bar for every step's score, the weakest step marked;
-    the axis of an unbounded unit ends at the extremes of this solution, 0 included."""
-    score_T, steps, unit = floats(drawn["scores"]), drawn["steps"], UNITS[results["shown_unit"]]
-    low = unit.low if np.isfinite(unit.low) else min(0.0, score_T.min())
-    high = unit.high if np.isfinite(unit.high) else max(0.0, score_T.max())
-    high = high if high > low else low + 1.0
+    """Draws one solution (id, problem, steps, scores): a bar for every step's score, the weakest step in
+    orange; dashed: the threshold."""
+    score_T, steps, threshold = floats(drawn["scores"]), drawn["steps"], floats(results["threshold"])
+    weakest = int(np.argmin(score_T))
     figure, ((axes,),) = panels(1, 1, 1.3 + 0.32 * len(steps), 9)
-    weakest, threshold = int(np.argmin(score_T)), floats(results["threshold"])
-    color_T = BAD_TO_GOOD((score_T - low) / (high - low))
-    axes.barh(range(len(steps)), score_T, color=color_T, edgecolor="none", height=0.7)
-    axes.barh([weakest], [high - low], left=low, color="none", edgecolor="black", height=0.86, linewidth=1.2)
-    for t, score in enumerate(score_T):
-        mark = "  ← weakest" if t == weakest else ""
-        axes.text(high + 0.02 * (high - low), t, f"{score:.3f}{mark}", va="center")
+    colours = [ORANGE if t == weakest else BLUE for t in range(len(steps))]
+    bars = axes.barh(range(len(steps)), score_T, color=colours, alpha=0.6, height=0.7)
+    axes.bar_label(bars, fmt="{:.3f}", padding=3)
     axes.axvline(threshold, color=GREY, linewidth=0.8, linestyle="--")
     shortened = [textwrap.shorten(f"{t + 1}. {step}", 90, placeholder=" ...") for t, step in enumerate(steps)]
     axes.set_yticks(range(len(steps)), map(plain, shortened))
-    axes.set(xlim=(low, high), xlabel=f"{unit.name}, threshold {threshold:g}")
+    axes.set_xlabel(f"{results['shown_unit']}, threshold {threshold:g}")
+    if results["shown_unit"] == "probability":
+        axes.set_xlim(0, 1)
     axes.invert_yaxis()
     title = textwrap.fill(textwrap.shorten(drawn["problem"], 220, placeholder=" ..."), 100)
     axes.set_title(plain(title), loc="left")
     return figure
-
-
-def file_name(i: str) -> str:
-    """An id as part of a file's name; one with other characters gets a digest, so that no two collide."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", i)[:60]
-    return name if name == i else f"{name}_{hashlib.sha256(i.encode()).hexdigest()[:8]}"

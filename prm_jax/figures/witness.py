@@ -10,13 +10,12 @@ from prm_jax.figures.style import COLOURS, GREY, legend_above, panels, save
 
 DASHES, HATCHES = ("solid", (0, (6, 2)), "dashdot", "dotted"), ("", "////", "....", "xxxx")
 TRACE_STYLES = list(zip(COLOURS, DASHES, HATCHES))  # of the witness's traces, in their order
-MASSES = {0.5: "solid", 0.9: "dotted"}  # contours of the mass on valid traces
 BETA_LABEL = r"$\beta$ (nats of score per nat of KL)"
 
 
 def witness_figures(results: dict, folder: Path) -> list[Path]:
     """Draws the mass of the traces by beta and the winner by beta, error and aggregator; writes the page."""
-    drawn = "by_beta", "plane", "aggregators", "versions"  # the page has grids of its own
+    drawn = "by_beta", "plane", "versions"  # the page has grids of its own
     page = witness.page(folder / "witness.html", {key: x for key, x in results.items() if key not in drawn})
     dashed = f"Dashed: beta = {results['beta']:g}"
     mass = f"Four toy traces, score by {results['aggregator']}. {dashed}"
@@ -29,13 +28,14 @@ def witness_figures(results: dict, folder: Path) -> list[Path]:
     ]
 
 
+def trace_fill(i: int) -> dict:
+    colour, _, hatch = TRACE_STYLES[i]
+    return {"facecolor": colour, "alpha": 0.35, "hatch": hatch}
+
+
 def witness_mass(results: dict):
     """Draws the mass of each trace against beta, a panel a verifier; dots: the beta in use."""
-    titles = {
-        "outcome": "Outcome verifier",
-        "process": "Process verifier",
-        "hacked": "Process verifier, hacked",
-    }
+    titles = {"outcome": "Outcome verifier", "process": "Process verifier", "hacked": "The same, hacked"}
     by_beta, beta, traces = results["by_beta"], results["beta"], results["traces"]
     figure, axes_V = panels(1, 3, 3.4, 10, sharey=True)
     for axes, (verifier, title) in zip(axes_V[0], titles.items(), strict=True):
@@ -46,9 +46,7 @@ def witness_mass(results: dict):
             axes.plot(by_beta["beta"], mass_b, color=colour, linestyle=dashes, linewidth=1.8, label=name)
             axes.plot(beta, policy_N[i], "o", color=colour, markersize=4)
         axes.axvline(beta, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-        axes.set(
-            xscale="log", xlim=(by_beta["beta"][0], by_beta["beta"][-1]), ylim=(-0.02, 1.02), title=title
-        )
+        axes.set(xscale="log", ylim=(-0.02, 1.02), title=title)
         axes.xaxis.set_major_formatter("{x:g}")
     axes_V[0, 0].set_ylabel("probability mass of a trace")
     figure.supxlabel(BETA_LABEL, fontsize=9)
@@ -59,7 +57,7 @@ def witness_mass(results: dict):
 def witness_phases(results: dict):
     """Draws the winning trace by beta and injected error, a panel an aggregator of step scores."""
     plane, traces = results["plane"], results["traces"]
-    tables = {name: plane["by_aggregator"][name] for name in results["aggregators"]}
+    tables = plane["by_aggregator"]
     beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
     winners, rows = np.unique([table["winner"] for table in tables.values()]), -(-len(tables) // 3)
     figure, axes_RC = panels(rows, 3, 0.6 + 2 * rows, 9, sharex=True, sharey=True)
@@ -69,22 +67,16 @@ def witness_phases(results: dict):
         winner_eb, lead_eb, valid_eb = (np.transpose(table[name]) for name in ("winner", "lead", "valid"))
         for i in winners:
             ahead_eb = np.where(winner_eb == i, abs(lead_eb), -abs(lead_eb))  # 0 between the grid's points
-            colour, _, hatch = TRACE_STYLES[i]
-            fill = {"colors": [colour], "alpha": 0.35, "hatches": [hatch]}
-            axes.contourf(beta_b, error_e, ahead_eb, [0, np.inf], **fill)
-        for mass, dashes in MASSES.items():
-            axes.contour(beta_b, error_e, valid_eb, [mass], colors="black", linewidths=0.9, linestyles=dashes)
+            fill = trace_fill(i)
+            styles = {"colors": [fill["facecolor"]], "hatches": [fill["hatch"]], "alpha": fill["alpha"]}
+            axes.contourf(beta_b, error_e, ahead_eb, [0, np.inf], **styles)
+        axes.contour(beta_b, error_e, valid_eb, [0.5], colors="black", linewidths=0.9)
         axes.axvline(results["beta"], color=GREY, linewidth=0.8, linestyle="--")
         axes.set(xscale="log", xlim=(beta_b[0], beta_b[-1]), title=aggregator)
         axes.xaxis.set_major_formatter("{x:g}")
-    keys = []
-    for i in winners:
-        colour, _, hatch = TRACE_STYLES[i]
-        style = {"facecolor": colour, "alpha": 0.35, "hatch": hatch}
-        keys.append(plt.Rectangle((0, 0), 1, 1, **style, label=f"{traces[i]} wins"))
-    for mass, dashes in MASSES.items():
-        label = f"{mass} of the mass on traces without a wrong step"
-        keys.append(plt.Line2D([], [], color="black", linewidth=0.9, linestyle=dashes, label=label))
+    keys = [plt.Rectangle((0, 0), 1, 1, **trace_fill(i), label=f"{traces[i]} wins") for i in winners]
+    label = "half of the mass on traces without a wrong step"
+    keys.append(plt.Line2D([], [], color="black", linewidth=0.9, label=label))
     figure.legend(handles=keys, loc="outside upper center", ncols=len(keys))
     figure.supxlabel(BETA_LABEL, fontsize=9)
     figure.supylabel(f"error injected on {plane['trace']} (0 none, 1 fully fooled)", fontsize=9)

@@ -169,7 +169,15 @@ class SearchState:
                 scores = {name: tuple(map(float, node.logit_T))}
                 stated, finished = extract("\n".join(node.steps)), node.finish_reason == "eos"
                 candidates.append(Candidate(node.steps, stated, None, finished, scores, node.logp_T or None))
-            problems.append(Problem(id_, self.problems[p], answer, tuple(candidates), {name: "logit"}))
+            problem = Problem(
+                id=id_,
+                problem=self.problems[p],
+                answer=answer,
+                candidates=tuple(candidates),
+                scores_unit={name: "logit"},
+                policy_tokens=int(self.tokens_P[p]),
+            )
+            problems.append(problem)
         return problems
 
 
