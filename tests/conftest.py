@@ -121,7 +121,7 @@ def best_of_32():
 def data_node(name, /, **changes):
     """The keys of conf/data/NAME.yaml, some of them changed."""
     node = OmegaConf.load(ROOT / f"conf/data/{name}.yaml")
-    del node["defaults"]  # of Hydra
+    node.pop("defaults", None)  # of Hydra
     return OmegaConf.merge(node, changes)
 
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.rows import file_fingerprint, require
-from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse, store_defaults
+from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse
 from prm_jax.launch.files import sha256
 from prm_jax.solutions import Packed, Solution, packed_solutions
 
@@ -37,11 +37,10 @@ class FileData:
     quality_control: Annotated[str, one_of(sources.OPTIONS["quality_control"])]
     folds: int
     fold: int | None
-    # Configs of older runs lack the keys below.
-    validation_path: Files = None
-    test_path: Files = None
-    split_by: str = "line"  # a name of steps.SPLITS
-    validation_name: Annotated[str, one_of(sources.READERS)] | None = None
+    validation_path: Files
+    validation_name: Annotated[str, one_of(sources.READERS)] | None
+    test_path: Files
+    split_by: str  # a name of steps.SPLITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +58,8 @@ class TaskData:
     solutions_per_problem: Count
     test_solutions: Count
     train_split: Literal["train", "base"]
-    task: object = None  # the Config of the embedded task
-    outcome: Literal["answer", "steps"] = "answer"  # configs of older runs lack it
+    outcome: Literal["answer", "steps"]
+    task: object  # the Config of the embedded task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +73,6 @@ class Mixture:
 
 
 DataConfig = FileData | TaskData | Mixture
-store_defaults("file_defaults", FileData, group="data")
-store_defaults("task_defaults", TaskData, group="data")
 # Samples a task's policy: (TaskData, problems, samples a problem, seed) -> graded pools.Problems.
 Draw = Callable[[TaskData, Sequence[str], int, int], Iterable]
 
@@ -104,7 +101,7 @@ def data_config(node, key: str = "data") -> DataConfig:
         is_known = name in tasks.TASKS or is_own
         expect(is_known, f"{key}.name", name, f"{names} or one of your own, FILE.py:NAME")
         section = parse(node.get("task"), tasks.find_task(name).Config, f"{key}.task")
-        cfg = dataclasses.replace(parse(node, TaskData, key, elsewhere=("task",)), task=section)
+        cfg = parse(node, TaskData, key, elsewhere=("task",), task=section)
     is_right = cfg.label_kind == "correctness" or cfg.after_first_error == "keep"
     expected = f"keep: {cfg.label_kind} labels know no first error"
     expect(is_right, f"{key}.after_first_error", cfg.after_first_error, expected)
