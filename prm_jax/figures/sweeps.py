@@ -11,17 +11,7 @@ import numpy as np
 import pandas as pd
 
 from prm_jax import InputError
-from prm_jax.figures.style import (
-    FEWEST_SEEDS,
-    NO_LINE,
-    OUTSIDE,
-    band,
-    line_style,
-    over_seeds,
-    panels,
-    plain,
-    save,
-)
+from prm_jax.figures import style
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json, read_lines
@@ -50,9 +40,7 @@ class Row(NamedTuple):  # a finished run, a step of one, or a verifier of an eva
 
 
 class Table(NamedTuple):
-    frame: (
-        pd.DataFrame
-    )  # a row for each setting and y: keys, y, value (those of its runs), n, mean, low, high
+    frame: pd.DataFrame  # a row for each setting and y: keys, y, value (those of runs), n, mean, low, high
     keys: list[str]  # the settings that differ, x first
     left_out: dict[str, str]  # {run: why}
 
@@ -72,10 +60,8 @@ def show_sweep(folder: Path, cfg: Config | None = None):
     print(wide.to_string(index=False))
     table.frame.to_csv(folder / "sweep.csv", index=False)
     (folder / "sweep.tex").write_text(wide.to_latex(index=False, escape=True))
-    path = draw(table, folder / "sweep.png")
-    print(
-        f"sweep       {path}, .pdf, .csv, .tex; brackets, bars: t interval of {FEWEST_SEEDS} seeds, else range"
-    )
+    print(f"sweep       {draw(table, folder / 'sweep.png')}, .pdf, .csv, .tex")
+    print(f"intervals   of the mean by t from {style.FEWEST_SEEDS} runs on, else lowest to highest")
 
 
 def make_table(cfg: Config) -> Table:
@@ -102,7 +88,7 @@ def make_table(cfg: Config) -> Table:
     frame["n"] = frame["value"].map(len)
     if x == "step":  # those that all runs of a setting have
         frame = frame[frame["n"] == frame.groupby([*keys[1:], "y"])["n"].transform("max")]
-    frame[["mean", "low", "high"]] = np.array([over_seeds(values) for values in frame["value"]])
+    frame[["mean", "low", "high"]] = np.array([style.over_seeds(values) for values in frame["value"]])
     return Table(frame, keys, left_out)
 
 
@@ -140,7 +126,7 @@ def read_file(file: Path) -> list[Row]:
         return [Row(str(folder), made, own, results)]
     own.pop("checkpoint", None)
     verifiers = results.get("runs") or [
-        results["verifiers"].get(name, {}) | {"verifier": name, "scorer": numbers}
+        results.get("verifiers", {}).get(name, {}) | {"verifier": name, "scorer": numbers}
         for name, numbers in results.get("scorers", {}).items()
     ]
     rows = []
@@ -199,30 +185,30 @@ def draw(table: Table, path: Path) -> Path:
     numeric = all(map(is_number, places)) and len(places) > 1
     if not numeric:
         frame["place"] = frame["place"].map(places.index)
-    figure, axes = panels(1, len(ys), 3.2, 3.6 * len(ys) + 1.6)
+    figure, axes = style.panels(1, len(ys), 3.2, 3.6 * len(ys) + 1.6)
     for panel, y in zip(axes[0], ys, strict=True):
         for i, (name, rows) in enumerate(frame[frame["y"] == y].groupby("line", sort=False)):
-            style = line_style(i) if numeric else line_style(i) | NO_LINE
+            look = style.line_style(i) | ({} if numeric else style.NO_LINE)
             columns = rows.sort_values("place")[["place", "mean", "low", "high"]].to_numpy(float)
             place, mean, low, high = columns.T
-            panel.plot(place, mean, label=plain(name), **style)
+            panel.plot(place, mean, label=style.plain(name), **look)
             if x == "step":
-                band(panel, place, low, high, style)
+                style.band(panel, place, low, high, look)
                 continue
             panel.errorbar(
-                place, mean, [mean - low, high - mean], fmt="none", ecolor=style["color"], capsize=2
+                place, mean, [mean - low, high - mean], fmt="none", ecolor=look["color"], capsize=2
             )
             each = rows.explode("value")
-            panel.plot(each["place"], each["value"], ".", color=style["color"], alpha=0.4, markersize=4)
+            panel.plot(each["place"], each["value"], ".", color=look["color"], alpha=0.4, markersize=4)
         if not numeric:
-            panel.set_xticks(range(len(places)), [plain(str(place)) for place in places])
+            panel.set_xticks(range(len(places)), [style.plain(str(place)) for place in places])
         elif x != "step" and min(places) > 0 and max(places) >= 10 * min(places):
             panel.set_xscale("log")
-        panel.set(xlabel=x or "", ylabel=plain(y))
+        panel.set(xlabel=x or "", ylabel=style.plain(y))
         panel.margins(x=0.05 if numeric else 0.15)
     if others:
-        axes[0, -1].legend(title=plain(",\n".join(others)), title_fontsize=7.5, **OUTSIDE)
-    return save(figure, path)
+        axes[0, -1].legend(title=style.plain(",\n".join(others)), title_fontsize=7.5, **style.OUTSIDE)
+    return style.save(figure, path)
 
 
 if __name__ == "__main__":
