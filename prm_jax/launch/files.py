@@ -57,8 +57,7 @@ def write_json(path: Path, value: dict):
 
 
 def read_json(path: Path, **kinds) -> dict:
-    """The object in a JSON file; InputError if it is none. `kinds` are types of its keys, such as `int |
-    None` for one that may be missing."""
+    """The object in a JSON file; `kinds` are types of its keys, `int | None` of one that may be missing."""
     value = decode_object(path.read_bytes(), str(path))
     for key, kind in kinds.items():
         found = value.get(key)
@@ -79,8 +78,7 @@ def sha256(text: str) -> str:
 
 
 def read_lines(path: Path, cuts: bool = False) -> Iterator[dict]:
-    """The rows of a JSON Lines file, but for half a last line, which a stop leaves and `cuts` takes off the
-    file."""
+    """The rows of a JSON Lines file; half a last line, which a stop leaves, is none, and `cuts` removes it."""
     with path.open("r+b" if cuts else "rb") as file:
         for number, line in enumerate(iter(file.readline, b""), 1):
             if line.endswith(b"\n"):

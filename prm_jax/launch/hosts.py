@@ -28,9 +28,8 @@ def set_cpu_devices(n: int):
 
 
 def keep_freed_memory():
-    """Makes glibc, where it is there, keep what XLA frees for its next call, before jax starts threads.
-    Mapped anew at each call, a program's temporaries take 80,000 page faults a training step of 26.7M
-    parameters, 8 % of its time."""
+    """Makes glibc keep what XLA frees for its next call, before jax starts threads. Mapped anew, temporaries
+    take 80,000 page faults a training step of 26.7M parameters, 8 % of its time."""
     libc, M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = ctypes.CDLL(None), -1, -4, -8
     if hasattr(libc, "mallopt"):
         for option, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
@@ -77,8 +76,7 @@ def writable_folder(folder: Path) -> Path:
 
 
 def max_over_processes(n: int):
-    """The largest n of any process, as an array that is computed in the background; every process must call
-    it."""
+    """The largest n of any process, as an array that is computed in the background; all must call it."""
     if jax.process_count() == 1:
         return n
     mesh = jax.sharding.get_mesh()

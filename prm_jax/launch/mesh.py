@@ -28,8 +28,7 @@ class MeshConfig:  # conf/train.yaml says what each key means
 
 def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
     """A mesh of `devices`, by default all of all processes, for batches of `rows` rows. One process takes as
-    many of its CPU's devices as are asked for, or divide the rows. InputError where the axes do not multiply
-    to the devices."""
+    many of its CPU's devices as are asked for, or divide the rows."""
     devices = jax.devices() if devices is None else devices
     inner = cfg.fsdp * cfg.tensor
     data = cfg.data or len(devices) // inner
@@ -37,12 +36,8 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
         while cfg.data is None and data > 1 and rows % (data * cfg.fsdp) != 0:
             data -= 1
         devices = devices[: data * inner]
-    expect(
-        data * inner == len(devices) > 0,
-        "mesh",
-        vars(cfg),
-        f"a product of the {len(devices)} devices there are",
-    )
+    expected = f"a product of the {len(devices)} devices there are"
+    expect(data * inner == len(devices) > 0, "mesh", vars(cfg), expected)
     # An axis of 8 may need parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
     grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
     # Auto: XLA chooses the sharding of what model code leaves open.
@@ -50,8 +45,7 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
 
 
 def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
-    """A mesh of as many devices as asked. data=null is one accelerator, or as many of a CPU as divide the
-    rows."""
+    """A mesh of as many devices as asked. data=null: one accelerator, or as many of a CPU as divide the rows."""
     devices, n = jax.devices(), math.prod(filter(None, vars(cfg).values()))
     return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
 
@@ -63,8 +57,7 @@ def path_names(path) -> list[str]:
 
 
 def sharding(*axes):
-    """The sharding of an array on the mesh in use, from the mesh axes (or None) that split each of its first
-    axes."""
+    """The sharding of an array on the mesh in use; `axes` (mesh axes or None) split its first axes."""
     mesh = jax.sharding.get_mesh()
     return SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, P(*axes))
 

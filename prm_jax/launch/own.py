@@ -1,5 +1,4 @@
-"""Loads a user's own function or class, named FILE.py:NAME; whatever goes wrong in it is one line with its
-key."""
+"""Loads a user's own function or class, named FILE.py:NAME; what goes wrong in it is named by its key."""
 
 import copy
 import runpy

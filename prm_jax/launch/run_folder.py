@@ -22,8 +22,7 @@ from prm_jax.launch import hosts
 from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten
 from prm_jax.launch.files import read_json, read_yaml, replaced, write_json
 
-# Keys and sections that a resumed run may have otherwise: they change no number of it, or (the last two) the
-# order of sums, by which its result differs by rounding.
+# What a resumed run may have otherwise: it changes no number, or (the last two) the order of sums alone.
 FREE = ("resume", "log_every", "checkpoint_every", "tensorboard", "wandb", "distributed", "server")
 FREE += ("cpu_devices", "mesh")
 OVERRIDES = ".hydra/overrides.yaml"
@@ -42,8 +41,7 @@ def section(override: str) -> str:
 
 
 def start_command(cfg: DictConfig) -> tuple[Path, DictConfig, bool]:
-    """(folder, configuration, whether it is resumed) of a command, whose devices and processes are set up
-    first."""
+    """(folder, configuration, whether it is resumed) of a command; sets up its devices and processes."""
     folder = output_dir()
     if HydraConfig.get().mode == RunMode.MULTIRUN and (folder / OVERRIDES).exists():
         cfg.resume = str(folder)  # a job of a sweep that is started again
@@ -84,8 +82,7 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
 
 @contextlib.contextmanager
 def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False):
-    """Records the configuration in a folder, which must be free unless a run is resumed, and locks it until
-    the command ends."""
+    """Records the configuration in a folder, free unless a run is resumed, and locks it for the command."""
     if not resumes and any(path for pattern in BEGUN for path in folder.glob(pattern)):
         hint = f"resume={folder} continues it" if "resume" in cfg else "choose another folder"
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation; {hint}")
@@ -133,8 +130,7 @@ def newest_run() -> Path:
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """The runs of a checkpoint argument: the finished numbered runs of a sweep folder, or the folder
-    itself."""
+    """The runs of a checkpoint argument: the finished ones of a sweep's folder, or the folder itself."""
     numbered = sorted((p for p in folder.glob("*") if p.name.isdigit()), key=lambda p: int(p.name))
     if (folder / "checkpoints").is_dir() or not numbered:
         return [folder]
@@ -160,16 +156,14 @@ def overrides_of(folder: str | Path) -> list[str]:
 
 
 def settings(folder: str | Path) -> dict:
-    """{dotted key: value} of a run's configuration without the seed: runs that differ only in it are one
-    setting."""
+    """{dotted key: value} of a run's configuration, without the seed and what changes no result."""
     pairs = flatten(OmegaConf.to_container(run_config(Path(folder)), resolve=True))
     return {key: value for key, value in pairs if section(key) not in ("seed", *FREE)}
 
 
 def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
-    """[(its {key: value} that differ from others, indices of its runs)] of each setting, in the order of
-    first runs. A missing key is no difference, since older runs lack newer ones; `verifier`, of what is no
-    run, always is one."""
+    """[(its {key: value} that differ from others, indices of its runs)] of each setting. A missing key is no
+    difference, since older runs lack newer ones; `verifier`, of what is no run, always is one."""
     values, groups = {}, {}
     for setting in settings:
         for key, value in setting.items():
@@ -205,6 +199,5 @@ def machine() -> dict:
 
 
 def made_by(folder: Path) -> dict:
-    """What the record of a run or an evaluation says of how it was made; nothing compares it with
-    another's."""
+    """What the record of a run or an evaluation says of how it was made."""
     return {"overrides": overrides_of(folder), "versions": versions(), "machine": machine()}

@@ -1,5 +1,4 @@
-"""Logs a training run to metrics.jsonl, TensorBoard, W&B and the progress bar, and receives the signal to
-stop."""
+"""Logs a training run to metrics.jsonl, TensorBoard, W&B and the bar, and receives the signal to stop."""
 
 import json
 import math
@@ -66,8 +65,7 @@ def clocks() -> dict[str, float]:
 
 class StepReader:
     """Reads the numbers of a step while the device computes the next one, so that the device never waits.
-    `position(step)` adds what the caller knows (learning rate, epoch); `before` are the clocks of earlier
-    sessions."""
+    `position(step)` adds what the caller knows, such as the learning rate; `before` are earlier clocks."""
 
     def __init__(self, log: MetricsLog, bar: tqdm, every: int, before: dict[str, float], position: Callable):
         self.log, self.bar, self.every, self.position = log, bar, every, position
@@ -109,8 +107,7 @@ def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
 
 
 class StopSignal:
-    """Remembers the first SIGTERM or SIGINT, so that the loop can save and end; a second one takes effect at
-    once."""
+    """Remembers the first SIGTERM or SIGINT, so that the loop can save and end; a second one ends at once."""
 
     received: signal.Signals | None = None
 

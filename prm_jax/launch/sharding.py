@@ -9,8 +9,7 @@ from jax.sharding import PartitionSpec as P
 AXES = ("data", "fsdp", "tensor")
 ROWS = AXES[:2]
 # The mesh axes that split a matrix [in, out] whose outputs, or whose inputs, are heads or features: a pair
-# needs one sum over `tensor`. A parameter declares them as `mesh_axes`; all others (norms, biases, step
-# heads) are not split.
+# needs one sum over `tensor`. A parameter declares them as `mesh_axes`; all others are not split.
 OUT_SPLIT = ("fsdp", "tensor")
 IN_SPLIT = ("tensor", "fsdp")
 
