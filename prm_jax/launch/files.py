@@ -78,7 +78,7 @@ def sha256(text: str) -> str:
 
 
 def read_lines(path: Path, cuts: bool = False) -> Iterator[dict]:
-    """The rows of a JSON Lines file; half a last line, which a stop leaves, is none, and `cuts` removes it."""
+    """The rows of a JSON Lines file; half a last line, which a stop leaves, is none; `cuts` removes it."""
     with path.open("r+b" if cuts else "rb") as file:
         for number, line in enumerate(iter(file.readline, b""), 1):
             if line.endswith(b"\n"):

@@ -45,7 +45,7 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
 
 
 def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
-    """A mesh of as many devices as asked. data=null: one accelerator, or as many of a CPU as divide the rows."""
+    """A mesh of as many devices as asked; data=null: one accelerator, or what of a CPU divides the rows."""
     devices, n = jax.devices(), math.prod(filter(None, vars(cfg).values()))
     return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
 
