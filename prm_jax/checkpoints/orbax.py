@@ -1,6 +1,7 @@
 """Saves and restores the Orbax checkpoints of a run: the newest states, to resume from, and the best models.
 
-Orbax gives a step's folder its name once it is complete, and compares names and shapes when it restores.
+Orbax gives a step's folder its name once it is complete, and compares names and shapes when it restores; the
+sums of all bits are ours.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax import nnx
 from omegaconf import DictConfig
@@ -43,12 +45,10 @@ class Checkpoints:
 
     def save(self, step: int, model, opt, notes: dict, best=None):
         """Saves the state to resume from and, if there is one, the model `best`, of the same structure."""
-        state = {"model": args.StandardSave(nnx.state(model)), "opt": args.StandardSave(nnx.state(opt))}
         with write_errors(self.latest):
             if best is not None and self.best.latest_step() != step:
-                kept = args.StandardSave(nnx.state(best))
-                self.best.save(step, args=args.Composite(model=kept, notes=args.JsonSave({})))
-            self.latest.save(step, args=args.Composite(**state, notes=args.JsonSave(notes)))
+                self.best.save(step, args=composite({}, model=best))
+            self.latest.save(step, args=composite(notes, model=model, opt=opt))
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
         """(step, notes) of the newest state that can be read, which fills `model` and `opt` in place with
@@ -93,29 +93,66 @@ def manager(folder: Path, **options) -> ocp.CheckpointManager:
     # Its barriers carry the folder's name, since `latest` and `best` may save the same step.
     barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
     options = {"max_to_keep": 2, "multiprocessing_options": barriers} | options
-    return ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(**options))
+    items = {name: ocp.StandardCheckpointHandler() for name in ("model", "opt")}
+    items["notes"] = ocp.JsonCheckpointHandler()
+    options = ocp.CheckpointManagerOptions(**options)
+    return ocp.CheckpointManager(folder, options=options, item_handlers=items)
+
+
+@jax.jit
+def bit_sum(state) -> jax.Array:
+    """The sum of all arrays' bits as integers, modulo 2^32: it depends on no sharding, and a flipped bit
+    changes it. Orbax itself keeps no checksum of arrays."""
+    total = jnp.uint32(0)
+    for x in jax.tree.leaves(state):
+        bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+        total += bits.sum(dtype=jnp.uint32)
+    return total
+
+
+def composite(notes: dict, **modules) -> args.Composite:
+    """What a step holds: the modules' arrays, and notes with their sums of bits."""
+    states = {name: nnx.state(module) for name, module in modules.items()}
+    sums = {name: int(bit_sum(state)) for name, state in states.items()}
+    saved = {name: args.StandardSave(state) for name, state in states.items()}
+    return args.Composite(**saved, notes=args.JsonSave(notes | {"bit_sums": sums}))
+
+
+def restore_step(saved: ocp.CheckpointManager, step: int, **modules) -> dict:
+    """The notes of a step, which fills the modules in place; ValueError where its arrays are not those that
+    were saved."""
+    stored, states, target = saved.item_metadata(step), {}, {}
+    for name, module in modules.items():
+        states[name] = nnx.state(module)
+        arrays, tree = jax.tree.flatten(abstract_arrays(states[name], shardings(states[name])))
+        # Read in the types that were saved, of which the sums are, then cast.
+        types = [x.dtype for x in jax.tree.leaves(stored[name].tree)]
+        arrays = [x.update(dtype=dtype) for x, dtype in zip(arrays, types, strict=True)]
+        target[name] = args.StandardRestore(tree.unflatten(arrays))
+    out = saved.restore(step, args=args.Composite(**target, notes=args.JsonRestore()))
+    sums = out["notes"].pop("bit_sums")
+    damaged = [name for name in modules if int(bit_sum(out[name])) != sums[name]]
+    if damaged:
+        raise ValueError(f"bits of {' and '.join(damaged)} have changed")
+    for name, module in modules.items():
+        nnx.update(module, jax.tree.map(lambda x, like: x.astype(like.dtype), out[name], states[name]))
+    return out["notes"]
 
 
 def restore_newest(saved: ocp.CheckpointManager, **modules) -> tuple[int, dict] | None:
     """(step, notes) of the newest step that can be read, which fills the modules (abstract or not) in
     place, sharded over the mesh in use; None where there is none. A line names each that cannot;
     InputError if no step can."""
-    states = {name: nnx.state(module) for name, module in modules.items()}
-    target = {name: args.StandardRestore(abstract_arrays(x, shardings(x))) for name, x in states.items()}
     steps = sorted(saved.all_steps(), reverse=True)
     for step in steps:
         try:
-            out = saved.restore(step, args=args.Composite(**target, notes=args.JsonRestore()))
+            return step, restore_step(saved, step, **modules)
         except Exception as error:  # of many kinds, by the file that is damaged
             reason = " ".join(str(error).split())[:200]
             message = f"{saved.directory}/{step}: damaged, or of another model than this run's ({reason})"
             if step == steps[-1]:
                 raise InputError(message) from error
             print(f"checkpoint  {message}; falls back to the step before")
-            continue
-        for name, module in modules.items():
-            nnx.update(module, out[name])
-        return step, out["notes"]
     return None
 
 
