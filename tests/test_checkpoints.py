@@ -78,8 +78,6 @@ def flip(model):
     path.write_bytes(data)
 
 
-
-
 @pytest.mark.parametrize("harm", [truncate, delete, flip])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_or_is_one_line(tmp_path, capfd, harm):
     run_folder(tmp_path / "run", 2, 4, 6)

@@ -637,7 +637,7 @@ def test_what_an_export_says_of_itself_is_checked(key, value, tmp_path):
         ({"qkv_bias": False}, "qkv_bias"),
         ({"family": "llama", "o_bias": False}, "qkv_bias"),
         ({"family": "mistral", "o_bias": True, "qkv_bias": False}, "o_bias"),
-        ({"family": "llama", "o_bias": True, "window": 4}, "layer_types"),
+        ({"family": "llama", "o_bias": True, "window": 4}, "window"),
         ({"query_scale": 2.0}, "query_scale"),
         ({"experts": 2, "experts_per_token": 1}, "experts"),
     ],

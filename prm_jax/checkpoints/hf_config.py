@@ -48,23 +48,28 @@ DERIVED = ("head_dim", "activation", "rope_theta", "rope_scaling", "local_rope_t
 DERIVED += ("qk_norm", "post_norms", "query_scale", "logit_scale")
 # Fields that an export needs not say there: its tensors and notes do, or they only say how to compute.
 ELSEWHERE = ("head", "lm_head", "head_dropout", "dtype", "remat")
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # in a config.json -> in a ModelConfig
+# What the classes of a family always do, which no key says.
+ALWAYS = {
+    "qwen2": {"qkv_bias": True},
+    "mistral": {"qkv_bias": False},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+    "gemma2": {"post_norms": True},
+    "gemma3_text": {"post_norms": True, "qk_norm": True},
+}
 GEMMAS = ("gemma2", "gemma3_text")
-LENGTH = "original_max_position_embeddings"
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # in a config.json -> in a ModelConfig
 # rope_type -> {field of RopeScaling: key of a config.json}
+FACTOR = {"factor": "factor"}
+LENGTH = FACTOR | {"length": "original_max_position_embeddings"}
 ROPE = {
     "default": {},
-    "linear": {"factor": "factor"},
-    "llama3": {"factor": "factor", "slow": "low_freq_factor", "fast": "high_freq_factor", "length": LENGTH},
-    "yarn": {
-        "factor": "factor",
-        "slow": "beta_slow",
-        "fast": "beta_fast",
-        "length": LENGTH,
-        "attention": "attention_factor",
-        "truncate": "truncate",
-    },
+    "linear": FACTOR,
+    "llama3": LENGTH | {"slow": "low_freq_factor", "fast": "high_freq_factor"},
+    "yarn": LENGTH | {"slow": "beta_slow", "fast": "beta_fast", "attention": "attention_factor"},
 }
+ROPE["yarn"]["truncate"] = "truncate"
+WHOLE = ("partial_rotary_factor", 1.0)  # all of a head turns
 
 
 def read_config(folder: Path) -> dict:
@@ -86,8 +91,10 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
     """The ModelConfig of a Hugging Face config, with `changes`; InputError if model.py cannot compute it."""
     try:
         return ModelConfig(**shape_of(config, where) | changes)
-    except AssertionError as error:
-        raise InputError(f"{where}: {error}") from error
+    except InputError:
+        raise
+    except Exception as error:  # transformers' checks raise a dozen kinds
+        raise InputError(f"{where}: {' '.join(str(error).split())[:300]}") from error
 
 
 @functools.cache
@@ -98,9 +105,14 @@ def defaults(family: str):
     return AutoConfig.for_model(family)
 
 
+def known(family: str, keys: dict) -> dict:
+    """Those of {key: value} that the family's class knows; it ignores others, which some files have."""
+    return {key: value for key, value in keys.items() if hasattr(defaults(family), key)}
+
+
 def keys_of(family: str) -> dict[str, str]:
-    """KEYS of a family. Its class ignores other keys, which some files have."""
-    keys = {field: key for field, key in KEYS.items() if hasattr(defaults(family), key)}
+    """KEYS of a family."""
+    keys = {field: key for field, key in KEYS.items() if known(family, {key: None})}
     return keys | ({"ffn": "moe_intermediate_size"} if "experts" in keys else {})
 
 
@@ -114,36 +126,28 @@ def shape_of(config: dict, where: str) -> dict:
     for key in ("num_hidden_layers", "num_experts", "num_local_experts"):  # a list is made of so many
         n = config.get(key)
         expect(not isinstance(n, int) or n <= 10_000, f"{where}: {key}", n, "at most 10,000")
-    try:
-        rope = config.get("rope_scaling") or {}
-        if "type" in rope:  # an old name, which transformers' Gemma 3 ignores
-            rope.setdefault("rope_type", rope.pop("type"))
-        settings = AutoConfig.for_model(**config)
-        fields = {field: getattr(settings, key) for field, key in keys_of(family).items()}
-        fields |= rotations(settings, where) | windows(settings, where)
-        head_dim = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
-        activation = getattr(settings, "hidden_activation", None) or settings.hidden_act
-        expect(activation in ACTIVATIONS, f"{where}: hidden_act", activation, " or ".join(ACTIVATIONS))
-        fields |= {"head_dim": head_dim, "activation": ACTIVATIONS[activation]}
-        fields["qk_norm"] = family in ("qwen3", "qwen3_moe", "gemma3_text")
-        if family in ("qwen2", "mistral"):
-            fields["qkv_bias"] = family == "qwen2"
-        if family == "granite":
-            # Ours of the query is relative to K^-1/2, and ours of the logits is the inverse.
-            fields["query_scale"] = settings.attention_multiplier * head_dim**0.5
-            fields["logit_scale"] = 1 / settings.logits_scaling
-        if family in GEMMAS:
-            fields["embed_scale"] = settings.hidden_size**0.5
-            fields["query_scale"] = math.sqrt(head_dim / settings.query_pre_attn_scalar)
-            fields["post_norms"] = True
-        if family == "gemma3_text":  # transformers' Gemma 3 ignores it
-            cap = fields["attn_logit_softcap"]
-            expect(cap is None, f"{where}: attn_logit_softcapping", cap, "null")
-        return fields
-    except InputError:
-        raise
-    except Exception as error:  # transformers' checks raise a dozen kinds
-        raise InputError(f"{where}: {' '.join(str(error).split())[:300]}") from error
+    rope = config.get("rope_scaling") or {}
+    if "type" in rope:  # an old name, which transformers' Gemma 3 ignores
+        rope.setdefault("rope_type", rope.pop("type"))
+    settings = AutoConfig.for_model(**config)
+    K = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+    activation = getattr(settings, "hidden_activation", None) or settings.hidden_act
+    expect(activation in ACTIVATIONS, f"{where}: hidden_act", activation, " or ".join(ACTIVATIONS))
+    fields = {field: getattr(settings, key) for field, key in keys_of(family).items()} | ALWAYS.get(
+        family, {}
+    )
+    fields |= {"head_dim": K, "activation": ACTIVATIONS[activation]}
+    # Our scale of queries is relative to K^-1/2, and ours of logits is the inverse.
+    if family == "granite":
+        fields["query_scale"] = settings.attention_multiplier * K**0.5
+        fields["logit_scale"] = 1 / settings.logits_scaling
+    if family in GEMMAS:
+        fields["embed_scale"] = settings.hidden_size**0.5
+        fields["query_scale"] = math.sqrt(K / settings.query_pre_attn_scalar)
+    if family == "gemma3_text":  # transformers' Gemma 3 ignores it
+        cap = fields["attn_logit_softcap"]
+        expect(cap is None, f"{where}: attn_logit_softcapping", cap, "null")
+    return fields | rotations(settings, where) | windows(settings, where)
 
 
 def rotations(settings, where: str) -> dict:
@@ -153,33 +157,31 @@ def rotations(settings, where: str) -> dict:
         rope, local = rope["full_attention"], rope["sliding_attention"]
         kind, local_theta = local.get("rope_type", "default"), float(local["rope_theta"])
         expect(kind == "default", f"{where}: rope_parameters.sliding_attention.rope_type", kind, "'default'")
-    rope = {key: x for key, x in rope.items() if (key, x) != ("partial_rotary_factor", 1.0)}
-    kind, theta = rope.pop("rope_type", "default"), float(rope.pop("rope_theta"))
+    kind = rope.get("rope_type", "default")
     # With dynamic scaling a score would depend on the longest row of its batch.
     expect(kind in ROPE, f"{where}: rope_type", kind, ", ".join(ROPE))
-    unknown = sorted(rope.keys() - {LENGTH, *ROPE[kind].values()})
-    expect(not unknown, f"{where}: rope_parameters", unknown, f"those of rope_type {kind!r}")
+    read = {"rope_type", "rope_theta", LENGTH["length"], *ROPE[kind].values()}
+    others = {key: x for key, x in rope.items() if key not in read and (key, x) != WHOLE}
+    expect(not others, f"{where}: rope_parameters", others, f"those of rope_type {kind!r}")
     scaling = None
     if kind != "default":
         values = {field: rope[key] for field, key in ROPE[kind].items() if rope.get(key) is not None}
         if kind == "yarn":  # equation 22 of the paper
             values = {"attention": 0.1 * math.log(max(1, values["factor"])) + 1} | values
         scaling = RopeScaling(kind, **values)
-    return {"rope_theta": theta, "rope_scaling": scaling, "local_rope_theta": local_theta}
+    return {"rope_theta": float(rope["rope_theta"]), "rope_scaling": scaling, "local_rope_theta": local_theta}
 
 
 def windows(settings, where: str) -> dict:
     """`window` and `sliding` of a ModelConfig."""
-    has_window = hasattr(defaults(settings.model_type), "sliding_window")
-    window = settings.sliding_window if has_window else None
+    window = known(settings.model_type, vars(settings)).get("sliding_window")
     kinds = getattr(settings, "layer_types", None)
-    if not kinds:
-        kinds = ["sliding_attention" if window else "full_attention"] * settings.num_hidden_layers
+    kinds = kinds or ["sliding_attention" if window else "full_attention"] * settings.num_hidden_layers
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
     is_right = {*kinds} <= {"full_attention", "sliding_attention"} and (window or not any(sliding))
     expected = "full_attention, or sliding_attention where the family has a sliding_window"
     expect(is_right, f"{where}: layer_types", sorted({*kinds}), expected)
-    is_mixed = len(set(sliding)) == 2
+    is_mixed = any(sliding) and not all(sliding)
     return {"window": window if any(sliding) else None, "sliding": sliding if is_mixed else None}
 
 
@@ -230,10 +232,6 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
     return config
 
 
-# Family -> prefix of its classes in transformers.
-CLASSES = {name: name.title().replace("_Text", "").replace("_", "") for name in FAMILIES}
-
-
 def architecture(cfg: ModelConfig) -> str:
     """Name of the class that reads an export. Of heads with a hidden layer only Qwen has a class, code
     beside its checkpoints; transformers' own classes would start such a head at random, silently."""
@@ -244,7 +242,7 @@ def architecture(cfg: ModelConfig) -> str:
         kind = "ForProcessRewardModel" if head.outputs == 2 else "ForRewardModel"
     elif head is not None:
         kind = "TextModel" if cfg.family == "gemma3_text" else "Model"
-    return CLASSES[cfg.family] + kind
+    return cfg.family.title().replace("_Text", "").replace("_", "") + kind
 
 
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
@@ -253,34 +251,30 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     kind = cfg.rope_scaling.kind if cfg.rope_scaling else "default"
     rope = {key: getattr(cfg.rope_scaling, field) for field, key in ROPE[kind].items()}
     rope["rope_type"] = kind
+    slides = cfg.sliding or (cfg.window is not None,) * cfg.layers
+    kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
     config = {key: getattr(cfg, field) for field, key in keys_of(family).items()}
     config |= {
         "architectures": [architecture(cfg)],
         "head_dim": cfg.head_dim,
-        "hidden_act": activations[cfg.activation],
         "rope_theta": cfg.rope_theta,
         "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
         "dtype": "float32",
         **{key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
+    some = dict.fromkeys(("hidden_act", "hidden_activation"), activations[cfg.activation])
+    some |= {"sliding_window": cfg.window, "use_sliding_window": cfg.window is not None, "layer_types": kinds}
+    config |= known(family, some)
+    if cfg.sliding:  # transformers reads a Mistral with them as a Ministral, which differs in nothing else
+        config["layer_types"] = kinds
     if cfg.rope_scaling:
         config["rope_scaling"] = rope  # for transformers 4
     if cfg.head in HEADS:
         config["id2label"] = {str(i): label for i, label in enumerate(HEADS[cfg.head].labels)}
-    slides = cfg.sliding or (cfg.window is not None,) * cfg.layers
-    if hasattr(defaults(family), "sliding_window"):
-        config["sliding_window"] = cfg.window
-    # transformers reads a Mistral with layer_types as a Ministral, which differs in nothing else.
-    if cfg.sliding or family in GEMMAS or cfg.window is not None and family != "mistral":
-        config["layer_types"] = ["sliding_attention" if x else "full_attention" for x in slides]
-    if hasattr(defaults(family), "use_sliding_window"):
-        config["use_sliding_window"] = cfg.window is not None
-        config["max_window_layers"] = [*slides, True].index(True)  # for transformers 4
     if family == "granite":
         config["attention_multiplier"] = cfg.query_scale * cfg.head_dim**-0.5
         config["logits_scaling"] = 1 / cfg.logit_scale
     if family in GEMMAS:
-        config["hidden_activation"] = config["hidden_act"]
         config["query_pre_attn_scalar"] = round(cfg.head_dim / cfg.query_scale**2)
     if family == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": cfg.local_rope_theta}

@@ -108,7 +108,7 @@ def load_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded
         fmt, as_lm = stored, notes.get("objective") == "lm"
     elif not as_lm:
         fmt = choose_format(fmt, kind, layer, config.get("architectures") or [], str(folder))
-    hf_config.shape_of(config, where)  # checked before transformers makes a list of the claimed layers
+    hf_config.model_config(config, where)  # checked before transformers makes a list of the claimed layers
     tokenizer = hf.load_tokenizer(folder)
     if as_lm:
         cfg = hf_config.model_config(config, where, lm_head=True, dtype=dtype)
