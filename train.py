@@ -19,6 +19,7 @@ from flax import nnx
 
 from prm_jax import InputError, packing, training
 from prm_jax.checkpoints import hf, hf_config
+from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
@@ -143,7 +144,7 @@ def main(cfg) -> float:
     cfg.check(data_cfg)
     cfg = with_lm_weight(cfg, data_cfg)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
-        hf.locate(name)  # refused before samples are drawn
+        locate(name)  # refused before samples are drawn
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
     with run_folder.locked_run_folder(texts, raw_cfg, resumes), jax.set_mesh(mesh):
         print(f"run folder  {run}")
@@ -412,14 +413,14 @@ def make_tokenizer(cfg: TrainConfig, solutions):
             (text for s in solutions for text in (s.problem, *s.steps)), cfg.tokenizer_vocab
         )
     name = cfg.tokenizer or ("embedded" if cfg.init == "random" else cfg.init)
-    return hf.load_tokenizer(hf.locate(name))
+    return hf.load_tokenizer(locate(name))
 
 
 def make_model(cfg: TrainConfig, tokenizer) -> PRM:
     """The model of the checkpoint that `init` names, or one with random weights."""
     is_random, is_frozen = cfg.init == "random", cfg.optimizer.trainable != "all"
     is_lm = cfg.objective in ("lm", "implicit")
-    folder = hf.locate("embedded" if is_random else cfg.init)
+    folder = locate("embedded" if is_random else cfg.init)
     config, where = hf_config.read_config(folder), "model" if is_random else str(folder / "config.json")
     if is_random and cfg.model.vocab is None:
         config["vocab_size"] = -(-len(tokenizer) // 64) * 64

@@ -113,6 +113,7 @@ def compare(peer: str, python: str, **changes) -> dict[str, float]:
     """Tokens a second of ours, how many times the peer's that is, and the difference of the last losses."""
     from prm_jax import bench
     from prm_jax.checkpoints import hf
+    from prm_jax.checkpoints.folders import EMBEDDED
     from prm_jax.launch.mesh import MeshConfig
     from prm_jax.training import make_schedule
 
@@ -127,7 +128,7 @@ def compare(peer: str, python: str, **changes) -> dict[str, float]:
         job["solutions"].append({"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": label})
     with tempfile.TemporaryDirectory() as name:
         model = bench.random_model(cfg, stored=lambda model: model)
-        hf.save(Path(name), model, hf.load_tokenizer(hf.EMBEDDED))
+        hf.save(Path(name), model, hf.load_tokenizer(EMBEDDED))
         Path(name, "job.json").write_text(json.dumps(job))
         env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
         subprocess.run([python, "-P", __file__, "--peer", peer, "--job", name], env=env, check=True)

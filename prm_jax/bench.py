@@ -17,6 +17,7 @@ from flax import nnx
 from prm_jax import training
 from prm_jax.attention import attend, dense
 from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.folders import EMBEDDED
 from prm_jax.examples import Example
 from prm_jax.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling
@@ -142,7 +143,7 @@ def bench_sampling(cfg: BenchConfig) -> Numbers:
     """`solutions` samples of `new_tokens` tokens of each of `problems` prompts; none ends earlier."""
     model = random_model(cfg, head="none", lm_head=True)
     sampling = Sampling(1.0, None, 1.0, cfg.new_tokens)
-    tokenizer = hf.load_tokenizer(hf.EMBEDDED)
+    tokenizer = hf.load_tokenizer(EMBEDDED)
     policy = Policy(model, tokenizer, PLAIN, "bench", sampling, cfg.rows * cfg.solutions)
     rng = np.random.default_rng(cfg.seed)
     prompts = [tuple(rng.integers(1, model.cfg.vocab, PROBLEM).tolist()) for _ in range(cfg.problems)]

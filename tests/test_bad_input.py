@@ -14,7 +14,8 @@ from conftest import call
 
 import evaluate
 import train
-from prm_jax.checkpoints import export, hf
+from prm_jax.checkpoints import export
+from prm_jax.checkpoints.folders import locate
 from prm_jax.figures import sweeps
 from prm_jax.generate import labeling, sampling
 from prm_jax.rl import __main__ as rl
@@ -116,7 +117,7 @@ def folder(tmp_path_factory):
     for name, content in files.items():
         (at / name).parent.mkdir(parents=True, exist_ok=True)
         (at / name).write_bytes(content)
-    shutil.copytree(hf.locate("embedded_orm"), at / "cut_weights")
+    shutil.copytree(locate("embedded_orm"), at / "cut_weights")
     data = (at / "cut_weights/model.safetensors").read_bytes()
     (at / "cut_weights/model.safetensors").write_bytes(data[: len(data) // 2])
     return at

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from prm_jax import tasks
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.folders import open_tensors
+from prm_jax.checkpoints.folders import EMBEDDED, SHIPPED, open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.formats import encode
 from prm_jax.launch.config import CONF, parse
@@ -22,9 +22,9 @@ CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.t
 
 
 def test_small_and_what_they_claim_to_be():
-    size = sum(path.stat().st_size for folder in hf.SHIPPED.values() for path in folder.iterdir())
+    size = sum(path.stat().st_size for folder in SHIPPED.values() for path in folder.iterdir())
     assert size < 3 * 2**20
-    assert hf.find_head(open_tensors(hf.EMBEDDED), "base") == ("none", "lm_head")
+    assert hf.find_head(open_tensors(EMBEDDED), "base") == ("none", "lm_head")
     outcome = open_checkpoint("embedded_orm", "best", None, "float32")
     assert (outcome.objective, outcome.label_kind) == ("orm", "correctness")
     prm = open_checkpoint("embedded_prm", "best", None, "float32")
@@ -79,7 +79,7 @@ MERGED = 0.3  # lines that hide a value: two facts in one step of four layers
 
 
 def test_tokenizer_reads_the_task_compactly_and_any_text():
-    tokenizer = hf.load_tokenizer(hf.EMBEDDED)
+    tokenizer = hf.load_tokenizer(EMBEDDED)
     assert len(tokenizer.encode("4+5max3=2")) == 7 and len(tokenizer.encode("4 +5 *3 max2 -2 mod7?")) == 12
     text = "naïve 数学\n\n∑"
     assert tokenizer.decode(tokenizer.encode(text), clean_up_tokenization_spaces=False) == text

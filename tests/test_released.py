@@ -18,7 +18,7 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.folders import open_weights
+from prm_jax.checkpoints.folders import SHIPPED, open_weights
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.units import UNITS
 from prm_jax.formats import Format, all_formats, encode, read_format
@@ -86,7 +86,7 @@ def qwen(tmp_path_factory):
 @pytest.fixture(scope="module")
 def small():
     """For what no text is read by: the shipped model's, of 320 entries."""
-    return hf.load_tokenizer(hf.SHIPPED["embedded_orm"])
+    return hf.load_tokenizer(SHIPPED["embedded_orm"])
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ import evaluate
 import train
 from prm_jax import packing, tasks
 from prm_jax.checkpoints import export
-from prm_jax.checkpoints.hf import load_tokenizer, locate
+from prm_jax.checkpoints.folders import locate
+from prm_jax.checkpoints.hf import load_tokenizer
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows

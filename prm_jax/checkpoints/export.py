@@ -13,7 +13,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.card import model_card, step_tag
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.hf import save
-from prm_jax.checkpoints.hf_config import architecture, find_changes
+from prm_jax.checkpoints.hf_config import architecture
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
@@ -77,8 +77,6 @@ def read_back(folder: Path, loaded: Loaded):
     """InputError unless the folder opens as the same model, with the same scores of one solution."""
     again = open_checkpoint(folder, "best", None, "float32")
     expect(again.objective == loaded.objective, "export: objective", again.objective, loaded.objective)
-    changes = find_changes(loaded.model.cfg, again.model.cfg)
-    expect(not changes, "export: model", changes, "the run's model")
     before_T, after_T = score_row(loaded), score_row(again)
     is_same = np.allclose(before_T, after_T, rtol=1e-4, atol=1e-4)
     expect(is_same, "export: scores of the folder", after_T.tolist(), f"the run's {before_T.tolist()}")

@@ -93,8 +93,8 @@ class Updated:
     """A slice of W + scale B A in float32, since rounding to the dtype of W would lose the update."""
 
     base: object  # slice of W [O, I]
-    b_Or: np.ndarray
-    a_rI: np.ndarray  # times the scale
+    b_Or: np.ndarray  # times the scale
+    a_rI: np.ndarray
 
     def get_shape(self):
         return self.base.get_shape()
@@ -103,8 +103,7 @@ class Updated:
         return "F32"
 
     def __getitem__(self, index):
-        rows, columns = (*index, slice(None))[:2] if isinstance(index, tuple) else (index, slice(None))
-        return self.base[rows, columns].astype(np.float32) + self.b_Or[rows] @ self.a_rI[:, columns]
+        return (self.base[...].astype(np.float32) + self.b_Or @ self.a_rI)[index]
 
 
 def open_weights(folder: Path) -> dict:
@@ -116,29 +115,26 @@ def open_weights(folder: Path) -> dict:
     """
     if (base := base_of(folder)) is None:
         return without_wrapper(open_tensors(folder))
-    tensors, path = without_wrapper(open_tensors(base)), folder / "adapter_model.safetensors"
-    updates: dict[str, dict] = {}
+    settings, path = adapter_settings(folder), folder / "adapter_model.safetensors"
+    tensors, updates = without_wrapper(open_tensors(base)), {}
     for key, stored in open_file(path).items():
-        name = key.removeprefix("base_model.model.")
-        name = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+        name = key.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        name = name.replace(".modules_to_save.", ".")
         module, is_update, part = name.partition(".lora_")
         if is_update:
             updates.setdefault(module, {})[part.removesuffix(".weight")] = stored[...].astype(np.float32)
         else:
             tensors[name] = stored
-    settings = adapter_settings(folder)
     for module, parts in updates.items():
         names = (f"{module}.weight", f"{module.removeprefix('model.')}.weight", f"model.{module}.weight")
         name = next((name for name in names if name in tensors), None)
         if parts.keys() == {"embedding_A", "embedding_B"}:
             parts = {"A": parts["embedding_B"].T, "B": parts["embedding_A"].T}
-        none_xx = np.zeros((0, 0))
-        b_Or, a_rI = parts.get("B", none_xx), parts.get("A", none_xx)
-        is_product = b_Or.shape[1:] == a_rI.shape[:1]
-        if not (name and is_product and [len(b_Or), a_rI.shape[1]] == list(tensors[name].get_shape())):
+        shape = [len(parts["B"]), parts["A"].shape[-1]] if parts.keys() == {"A", "B"} else None
+        if name is None or shape != list(tensors[name].get_shape()):
             raise InputError(f"{path}: {module}: updates no matrix of the base model {base}")
-        scale = lora_scale(settings, module, len(a_rI))
-        tensors[name] = Updated(tensors[name], b_Or, np.float32(scale) * a_rI)
+        scale = np.float32(lora_scale(settings, module, len(parts["A"])))
+        tensors[name] = Updated(tensors[name], scale * parts["B"], parts["A"])
     return tensors
 
 

@@ -5,7 +5,6 @@ is [in, out].
 """
 
 import functools
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,20 +16,12 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import (  # noqa: F401 (their names stand here, too)
-    DTYPES,
-    EMBEDDED,
-    SHIPPED,
-    base_of,
-    locate,
-    open_weights,
-    write_tensors,
-)
+from prm_jax.checkpoints.folders import DTYPES, base_of, open_weights, write_tensors
 from prm_jax.checkpoints.hf_config import GEMMAS, export_config
 from prm_jax.formats import all_formats
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import write_json
+from prm_jax.launch.files import read_json, write_json
 from prm_jax.launch.mesh import shardings
 from prm_jax.model import PRM, ModelConfig, cast_backbone, head_scale
 
@@ -58,6 +49,7 @@ HEAD |= {"w_mlp_head": ("score.0.weight", True), "b_mlp_head": ("score.0.bias", 
 
 
 def layer_names(cfg: ModelConfig) -> dict:
+    """The tensor names of a layer's parameters."""
     if cfg.experts:
         return EXPERTS
     return AROUND if cfg.post_norms else LAYER
@@ -241,15 +233,8 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with
     `notes` (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError
     where a file cannot hold a field or a parameter of the model."""
-    config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
-    save_weights(folder, model)
-    tokenizer.save_pretrained(folder)
-    write_json(folder / "config.json", config)
-
-
-def save_weights(folder: Path, model: PRM):
-    """Writes the tensors of `load`."""
     cfg, state, tensors = model.cfg, nnx.state(model).to_pure_dict(), {}
+    config = export_config(cfg, tokenizer) | {"prm_jax": notes | {"head": cfg.head}}
     check_names(state, cfg)
     names = TOP | layer_names(cfg)
     for key, x in ({key: state[key] for key in TOP} | state["blocks"]).items():
@@ -260,6 +245,8 @@ def save_weights(folder: Path, model: PRM):
     tensors |= {HEAD[key][0].format(layer): (state[key], (), HEAD[key][1]) for key in HEAD if key in state}
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder, tensors)
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "config.json", config)
 
 
 # Text on which transformers' reading of a tokenizer.model must agree with SentencePiece's own.
@@ -271,30 +258,23 @@ def load_tokenizer(folder: str | Path):
     from transformers import AutoTokenizer
 
     folder = Path(folder)
-    has_json = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+    pieces, settings = folder / "tokenizer.model", folder / "tokenizer_config.json"
+    has_json = (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file()
     if not has_json and (base := base_of(folder)):
         return load_tokenizer(base)
-    if not has_json and not (folder / "tokenizer.model").is_file():  # transformers would return an empty one
+    if not has_json and not pieces.is_file():  # transformers would return an empty one
         raise InputError(f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model")
-    path = folder / "tokenizer_config.json"
+    is_code = settings.exists() and "auto_map" in read_json(settings)
+    expect(not is_code, f"{settings}: auto_map", "Python code, which is never run", "none")
     try:
-        is_code = path.exists() and "auto_map" in json.loads(path.read_text())
-        expect(not is_code, f"{path}: auto_map", "Python code, which is never run", "none")
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        if not has_json:
-            check_pieces(tokenizer, folder / "tokenizer.model")
-        return tokenizer
-    except InputError:
-        raise
     except Exception as error:  # of many kinds, even the KeyError of a missing field
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error
+    if not has_json:  # transformers splits double blanks otherwise in a Llama
+        from sentencepiece import SentencePieceProcessor
 
-
-def check_pieces(tokenizer, path: Path):
-    """InputError where transformers encodes otherwise than SentencePiece, as it does for Llama."""
-    from sentencepiece import SentencePieceProcessor
-
-    expected = SentencePieceProcessor(model_file=str(path)).encode(PROBE)
-    is_right = tokenizer.encode(PROBE, add_special_tokens=False) == expected
-    expect(is_right, str(path), "ids other than SentencePiece's", "a tokenizer.json beside it")
+        expected = SentencePieceProcessor(model_file=str(pieces)).encode(PROBE)
+        is_right = tokenizer.encode(PROBE, add_special_tokens=False) == expected
+        expect(is_right, str(pieces), "ids other than SentencePiece's", "a tokenizer.json beside it")
+    return tokenizer

@@ -212,23 +212,16 @@ def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tupl
     return model_config(config, where, **chosen | uses), changed
 
 
-def find_changes(cfg: ModelConfig, other: ModelConfig) -> dict:
-    """{field: (value, the other's)} where two models differ by more than ELSEWHERE and rounding."""
-    changes = {}
-    for field in dataclasses.fields(cfg):
-        x, y = getattr(cfg, field.name), getattr(other, field.name)
-        is_same = x == y or isinstance(x, float) and isinstance(y, float) and math.isclose(x, y)
-        if field.name not in ELSEWHERE and not is_same:
-            changes[field.name] = x, y
-    return changes
-
-
 def export_config(cfg: ModelConfig, tokenizer) -> dict:
     """`hf_config`; InputError names a field that it cannot carry: it would be read as another model."""
     config = hf_config(cfg, tokenizer)
-    for name, (value, read) in find_changes(cfg, model_config(config, "export")).items():
-        where = f"a {cfg.family} config.json, which would be read as {read}"
-        raise InputError(f"export: model.{name}={value} has no place in {where}: it cannot be exported")
+    again = model_config(config, "export")
+    for field in dataclasses.fields(cfg):
+        x, y = getattr(cfg, field.name), getattr(again, field.name)
+        is_same = x == y or isinstance(x, float) and isinstance(y, float) and math.isclose(x, y)
+        if field.name not in ELSEWHERE and not is_same:
+            where = f"a {cfg.family} config.json, which would be read as {y}"
+            raise InputError(f"export: model.{field.name}={x} has no place in {where}: it cannot be exported")
     return config
 
 

@@ -138,14 +138,9 @@ def load_verifier(folder: Path, config, tensors, fmt: Format, kind: str, layer: 
 
 def note_ignored(stored: Format, requested: Format | None, path: str):
     """Says where another format was requested than the one that a run or an export brings."""
-    if requested is None or requested == stored:
-        return
-    changes = (requested.changes or {}).items()
-    ignored = [f"format.{key}={value}" for key, value in changes if value != getattr(stored, key)]
-    if requested.name != "auto":
-        ignored.append(f"format={requested.name}")
-    if ignored:
-        print(f"format      {path}: is read with its own, {stored.name}, not with {', '.join(ignored)}")
+    if requested is not None and requested != stored and (requested.name != "auto" or requested.changes):
+        keys = "".join(f" and format.{key}" for key in requested.changes or {})
+        print(f"format      {path}: is read with its own, {stored.name}, not with {requested.name}{keys}")
 
 
 def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str) -> Format:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
@@ -288,7 +288,7 @@ def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling,
         raise InputError(f"{path}: is a verifier (objective={loaded.objective}), expected a language model")
     ends = {loaded.tokenizer.eos_token_id} - {None}
     if loaded.config is None:
-        ends |= end_ids(hf.locate(str(path)))
+        ends |= end_ids(locate(str(path)))
     fmt, ends = loaded.format or fmt, tuple(sorted(ends))
     return Policy(loaded.model, loaded.tokenizer, fmt, loaded.name, sampling, batch_rows, ends)
 
