@@ -16,10 +16,7 @@ from prm_jax.critics.critic import Critic, combine
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
 from prm_jax.data.score_files import score_into
-from prm_jax.formats import Encoded, Format, read_format
-from prm_jax.packing import layout_tokens
-from prm_jax.rl import rewards
-from prm_jax.rl.rollouts import Rollout
+from prm_jax.formats import Format, read_format
 from prm_jax.solutions import Solution
 from prm_jax.tasks.chain import CHAIN
 
@@ -95,45 +92,13 @@ def test_votes_are_single_runs_whatever_is_scored_beside_them(critic):
     assert not np.allclose(list(votes_of(other).values()), list(votes_of(together).values()), equal_nan=True)
 
 
-def test_a_verdict_is_the_softmax_of_its_two_logits_after_what_was_written(critic, loaded):
-    again, tokenizer, said = critic(), loaded.tokenizer, {}
-    asked = again.writer.verdicts
-    again.writer.verdicts = lambda prompts, critiques: (
-        said.update({(p, j): c for j, (p, c) in enumerate(zip(prompts, critiques))})
-        or asked(prompts, critiques)
-    )
-    again.score(ROWS)
-    good, bad = (tokenizer.encode(x, add_special_tokens=False)[0] for x in "42")
-    logits = [x for own in votes_of(again).values() for x in own]
-    read = 0
-    for (prompt, j), critique in said.items():
-        ids = critique.ids_L.tolist()
-        places = [
-            i for i in range(1, len(ids)) if ids[i] in (good, bad) and tokenizer.decode(ids[i - 1 : i]) == "="
-        ]
-        if not places:
-            assert np.isnan(logits[j])
-            continue
-        whole = tokenizer.encode(prompt, add_special_tokens=False) + ids[: places[-1]]
-        batch = layout_tokens(
-            [[Encoded(np.array(whole, np.int32), np.array([len(whole) - 1], np.int32), 0)]], len(whole)
-        )[0]
-        x_BLD = loaded.model(batch["ids"], batch["pos"], batch["visible_until"])
-        logit_V = loaded.model.vocab_logits(jnp.asarray(x_BLD))[0, -1]
-        assert abs(logits[j] - float(logit_V[good] - logit_V[bad])) < 1e-4
-        read += 1
-    assert read >= 3
-
-
 def test_votes_are_combined():
     logit = lambda p: float(np.log(p / (1 - p)))
-    assert combine(np.array([logit(0.9), logit(0.6), logit(0.3)]), "mean") == pytest.approx(
-        logit(0.6), abs=1e-6
-    )
+    votes = np.array([logit(0.9), logit(0.6), logit(0.3)])
+    assert combine(votes, "mean") == pytest.approx(logit(0.6), abs=1e-6)
     assert combine(np.array([1.7]), "mean") == pytest.approx(1.7, abs=1e-9)
-    assert combine(np.array([50.0, 60.0]), "mean") == pytest.approx(
-        50 + np.log(2), abs=1e-3
-    )  # no probability of 1
+    # No probability of 1.
+    assert combine(np.array([50.0, 60.0]), "mean") == pytest.approx(50 + np.log(2), abs=1e-3)
     assert combine(np.array([0.1, 3.0, -9.0]), "majority") == pytest.approx(np.log(2.5 / 1.5))
     assert combine(np.array([0.1, 3.0]), "majority") == pytest.approx(np.log(5))
 
@@ -174,23 +139,6 @@ def test_what_a_critic_has_written_is_kept_when_it_is_stopped(critic, tmp_path, 
         np.testing.assert_allclose(score_T, whole_T, atol=1e-4)
 
 
-def test_a_step_without_a_verdict_stops_no_command(monkeypatch, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": PROBLEM, "completions": ["4+5=2", "2*3=6"], "id": "a"}) + "\n")
-    asked = ["checkpoint=embedded", "format=judge", "format.chat=false", "format.good=Y", "format.bad=N"]
-    asked += [
-        "task=score",
-        "figures=0",
-        f"input={rows}",
-        "format.critic.max_tokens=2",
-        f"hydra.run.dir={tmp_path}/run",
-    ]
-    out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
-    assert "2 critiques of 2.0 tokens, 2 without a verdict, 2 of them forced; 0 steps unscored" in out
-    critic = json.loads((tmp_path / "run" / "results.json").read_text())["critic"]
-    assert (critic["no_verdict"], critic["forced"], critic["unscored"]) == (2, 2, 0)
-
-
 def test_asked_at_once_it_writes_nothing(loaded):
     scorer = open_verifier("embedded", OpenOptions(format=AT_ONCE))
     (score_T, _) = scorer.score([(PROBLEM, ("4+5=2", "2*3=6")), (OTHER, ("6*5=2",))])
@@ -209,38 +157,30 @@ def yes_no(loaded, text):
 
 
 def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_path):
-    asked_at_once = ["format=lab_critic", "format.critic.max_tokens=0", "format.critic.ask=''"]
-    critic, task = ["checkpoint=embedded", *asked_at_once], ["data=chain", "data.samples=solver"]
-    where = lambda name: f"hydra.run.dir={tmp_path}/{name}"
-    small = ["fresh.problems=4", "fresh.candidates=4", "fresh.outcome_model=null"]
-    out = printed(
-        evaluate.main, monkeypatch, "task=best_of_n", *critic, *task, *small, where("pool"), cwd=tmp_path
-    )
-    assert "criticised  16 solutions" in out and "0 of them forced; 0 steps unscored" in out
+    critic = [
+        "checkpoint=embedded",
+        "format=lab_critic",
+        "format.critic.max_tokens=0",
+        "format.critic.ask=''",
+    ]
+
+    def call(main, folder, *words):
+        """What the command prints, and a function that reads the lines of a file that it writes."""
+        out = printed(main, monkeypatch, *critic, *words, f"hydra.run.dir={tmp_path}/{folder}", cwd=tmp_path)
+        return out, lambda name: list(map(json.loads, next((tmp_path / folder).glob(name)).open()))
+
+    words = ["fresh.problems=4", "fresh.candidates=4", "fresh.outcome_model=null", "data.samples=solver"]
+    out, read_pool = call(evaluate.main, "pool", "task=best_of_n", "data=chain", *words)
+    assert "criticised  16 solutions" in out
     results = json.loads((tmp_path / "pool" / "results.json").read_text())
     (about,) = results["verifiers"].values()
     assert about["critic"]["tokens"] == 0 and about["critic"]["format"]["name"] == "lab_critic"
-    assert about["verifier"].endswith(", lab_critic, 1 vote") and about["scores_unit"] == "logit"
     pool = tmp_path / "pool" / "pool.jsonl.gz"
-    out = printed(
-        evaluate.main, monkeypatch, "task=score", *critic, f"input={pool}", where("score"), cwd=tmp_path
-    )
-    scored = [json.loads(line) for line in (tmp_path / "score" / "scores.jsonl").read_text().splitlines()]
-    again = [
-        json.loads(line)
-        for line in next((tmp_path / "pool").glob("pool_scores_*.jsonl")).read_text().splitlines()
-    ]
-    for a, b in zip(scored, again, strict=True):
+    _, read = call(evaluate.main, "score", "task=score", f"input={pool}")
+    for a, b in zip(read("scores.jsonl"), read_pool("pool_scores_*.jsonl"), strict=True):
         np.testing.assert_allclose(a["scores"], b["scores"], atol=1e-5)
-    asked = [
-        "task=search",
-        "methods=[beam]",
-        "budgets=[60]",
-        "problems=2",
-        "samples=2",
-        "data.samples=policy",
-    ]
-    printed(evaluate.main, monkeypatch, *critic, "data=chain", *asked, where("search"), cwd=tmp_path)
+    words = ["methods=[beam]", "budgets=[60]", "problems=2", "samples=2", "data.samples=policy"]
+    call(evaluate.main, "search", "task=search", "data=chain", *words)
     (verifier,) = json.loads((tmp_path / "search" / "results.json").read_text())["verifiers"]
     assert verifier["searches"][0]["best"]["share"] >= 0 and verifier["critic"]["critiques"] > 0
 
@@ -256,26 +196,10 @@ def test_a_verifier_is_named_with_its_format_where_others_are_read_otherwise():
     assert [with_format(x) for x in ("http://localhost:9", "runs/a:b", "checker-0.05-3")] == [None] * 3
     assert with_format("trl:runs/a") == (read_format("trl"), "runs/a")
     assert members_of("mean:[trl:a, b]") == ["a", "b"] and members_of("trl:a") == ["a"]
-    assert [needs_folder(x) for x in ("runs/a", "lab_critic:runs/a", "http://x", "random")] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert needs_folder("runs/a")
+    assert not any(map(needs_folder, ("lab_critic:runs/a", "http://x", "random")))
     scorer = open_verifier("lab_critic:embedded", OpenOptions(format=read_format("auto")))
-    assert (
-        scorer.name.endswith(", lab_critic, 1 vote")
-        and len(scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0]) == 2
-    )
-
-
-def test_a_critic_rewards_the_steps_of_roll_outs():
-    """RL asks any Scorer: a critic gives a log-odds a step."""
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(Rollout))
-    rollouts = [Rollout(**fields | {"problem": OTHER, "steps": ("6*5=2", "2-4=5")})]
-    scorer = open_verifier("lab_critic:embedded", OpenOptions())
-    (score_T,) = rewards.score(scorer, None, rollouts)
-    np.testing.assert_array_equal(score_T, scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0])
+    assert scorer.name.endswith(", lab_critic, 1 vote")
 
 
 def test_critiques_of_the_lab_write_out_what_a_line_hides():

@@ -428,12 +428,6 @@ SYSTEMS = {
     "value_head": ("mistral", "mistral", {"value_head.weight": (1, D)}, value_head, lambda z: z[:, 0]),
     "actprm": ("qwen", "qwen2", ENSEMBLE, actprm, lambda z: z.sigmoid().mean(-1)),
 }  # fmt: skip
-LABEL_KINDS = {
-    "versaprm": "correctness", "spare": "correctness", "fover_qwen": "correctness", "fover_llama": "correctness",
-    "reasonflux": "unknown", "granite": "value", "pqm": "value", "value_head": "unknown", "actprm": "correctness",
-    "trl": "unknown", "pure": "correctness", "qwen_prm": "correctness", "skywork": "unknown", "reasoneval": "correctness",
-    "math_shepherd": "value", "rlhflow": "value", "openr_psa": "value", "spare_qwen": "correctness",
-}  # fmt: skip
 FORMATS = {fmt.name for fmt in all_formats()}
 ORIGINAL = ("trl", "pure", "qwen_prm", "skywork", "reasoneval", "math_shepherd", "rlhflow", "openr_psa")
 # Whose authors drop blank steps, have no token to read them at, or whose template trims the text before them.
@@ -586,7 +580,7 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
     tokenizer = request.getfixturevalue(fixture)
     logits = make_checkpoint(tmp_path, family, tokenizer, head)
     verifier = open_checkpoint(tmp_path, "best", read_format(name), "float32")
-    assert (verifier.objective, verifier.label_kind) == ("prm", LABEL_KINDS[name])
+    assert (verifier.objective, verifier.label_kind) == ("prm", read_format(name).label_kind)
     # Those of other systems' layouts are read shorter texts: one of many steps takes most of a test's time.
     rows = [row for row in CONVERSATIONS if row[1] is not MANY or name in ORIGINAL]
     rows += [] if name in NO_EMPTY else [WITH_EMPTY]
@@ -908,20 +902,18 @@ def test_an_adapter_that_cannot_be_merged_is_one_line(tmp_path, small, settings,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("family, is_read", [("mistral", True), ("llama", False)])
-def test_a_sentencepiece_file_alone_encodes_as_its_own_library_or_is_refused(tmp_path, family, is_read):
+@pytest.mark.parametrize("family", ["mistral", "llama"])
+def test_a_sentencepiece_file_alone_encodes_as_its_own_library_or_is_refused(tmp_path, family):
     spm = pytest.importorskip("sentencepiece")
-    shutil.copy(real_data("tokenizers/mistral/tokenizer.model.v1"), tmp_path / "tokenizer.model")
+    path = tmp_path / "tokenizer.model"
+    shutil.copy(real_data("tokenizers/mistral/tokenizer.model.v1"), path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    if not is_read:
+    if family == "llama":
         with pytest.raises(InputError, match="tokenizer.model"):
             hf.load_tokenizer(tmp_path)
         return
-    own, tokenizer = (
-        spm.SentencePieceProcessor(str(tmp_path / "tokenizer.model")),
-        hf.load_tokenizer(tmp_path),
-    )
     texts = [step for problem, steps in CONVERSATIONS for step in (problem, *steps)]
     texts += [" two  blanks ", "\n\n a\tb", "ки ки"]
-    assert [plain_ids(tokenizer, text) for text in texts] == own.encode(texts)
+    expected, tokenizer = spm.SentencePieceProcessor(str(path)).encode(texts), hf.load_tokenizer(tmp_path)
+    assert [plain_ids(tokenizer, text) for text in texts] == expected
