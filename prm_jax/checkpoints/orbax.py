@@ -130,8 +130,9 @@ def restore_step(saved: ocp.CheckpointManager, step: int, **modules) -> dict:
         arrays = [x.update(dtype=dtype) for x, dtype in zip(arrays, types, strict=True)]
         target[name] = args.StandardRestore(tree.unflatten(arrays))
     out = saved.restore(step, args=args.Composite(**target, notes=args.JsonRestore()))
-    sums = out["notes"].pop("bit_sums")
-    damaged = [name for name in modules if int(bit_sum(out[name])) != sums[name]]
+    sums = out["notes"].pop("bit_sums", {})
+    found = {name: int(bit_sum(out[name])) for name in modules}
+    damaged = [name for name in found if sums.get(name, found[name]) != found[name]]
     if damaged:
         raise ValueError(f"bits of {' and '.join(damaged)} have changed")
     for name, module in modules.items():
