@@ -156,7 +156,7 @@ def yes_no(loaded, text):
     return float(logit_V[good] - logit_V[bad])
 
 
-def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_path):
+def test_it_reranks_searches_and_scores_as_a_prm_does(monkeypatch, tmp_path):
     critic = [
         "checkpoint=embedded",
         "format=lab_critic",

@@ -20,7 +20,8 @@ from prm_jax.scoring import HeadScorer
 
 
 class Writer:
-    """A policy that writes critiques. A prompt goes to it as the problem of a solution without steps."""
+    """A policy that writes critiques, and its model's log-odds of verdicts behind them. A prompt goes to it
+    as the problem of a solution without steps."""
 
     def __init__(self, fmt: Format):
         c = fmt.critic
@@ -31,6 +32,23 @@ class Writer:
         """A continuation of each prompt, drawn by its number."""
         prefixes = [(prompt, ()) for prompt in prompts]
         return [written for (written,) in self.policy.extend(prefixes, 1, "end", key, numbers)]
+
+    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation]) -> np.ndarray:
+        """Log-odds logit_n of the verdicts that the critiques end with, NaN where there is none."""
+        return self.log_odds([self.cut(*pair) for pair in zip(prompts, critiques, strict=True)])
+
+    def after(self, texts: Sequence[str]) -> np.ndarray:
+        """Log-odds logit_n of a verdict right behind each text."""
+        return self.log_odds(self.encode(texts))
+
+    def log_odds(self, encoded: Sequence) -> np.ndarray:
+        """Log-odds logit_n of a verdict behind texts as `encode` and `cut` give them, NaN for None; equal
+        ones are read once."""
+        distinct = list(dict.fromkeys(x for x in encoded if x is not None))
+        logits = self.read(distinct) if distinct else []
+        expect(np.isfinite(logits).all(), f"{self.name}: log-odds of verdicts", logits, "numbers")
+        logit = dict(zip(distinct, logits, strict=True))
+        return np.array([logit.get(x, np.nan) for x in encoded])
 
 
 class LocalWriter(Writer):
@@ -50,39 +68,24 @@ class LocalWriter(Writer):
         """The number of tokens read for verdicts so far."""
         return self.judge.stats.computed
 
-    def prompt_ids(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """The ids of each text."""
         return [tuple(ids_L.tolist()) for ids_L in self.policy.prefix_ids([(text, ()) for text in texts])]
 
-    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation]) -> np.ndarray:
-        """Log-odds logit_n of the verdicts that the critiques end with, NaN where there is none."""
-        ids_n = []
-        for ids, critique in zip(self.prompt_ids(prompts), critiques, strict=True):
-            n = self.verdict_token(critique.ids_L, critique.text)
-            ids_n.append(None if n is None else (*ids, *critique.ids_L[:n].tolist()))
-        return self.read(ids_n)
-
-    def after(self, texts: Sequence[str]) -> np.ndarray:
-        """Log-odds logit_n of a verdict right behind each text."""
-        return self.read(self.prompt_ids(texts))
-
-    def read(self, ids_n: Sequence[tuple[int, ...] | None]) -> np.ndarray:
-        """Log-odds logit_n of a verdict behind the ids, NaN for None; equal ids are read once."""
-        distinct = list(dict.fromkeys(ids for ids in ids_n if ids is not None))
-        ends = [np.array([len(ids) - 1], np.int32) for ids in distinct]
-        encoded = [Encoded(np.array(ids, np.int32), end, 0) for ids, end in zip(distinct, ends, strict=True)]
-        logits = [float(logit_T[0]) for logit_T in self.judge.score_encoded(encoded)] if encoded else []
-        expect(np.isfinite(logits).all(), f"{self.name}: log-odds of verdicts", logits, "numbers")
-        logit = dict(zip(distinct, logits, strict=True))
-        return np.array([logit.get(ids, np.nan) for ids in ids_n])
-
-    def verdict_token(self, ids_L: np.ndarray, text: str) -> int | None:
-        """Index of the token that is the critique's last verdict; None where no token is one."""
-        if (start := verdict_at(self.format, text)) is None:
-            return None
+    def cut(self, prompt: str, critique: Continuation) -> tuple[int, ...] | None:
+        """The ids up to the token that is the critique's last verdict; None where no token is one."""
+        start, ids_L = verdict_at(self.format, critique.text), critique.ids_L
         for n in reversed(np.flatnonzero(np.isin(ids_L, self.pair)).tolist()):
-            if len(self.tokenizer.decode(ids_L[:n], clean_up_tokenization_spaces=False)) == start:
-                return n
+            before = self.tokenizer.decode(ids_L[:n], clean_up_tokenization_spaces=False)
+            if start is not None and len(before) == start:
+                return (*self.encode([prompt])[0], *ids_L[:n].tolist())
         return None
+
+    def read(self, ids_n: Sequence[tuple[int, ...]]) -> list[float]:
+        """Log-odds logit_n of a verdict behind the ids."""
+        ends = [np.array([len(ids) - 1], np.int32) for ids in ids_n]
+        encoded = [Encoded(np.array(ids, np.int32), end, 0) for ids, end in zip(ids_n, ends, strict=True)]
+        return [float(logit_T[0]) for logit_T in self.judge.score_encoded(encoded)]
 
 
 class RemoteWriter(Writer):
@@ -105,18 +108,20 @@ class RemoteWriter(Writer):
     def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
         return super().write([prompt.removeprefix(self.bos) for prompt in prompts], numbers, key)
 
-    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation]) -> np.ndarray:
-        starts = [verdict_at(self.format, c.text) for c in critiques]
-        texts = zip(prompts, critiques, starts, strict=True)
-        return self.after([None if start is None else prompt + c.text[:start] for prompt, c, start in texts])
+    def encode(self, texts: Sequence[str]) -> Sequence[str]:
+        return texts
 
-    def after(self, texts: Sequence[str | None]) -> np.ndarray:
-        distinct, fmt = list(dict.fromkeys(text for text in texts if text is not None)), self.format
+    def cut(self, prompt: str, critique: Continuation) -> str | None:
+        """The text up to the critique's last verdict."""
+        start = verdict_at(self.format, critique.text)
+        return None if start is None else prompt + critique.text[:start]
+
+    def read(self, texts: Sequence[str]) -> list[float]:
+        """Log-odds logit_n of a verdict behind the texts."""
         with concurrent.futures.ThreadPoolExecutor(self.policy.server.concurrency) as pool:
-            good = [*pool.map(self.logprob, distinct, [fmt.good] * len(distinct))]
-            bad = [*pool.map(self.logprob, distinct, [fmt.bad] * len(distinct))]
-        logit = dict(zip(distinct, np.subtract(good, bad), strict=True))
-        return np.array([logit.get(text, np.nan) for text in texts])
+            good = pool.map(lambda text: self.logprob(text, self.format.good), texts)
+            bad = pool.map(lambda text: self.logprob(text, self.format.bad), texts)
+            return np.subtract(list(good), list(bad)).tolist()
 
     def logprob(self, text: str, verdict: str) -> float:
         """log p of the verdict after the text, in nats; InputError where the server does not say it."""
