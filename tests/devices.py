@@ -1,4 +1,5 @@
-"""Run by test_sharding.py in a process of its own with eight devices: what every mesh computes, as one JSON object."""
+"""Run by test_sharding.py in a process of its own with eight devices: what every mesh computes, as one JSON
+object."""
 
 import contextlib
 import dataclasses
@@ -25,18 +26,8 @@ from prm_jax.scoring import HeadScorer, RatioScorer, step_log_odds
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
 
 # Every kind of parameter at once, and a window that only rows long enough for tiles notice.
-CFG = dataclasses.replace(
-    TINY,
-    family="llama",
-    remat="full",
-    lm_head=True,
-    tied=False,
-    head="mlp",
-    qk_norm=True,
-    o_bias=True,
-    mlp_bias=True,
-    window=SHORT,
-)
+CFG = dataclasses.replace(TINY, family="llama", remat="full", lm_head=True, tied=False, head="mlp")
+CFG = dataclasses.replace(CFG, qk_norm=True, o_bias=True, mlp_bias=True, window=SHORT)
 LOSS = LossConfig("prm", "bce", 1.0, 0.3)
 MESHES = {"fsdp": (1, 8, 1), "all": (2, 2, 2)}
 
@@ -55,7 +46,8 @@ def start():
 
 
 def train(model, opt):
-    """Losses of three steps of two micro-batches, the held-out sums after them, and how often the step was compiled."""
+    """Losses of three steps of two micro-batches, the held-out sums after them, and how often the step was
+    compiled."""
     batch = shard_batch(make_batch(np.random.default_rng(3), 16, A=2), 8, axis=1)
     losses, before = [], train_step._cache_size()
     for _ in range(3):
@@ -70,9 +62,8 @@ def score(model):
     """Step scores of five solutions, most of them alone in a long row, under both kinds of score."""
     rng = np.random.default_rng(4)
     lengths = [SHORT + 20, 9, SHORT + 30, SHORT + 5, SHORT + 25]
-    solutions = [
-        Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths
-    ]
+    tokens = [rng.integers(0, CFG.vocab, n).astype(np.int32) for n in lengths]
+    solutions = [Encoded(ids_L, np.array([5, len(ids_L) - 1]), 2) for ids_L in tokens]
     scores = []
     about = {"tokenizer": None, "format": Format("plain", "\n"), "label_kind": "correctness", "name": "tiny"}
     about |= {"model": model, "batch_rows": 16, "row_tokens": SHORT + 32}
@@ -89,7 +80,7 @@ def gradient_norm(model, batch):
 
 @jax.jit
 def decode(model, ids_BL):
-    """Hidden states of the last token of each row, x_BD, after a prompt of all but the last two, which come one by one."""
+    """Hidden states of the last token of each row, x_BD; the last two come one by one."""
     (B, L), cache = ids_BL.shape, make_cache(CFG, *ids_BL.shape)
     for at, n in ((0, L - 2), (L - 2, 1), (L - 1, 1)):
         pos_BL = jnp.broadcast_to(jnp.arange(at, at + n), (B, n))
@@ -102,24 +93,19 @@ def decoded(model):
     return np.asarray(decode(model, shard_batch({"ids": ids_BL}, 8)["ids"])).tolist()
 
 
-def long_gradient(model):
+def forward(model):
+    """What a model computes that does not train."""
     L = SHORT + 32
     ids_BL = np.random.default_rng(5).integers(0, CFG.vocab, (8, L)).astype(np.int32)
     pos_BL = np.broadcast_to(np.arange(L, dtype=np.int32), ids_BL.shape)
     batch = {"ids": ids_BL, "pos": pos_BL, "visible_until": np.full_like(ids_BL, L - 1), "step_end": pos_BL}
-    batch = shard_batch(batch, 8)
-    return float(gradient_norm(model, batch))
-
-
-def forward(model):
-    """What a model computes that does not train."""
-    return {"scores": score(model), "long_gradient": long_gradient(model), "decoded": decoded(model)}
+    gradient = float(gradient_norm(model, shard_batch(batch, 8)))
+    return {"scores": score(model), "long_gradient": gradient, "decoded": decoded(model)}
 
 
 def rounding():
     """Mean relative error of a weight gradient in bfloat16."""
-    rng = np.random.default_rng(6)
-    x_nD, dy_nF = (rng.standard_normal((256, 64)).astype(jnp.bfloat16) for _ in range(2))
+    x_nD, dy_nF = np.random.default_rng(6).standard_normal((2, 256, 64)).astype(jnp.bfloat16)
     gradient = jax.grad(lambda w_DF: (matmul(x_nD, w_DF) * dy_nF).astype(jnp.float32).sum())
     dw_DF = np.asarray(jax.jit(gradient)(jnp.zeros((64, 64), jnp.bfloat16)), np.float64)
     exact_DF = x_nD.astype(np.float64).T @ dy_nF.astype(np.float64)
@@ -127,10 +113,10 @@ def rounding():
 
 
 def main(folder: Path):
-    """`folder` holds Hugging Face checkpoints `f32` and `bf16`; a run's checkpoint is written to `folder / run`."""
+    """`folder` holds Hugging Face checkpoints `f32` and `bf16`; a run's checkpoint is written to `folder /
+    run`."""
     model, opt = start()
     out = {"one": forward(model) | train(model, opt)[0]}
-    out["one"]["f32"] = leaves(hf.load(folder / "f32", CFG))
     for name, shape in MESHES.items():
         with jax.set_mesh(make_mesh(MeshConfig(*shape), 8)):
             model, opt = start()
@@ -162,10 +148,8 @@ def main(folder: Path):
     for name, shape in (("data", (8, 1, 1)), ("fsdp", (1, 8, 1))):
         with jax.set_mesh(make_mesh(MeshConfig(*shape), 8)):
             out["rounding"][name] = rounding()
-    out["parts"] = [
-        make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"]
-        for fsdp, rows in ((1, 8), (1, 12), (1, 11), (2, 6))
-    ]
+    sizes = (1, 8), (1, 12), (1, 11), (2, 6)
+    out["parts"] = [make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"] for fsdp, rows in sizes]
     print(json.dumps(out))
 
 

@@ -83,12 +83,9 @@ def test_the_kernels_lower(lowered, name):
 
 
 def test_training_scoring_and_sampling_lower(lowered):
-    fields = dict(zip(bench.SHAPE_FIELDS, bench.SHAPES["1500m"], strict=True)) | {
-        "layers": 2,
-        "remat": "dots",
-    }
-    about = {"rope_theta": 1e6, "norm_eps": 1e-6, "qkv_bias": True, "tied": False}
-    shape = ModelConfig(**fields, **about, head="scalar", dtype="bfloat16")
+    fields = dict(zip(bench.SHAPE_FIELDS, bench.SHAPES["1500m"], strict=True))
+    fields |= {"layers": 2, "remat": "dots", "rope_theta": 1e6, "norm_eps": 1e-6, "qkv_bias": True}
+    shape = ModelConfig(**fields, tied=False, head="scalar", dtype="bfloat16")
     state, batch = bench.abstract_state(shape, trains=True), pack_batch([[]] * 8, 2048, 64)
     step = {name: x[None] for name, x in batch.items()}
     assert calls(*lowered(train_step, state["model"], state["opt"], step, bench.LOSS, state["key"])[::-1])
@@ -103,9 +100,6 @@ def test_training_scoring_and_sampling_lower(lowered):
     x_PD, cache = jax.eval_shape(prefill, *prompts)
     first = model, x_PD, cache, rows, stop_V, sampling
     state, _ = first_token.eval_shape(*first)
-    for f, args in (
-        (prefill, prompts),
-        (first_token, first),
-        (decode_loop, (model, state, rows, 1, stop_V, 63, sampling)),
-    ):
+    loop = model, state, rows, 1, stop_V, 63, sampling
+    for f, args in ((prefill, prompts), (first_token, first), (decode_loop, loop)):
         assert "stablehlo" in lowered(f, *args)[1]

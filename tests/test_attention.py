@@ -1,4 +1,5 @@
-"""Every formulation of attention against a naive einsum, gradients too: causal, packed, windowed, trees, padding."""
+"""Every formulation of attention against a naive einsum, gradients too: causal, packed, windowed, trees,
+padding."""
 
 import math
 
@@ -90,12 +91,6 @@ def test_equals_a_naive_einsum_with_gradients(
         np.testing.assert_allclose(mine, theirs, atol=1e-5 if dtype == "float32" else 0.1)
 
 
-def test_a_single_token_sees_itself(rng):
-    q_BLHK, v_BLHK = jnp.asarray(rng.standard_normal((2, 3, 1, 4, 8)), "float32")
-    o_BLHK = cpu.one_product(q_BLHK, q_BLHK, v_BLHK, jnp.zeros((3, 1), int))
-    np.testing.assert_allclose(o_BLHK, v_BLHK, atol=1e-6)
-
-
 def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():
     t = cpu.TILE
     visible_until_BL = np.stack([LAST[name](4 * t) for name in ("causal", "packed", "window", "tree")])
@@ -106,39 +101,31 @@ def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():
         np.testing.assert_array_equal(visited_NN, by_tile_NN)
 
 
-def test_which_formulation_runs_where(monkeypatch):
+@pytest.mark.parametrize(
+    ("platform", "expected"),
+    [
+        ("cpu", ["one_product", "tiled", "tiled", "tiled", "dense"]),
+        ("gpu", ["dense", "dense", "cudnn", "dense", "dense"]),
+        ("tpu", ["dense", "splash", "splash", "splash", "dense"]),
+    ],
+)
+def test_which_formulation_runs_where(monkeypatch, platform, expected):
     chosen = []
-    named = lambda name: lambda *_, **__: chosen.append(name)
-    for module, name in ((attention, "dense"), (cpu, "one_product"), (cpu, "tiled"), (accelerator, "splash")):
-        monkeypatch.setattr(module, name, named(name))
-    monkeypatch.setattr(accelerator, "cudnn", named("cudnn"))
-    runs, capped = [], []
-    for platform in ("cpu", "gpu", "tpu"):
-        monkeypatch.setattr(attention, "platform", lambda platform=platform: platform)
-        for dtype, L, slots in (
-            ("float32", SHORT, False),
-            ("float32", SHORT + 1, False),
-            ("bfloat16", SHORT + 2, False),
-            ("bfloat16", 1, True),
-        ):
-            x_BLHK = jnp.zeros((1, L, 1, 8), dtype)
-            attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, L), int), jnp.zeros((1, L), int) if slots else None)
-        runs.append(chosen[:])
-        chosen.clear()
-        x_BLHK = jnp.zeros((1, SHORT + 2, 1, 8), "bfloat16")
-        attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, SHORT + 2), int), cap=50.0)
-        capped += chosen
-        chosen.clear()
-    assert capped == ["tiled", "dense", "splash"]
-    assert runs == [
-        ["one_product", "tiled", "tiled", "dense"],
-        ["dense", "dense", "cudnn", "dense"],
-        ["dense", "splash", "splash", "dense"],
-    ]
+    monkeypatch.setattr(attention, "platform", lambda: platform)
+    for name in ("dense", "one_product", "tiled", "cudnn", "splash"):
+        module = next(m for m in (attention, cpu, accelerator) if hasattr(m, name))
+        monkeypatch.setattr(module, name, lambda *_, name=name, **__: chosen.append(name))
+    rows = ("float32", SHORT), ("float32", SHORT + 1), ("bfloat16", SHORT + 2), ("bfloat16", SHORT + 2)
+    for (dtype, L), cap in zip(rows, (None, None, None, 50.0)):
+        x_BLHK = jnp.zeros((1, L, 1, 8), dtype)
+        attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, L), int), cap=cap)
+    x_B1HK, slot_B1 = jnp.zeros((1, 1, 1, 8)), jnp.zeros((1, 1), int)
+    attend(x_B1HK, x_B1HK, x_B1HK, slot_B1, slot_B1)  # of a cache
+    assert chosen == expected
 
 
 def test_a_long_row_takes_memory_by_the_row_and_not_by_its_square():
-    """Peak of a gradient in bytes, against the L x L scores of every head, which the definition written out holds."""
+    """Peak of a gradient in bytes, against the L x L scores of every head."""
     L, H, K = 4096, 8, 16
     array = jax.ShapeDtypeStruct((1, L, H, K), jnp.float32)
     arrays = array, array, array, jax.ShapeDtypeStruct((1, L), jnp.int32)
@@ -147,12 +134,4 @@ def test_a_long_row_takes_memory_by_the_row_and_not_by_its_square():
         gradient = jax.grad(lambda q, k, v, until: f(q, k, v, until).sum(), argnums=(0, 1, 2))
         return jax.jit(gradient).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
 
-    scores = 4 * H * L * L
-    assert peak(dense) < scores / 3
-    assert peak(_all_at_once) > scores
-
-
-def _all_at_once(q_BLHK, k_BLHK, v_BLHK, visible_until_BL):
-    score_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BLHK)
-    p_BHLM = jax.nn.softmax(jnp.where(visible(visible_until_BL)[:, None], score_BHLM, -jnp.inf))
-    return jnp.einsum("BHLM,BMHK->BLHK", p_BHLM, v_BLHK)
+    assert peak(dense) < 4 * H * L * L / 3

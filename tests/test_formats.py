@@ -1,4 +1,4 @@
-"""Marks: one a step, at the separator's last token, whatever the text. Uses the real Qwen2.5 tokenizer where it is."""
+"""Marks: one a step, at the separator's last token, whatever the text."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,7 @@ from prm_jax.formats import Encoded, Format, all_formats, check_marks, encode, r
 from prm_jax.launch.config import parse
 
 PLAIN = Format("plain", "\n")
-AWKWARD = (
-    "It ends in a full stop.",
-    "two\nlines\n\nhere",
-    "",
-    "the separator \n inside",
-    "naïve 数学 → ∑ ки",
-    " ",
-)
+AWKWARD = ("A full stop.", "two\nlines\n\nhere", "", "a separator \n inside", "naïve 数学 → ∑ ки", " ")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +39,8 @@ def test_one_mark_a_step_at_the_separators_last_token(name, separator, request):
 
 
 def test_qwen_literal_ids_are_those_of_trl(qwen):
-    """Prompt, then each step tokenised apart and `\\n` (198); jointly, `.\\n` is the one token 624 and no mark is left."""
+    """Prompt, then each step tokenised apart and `\\n` (198); jointly, `.\\n` is one token and no mark is
+    left."""
     (row,) = encode(PLAIN, qwen, [("1+1?", ("One.", "Two."))])
     assert row.ids_L.tolist() == [16, 10, 16, 30, 3966, 13, 198, 11613, 13, 198]
     assert row.step_end_T.tolist() == [6, 9] and row.start == 4
@@ -65,11 +59,12 @@ def test_beginning_and_end_tokens(small):
 
 
 def test_a_trained_tokenizer_survives_saving_beside_a_qwen2_config(small, tmp_path):
-    """transformers loads every qwen2 folder's tokenizer as Qwen2Tokenizer, which brings its own way to split words."""
+    """transformers loads every qwen2 folder's tokenizer as Qwen2Tokenizer, which splits words in its own
+    way."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     small.save_pretrained(tmp_path)
     loaded = hf.load_tokenizer(tmp_path)
-    for text in (*AWKWARD, "Modulo 10: start with 7, add 5.", "a  b\n\n c's 123.\n"):
+    for text in (*AWKWARD, "a  b\n\n c's 123.\n"):
         assert loaded.encode(text) == small.encode(text), text
 
 
@@ -78,7 +73,6 @@ def test_wrong_marks_raise():
     for marks, steps in (([1, 3], 3), ([3, 1], 2), ([1, 5], 2)):
         with pytest.raises(InputError, match=f"row 7: {len(marks)} step marks"):
             check_marks(Encoded(ids, np.array(marks), 0), steps, "row 7")
-    check_marks(Encoded(ids, np.array([1, 4]), 0), 2, "row 7")
 
 
 def test_every_convention_says_where_its_head_lies_and_what_it_learned():
@@ -108,28 +102,21 @@ def test_every_convention_says_where_its_head_lies_and_what_it_learned():
         "acemath_rm": ("score", "scalar", "correctness"),
         "qwen_rm": ("score.2", "mlp_scalar", "correctness"),
     }
-    with pytest.raises(
-        InputError, match="format.label_kind: got 'sure', expected correctness, value, advantage or unknown"
-    ):
-        parse({"name": "plain", "separator": "\n", "label_kind": "sure"}, Format, "format")
-    with pytest.raises(
-        InputError, match="format.score: got 'percent', expected logit, probability, difference"
-    ):
-        parse({"name": "plain", "separator": "\n", "score": "percent"}, Format, "format")
 
 
-def test_formats_of_outcome_models_train_nothing():
-    with pytest.raises(
-        InputError, match="format: 'orm' reads whole texts .* objective=prm trains at steps; expected"
-    ):
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"label_kind": "sure"}, "label_kind"),
+        ({"chat": True}, "tokenized"),
+        ({"head": "vocabulary", "good": "Y", "bad": "N"}, "good"),
+    ],
+)
+def test_keys_that_do_not_fit_name_themselves(keys, key):
+    with pytest.raises(InputError, match=f"^format.{key}: "):
+        parse({"name": "plain", "separator": "\n"} | keys, Format, "format")
+
+
+def test_a_format_of_outcome_models_trains_nothing():
+    with pytest.raises(InputError, match="^format: "):
         make_examples([], read_format("orm"), None, "prm")
-
-
-def test_a_conversation_and_an_outcome_are_tokenised_together():
-    for keys in ({"chat": True}, {"outcome": True}):
-        with pytest.raises(
-            InputError, match="format.tokenized: got 'apart', expected 'together', which .* chat and outcome"
-        ):
-            Format("x", "\n", **keys)
-    with pytest.raises(InputError, match="format.good: got .'Y', 'N'., expected .* good with 'vocabulary'"):
-        Format("x", "\n", head="vocabulary", good="Y", bad="N")

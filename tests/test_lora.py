@@ -19,7 +19,6 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import restore_run
-from prm_jax.launch.config import parse
 from prm_jax.lora import LoraConfig, LowRank, attach, merge
 from prm_jax.model import PRM, cast_backbone
 from prm_jax.scoring import step_log_odds
@@ -59,11 +58,7 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
     moved = {key for key in after if not np.array_equal(before[key], after[key])}
     updates = {f".blocks.{name}.{ab}.value" for name in LORA.targets for ab in "ab"}
     assert moved == updates | {".w_head.value", ".b_head.value"}
-    assert optax.tree.get(opt.opt_state, "mu").keys() == {
-        "blocks",
-        "w_head",
-        "b_head",
-    }  # none for what is frozen
+    assert optax.tree.get(opt.opt_state, "mu").keys() == {"blocks", "w_head", "b_head"}  # of nothing frozen
     scores = step_log_odds(model, batch)
     w_q = model.blocks.w_q
     expected = np.asarray(w_q.base[...]) + 2.0 * np.asarray(w_q.a[...]) @ np.asarray(w_q.b[...])
@@ -76,23 +71,17 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
 
 def test_targets_that_no_block_has_are_refused():
     moe = PRM(dataclasses.replace(TINY, experts=3, experts_per_token=1), rngs=nnx.Rngs(0))
-    with pytest.raises(InputError, match="got 'w_up', expected names among"):
+    with pytest.raises(InputError, match="^lora.targets: got 'w_up'"):
         attach(moe, dataclasses.replace(LORA, targets=["w_up"]), 0)
-    with pytest.raises(InputError, match="lora.targets: got 'w_z', expected names among .*w_q"):
-        attach(PRM(TINY, rngs=nnx.Rngs(0)), dataclasses.replace(LORA, targets=["w_z"]), 0)
-    with pytest.raises(InputError, match="lora.rank: got 0"):
-        parse({"rank": 0, "alpha": 1.0, "targets": ["w_q"]}, LoraConfig, "lora")
 
 
 def test_thin_matrices_take_half_the_memory_and_give_the_same_scores(rng):
     cfg = dataclasses.replace(TINY, dtype="bfloat16")
     batch = {k: jnp.asarray(v[0]) for k, v in make_batch(rng, 4).items()}
     full, low = PRM(cfg, rngs=nnx.Rngs(0)), cast_backbone(attach(PRM(cfg, rngs=nnx.Rngs(0)), LORA, 0))
-    kept = {key for key, x in arrays(low).items() if x.dtype == np.float32}
+    kept = {key.split(".")[-2] for key, x in arrays(low).items() if x.dtype == np.float32}
     assert low.blocks.w_q.base[...].dtype == low.embed[...].dtype == jnp.bfloat16
-    assert {key.split(".")[-2] for key in kept} == {
-        "a", "b", "b_q", "b_k", "b_v", "norm_attn", "norm_ffn", "norm_out", "w_head", "b_head",
-    }  # fmt: skip
+    assert kept == {"a", "b", "b_q", "b_k", "b_v", "norm_attn", "norm_ffn", "norm_out", "w_head", "b_head"}
     np.testing.assert_array_equal(step_log_odds(low, batch), step_log_odds(full, batch))
 
 
@@ -101,9 +90,7 @@ def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(monkeypatch, 
     args = [*SMALL, *THIN, "optimizer.trainable=lora", "lora.rank=2", "steps=30", "eval.every=8"]
     out = printed(train.main, monkeypatch, *args, "hydra.run.dir=whole", cwd=tmp_path)
     assert "of them train" in out
-    shutil.copytree(
-        tmp_path / "whole", tmp_path / "killed"
-    )  # as if it had been killed after the checkpoint before the last
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")  # after the checkpoint before the last
     shutil.rmtree(tmp_path / "killed" / "checkpoints" / "latest" / "30")
     (tmp_path / "killed" / "summary.json").unlink()
     printed(train.main, monkeypatch, "resume=killed", cwd=tmp_path)
@@ -114,8 +101,5 @@ def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(monkeypatch, 
     assert step in (8, 16, 24, 30) and not isinstance(model.blocks.w_q, LowRank)
     hf.save(tmp_path / "export", model, tokenizer, format=dict(config.format))
     rows = [("4 +5 max3 mod7?", ("4+5=2", "2max3=3"))]
-    scores = [
-        open_checkpoint(tmp_path / name, "best", None, "float32").scorer(1, 64).score(rows)[0]
-        for name in ("whole", "export")
-    ]
-    np.testing.assert_array_equal(*scores)
+    opened = [open_checkpoint(tmp_path / name, "best", None, "float32") for name in ("whole", "export")]
+    np.testing.assert_array_equal(*(checkpoint.scorer(1, 64).score(rows)[0] for checkpoint in opened))

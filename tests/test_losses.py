@@ -47,15 +47,6 @@ def example(rng, n_tokens, marks, labels, start=2):
     return Example(ids, np.array(marks, np.int32), start, targets)
 
 
-def test_bce_and_pos_weight_equal_pytorch(rng):
-    torch = pytest.importorskip("torch")
-    z, y = rng.standard_normal(50) * 4, rng.random(50)
-    theirs = torch.nn.functional.binary_cross_entropy_with_logits(
-        torch.tensor(z), torch.tensor(y), pos_weight=torch.tensor(2.5), reduction="none"
-    )
-    np.testing.assert_allclose(bce(jnp.asarray(z), jnp.asarray(y), 2.5), theirs, rtol=1e-5)
-
-
 def test_binary_head_equals_trl_loss(rng):
     """TRL: 2-class cross-entropy, ignore_index -100 at unlabelled tokens, mean over the labelled ones."""
     torch = pytest.importorskip("torch")
@@ -68,15 +59,11 @@ def test_binary_head_equals_trl_loss(rng):
     cfg = LossConfig("prm", "bce", 1.0, 0.0)
     sums = eval_step(model, batch, cfg)
     ours = float(sums["step"] / sums["n_steps"])
-    logit_BTC = model.step_logits(
-        model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"])
-    )
+    x_BTD = model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"])
+    logit_nC = torch.tensor(np.asarray(model.step_logits(x_BTD))).reshape(-1, 2)
     labels = np.where(batch["weight"] > 0, np.nan_to_num(batch["label"]), -100).astype(int)
-    theirs = torch.nn.functional.cross_entropy(
-        torch.tensor(np.asarray(logit_BTC)).reshape(-1, 2),
-        torch.tensor(labels).reshape(-1),
-        ignore_index=-100,
-    )
+    label_n = torch.tensor(labels).reshape(-1)
+    theirs = torch.nn.functional.cross_entropy(logit_nC, label_n, ignore_index=-100)
     assert int(sums["n_steps"]) == 6
     np.testing.assert_allclose(ours, float(theirs), atol=1e-5)
 
@@ -94,10 +81,8 @@ def steps_batch(label_BT, solution_BT, problem_BT=None, depth_BT=None):
     """The arrays that a step loss reads; nan: no label; solution -1: no step."""
     label_BT, solution_BT = np.array(label_BT, np.float32), np.array(solution_BT)
     batch = {"label": label_BT, "solution": solution_BT, "rating": np.full_like(label_BT, nan)}
-    batch |= {
-        "weight": ~np.isnan(label_BT) * np.float32(1),
-        "problem": solution_BT if problem_BT is None else problem_BT,
-    }
+    batch["weight"] = ~np.isnan(label_BT) * np.float32(1)
+    batch["problem"] = solution_BT if problem_BT is None else problem_BT
     batch["depth"] = np.zeros_like(label_BT) if depth_BT is None else np.array(depth_BT, np.float32)
     return {name: jnp.asarray(x) for name, x in batch.items()}
 
@@ -107,9 +92,14 @@ def step_loss(name, z_BT, batch, **keys):
     return jax.jit(STEP_LOSSES[name].f, static_argnums=2)(jnp.asarray(z_BT, jnp.float32), batch, cfg)
 
 
-def test_focal_and_mse_equal_pytorch_and_soft_labels_by_hand(rng):
+def test_bce_focal_and_mse_equal_pytorch_and_soft_labels_by_hand(rng):
     torch = pytest.importorskip("torch")
-    z, y = rng.standard_normal((1, 40)) * 4, rng.integers(0, 2, (1, 40)).astype(float)
+    z, y = rng.standard_normal((1, 40)) * 4, rng.random((1, 40))
+    theirs = torch.nn.functional.binary_cross_entropy_with_logits(
+        torch.tensor(z), torch.tensor(y), pos_weight=torch.tensor(2.5), reduction="none"
+    )
+    np.testing.assert_allclose(bce(jnp.asarray(z), jnp.asarray(y), 2.5), theirs, rtol=1e-5)
+    y = np.round(y)
     batch, zt, yt = steps_batch(y, np.zeros((1, 40))), torch.tensor(z), torch.tensor(y)
     p = torch.sigmoid(zt)
     chance = torch.where(yt == 1, p, 1 - p)  # of what the label says
@@ -125,28 +115,20 @@ def test_focal_and_mse_equal_pytorch_and_soft_labels_by_hand(rng):
     np.testing.assert_allclose(step_loss("mse", log3, half, pos_weight=3.0), [[2 / 16]], rtol=1e-6)
     expected = -0.5 * (0.25**2 * math.log(0.75) + 0.75**2 * math.log(0.25))
     np.testing.assert_allclose(step_loss("focal", log3, half), [[expected]], rtol=1e-6)
-    np.testing.assert_allclose(
-        step_loss("focal", log3, half, gamma=0.0), step_loss("bce", log3, half), rtol=1e-6
-    )
 
 
 def test_pairwise_by_hand():
     """Problem 0 has solutions 0 and 1, problem 1 solution 2: pairs are of one problem and one depth."""
-    batch = steps_batch(
-        [[1, 0, 1, 1, 0, 1, 0, nan]],
-        [[0, 0, 1, 1, 1, 2, 2, -1]],
-        np.array([[0, 0, 0, 0, 0, 1, 1, -1]]),
-        [[0, 1, 0, 1, 2, 0, 1, 0]],
-    )
+    solution, problem = [[0, 0, 1, 1, 1, 2, 2, -1]], np.array([[0, 0, 0, 0, 0, 1, 1, -1]])
+    batch = steps_batch([[1, 0, 1, 1, 0, 1, 0, nan]], solution, problem, [[0, 1, 0, 1, 2, 0, 1, 0]])
     z = [[5.0, 2.0, 7.0, 3.0, -4.0, 1.0, 9.0, 9.0]]
     pair = math.log1p(math.exp(-1.0))  # step 3 (z = 3) above step 1 (z = 2), the one pair
     np.testing.assert_allclose(step_loss("pairwise", z, batch), [[0, pair, 0, pair, 0, 0, 0, 0]], rtol=1e-6)
     # Outcomes have no depth: each right solution with each wrong one, the mean over partners.
     batch = steps_batch([[1, 0, 0]], [[0, 1, 2]], np.zeros((1, 3), int))
     a, b = math.log1p(math.exp(-1.0)), math.log1p(math.exp(1.0))
-    np.testing.assert_allclose(
-        step_loss("pairwise", [[0.0, -1.0, 1.0]], batch), [[(a + b) / 2, a, b]], rtol=1e-6
-    )
+    loss_BT = step_loss("pairwise", [[0.0, -1.0, 1.0]], batch)
+    np.testing.assert_allclose(loss_BT, [[(a + b) / 2, a, b]], rtol=1e-6)
 
 
 def authors_pqm(z, label, zeta):
@@ -184,8 +166,6 @@ def test_step_losses_are_finite_at_extremes_and_blind_to_what_has_no_label(name)
         loss, gradient = jax.value_and_grad(total)(jnp.array([z], jnp.float32), batch)
         assert np.isfinite(loss) and np.isfinite(gradient).all() and loss >= 0
         assert gradient[0, 3] == gradient[0, 6] == 0
-    z, moved = np.array([[0.3, -1, 2, 5, 0.1, 1, 3.0]]), np.array([[0.3, -1, 2, -50, 0.1, 1, 80.0]])
-    assert float(total(z, batch)) == float(total(moved, batch)) > 0
     empty = steps_batch([[nan] * 4], [[-1] * 4])
     assert np.isfinite(jax.grad(total)(jnp.zeros((1, 4)), empty)).all()
 
@@ -197,34 +177,23 @@ def test_next_token_loss_by_hand():
 
 
 def test_the_implicit_logit_equals_the_scorer_s_sum_of_step_scores(rng):
-    """Two solutions in a row of one and one in another: what training reads at the last mark is what scoring sums."""
+    """Two solutions in a row and one in another: training reads at the last mark what scoring sums."""
     policy, reference = (PRM(TINY, rngs=nnx.Rngs(seed)) for seed in (0, 1))
-    examples = [
-        example(rng, n, marks, [nan] * (len(marks) - 1) + [1])
-        for n, marks in ((9, [4, 8]), (6, [3, 5]), (12, [5, 9]))
-    ]
-    rows = [[0, 1], [2]]
+    examples = [example(rng, n, marks, [nan, 1]) for n, marks in ((9, [4, 8]), (6, [3, 5]), (12, [5, 9]))]
     examples = with_reference(examples, reference, 16, 2)
-    batch = batch_of([[examples[i] for i in row] for row in rows], 16, 8)
+    batch = batch_of([examples[:2], examples[2:]], 16, 8)
     x_BLD = policy(batch["ids"], batch["pos"], batch["visible_until"])
     logit_BT = implicit_logit(policy.vocab_logits(x_BLD), batch, 0.3)
-    for b, k, i in ((0, 0, 0), (0, 1, 1), (1, 0, 2)):
-        e = examples[i]
-        ids, pos, alone = (
-            e.ids_L[None],
-            np.arange(len(e.ids_L))[None],
-            np.full((1, len(e.ids_L)), len(e.ids_L) - 1),
-        )
-        ratio_BL = log_ratio(policy, reference, {"ids": ids, "pos": pos, "visible_until": alone})
-        score_T = step_ratios(0.3, np.asarray(ratio_BL)[0], e)
-        np.testing.assert_allclose(logit_BT[b, 2 * k : 2 * k + 2], np.cumsum(score_T), atol=1e-5)
+    for e, logit_T in zip(examples, (logit_BT[0, :2], logit_BT[0, 2:4], logit_BT[1, :2]), strict=True):
+        n = len(e.ids_L)
+        alone = {"ids": e.ids_L[None], "pos": np.arange(n)[None], "visible_until": np.full((1, n), n - 1)}
+        score_T = step_ratios(0.3, np.asarray(log_ratio(policy, reference, alone))[0], e)
+        np.testing.assert_allclose(logit_T, np.cumsum(score_T), atol=1e-5)
     # CE by hand: only the last marks, which have the outcome, count.
     sums = eval_step(policy, batch, LossConfig("implicit", "bce", 1.0, 0.0, beta=0.3))
     last = np.array([logit_BT[0, 1], logit_BT[0, 3], logit_BT[1, 1]])
-    assert (
-        float(sums["step"]) == pytest.approx(np.log1p(np.exp(-last)).sum(), rel=1e-5)
-        and float(sums["n_steps"]) == 3
-    )
+    assert float(sums["step"]) == pytest.approx(np.log1p(np.exp(-last)).sum(), rel=1e-5)
+    assert float(sums["n_steps"]) == 3
 
 
 def make_batch(rng, rows, A=1):
@@ -239,7 +208,8 @@ OPT = OptimizerConfig(1e-2, 0.1, 0.1, 0.1, 0.9, 0.95, 1.0, "all", "float32")
 
 @pytest.mark.parametrize("objective, lm_weight", [("prm", 0.0), ("prm", 0.5), ("lm", 0.0)])
 def test_accumulation_equals_one_large_batch(objective, lm_weight):
-    """The mean is over the labelled steps of the whole batch, so 4 x 2 rows and 1 x 8 rows take the same step."""
+    """The mean is over the labelled steps of the whole batch, so 4 x 2 rows and 1 x 8 rows take the same
+    step."""
     cfg = LossConfig(objective, "bce", 1.0, lm_weight)
     after = []
     for A in (1, 4):
@@ -255,49 +225,15 @@ def test_accumulation_equals_one_large_batch(objective, lm_weight):
         np.testing.assert_allclose(a, b, atol=1e-3)  # Adam enlarges rounding where a gradient is nearly 0
 
 
-@pytest.mark.parametrize("name", STEP_LOSSES)
-def test_every_step_loss_learns_a_batch(name, rng):
-    model = PRM(TINY, rngs=nnx.Rngs(0))
-    rows = [[example(rng, 10, [4, 7, 9], y) for y in ([1, 1, 0], [1, 0, nan])] for _ in range(4)]
-    for e in itertools.chain(*rows):
-        e.ids_L[:2] = 1, 2  # one problem
-    batch = {name: x[None] for name, x in batch_of(rows, 20, 8).items()}
-    opt, cfg = make_optimizer(model, OPT, 30), LossConfig("prm", name, 1.0, 0.0)
-    losses = []
-    for _ in range(15):
-        model, opt, metrics = train_step(model, opt, batch, cfg, jax.random.key(0))
-        losses.append(float(metrics["loss"]))
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng):
-    batch = make_batch(rng, 4)
-    for trains in ("all", "head"):
-        model = PRM(TINY, rngs=nnx.Rngs(0))
-        before = nnx.state(model).to_pure_dict()
-        before = jax.tree.map(np.asarray, before)
-        opt = make_optimizer(model, dataclasses.replace(OPT, trainable=trains), 10)
-        model, opt, metrics = train_step(
-            model, opt, batch, LossConfig("prm", "bce", 1.0, 0.0), jax.random.key(0)
-        )
-        assert np.isfinite(float(metrics["loss"]))
-        moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, nnx.state(model).to_pure_dict())
-        assert moved.pop("w_head") and moved.pop("b_head")
-        assert set(jax.tree.leaves(moved)) == {trains == "all"}
-
-
-def test_weight_decay_leaves_norms_and_biases_alone():
-    model = PRM(TINY, rngs=nnx.Rngs(0))
-    opt = make_optimizer(model, dataclasses.replace(OPT, weight_decay=0.5, warmup=0.01), 100)
-    zero = jax.tree.map(jnp.zeros_like, model)
+@pytest.mark.parametrize("trains", ["all", "head"])
+def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng, trains):
+    model, batch, cfg = PRM(TINY, rngs=nnx.Rngs(0)), make_batch(rng, 4), LossConfig("prm", "bce", 1.0, 0.0)
     before = jax.tree.map(np.asarray, nnx.state(model).to_pure_dict())
-    update = nnx.jit(lambda model, opt: opt.update(model, nnx.state(zero)))
-    update(model, opt)
-    after = nnx.state(model).to_pure_dict()
-    np.testing.assert_array_equal(before["norm_out"], after["norm_out"])
-    np.testing.assert_array_equal(before["blocks"]["norm_attn"], after["blocks"]["norm_attn"])
-    np.testing.assert_array_equal(before["blocks"]["b_q"], after["blocks"]["b_q"])
-    assert (np.abs(after["blocks"]["w_q"]) < np.abs(before["blocks"]["w_q"])).all()
+    opt = make_optimizer(model, dataclasses.replace(OPT, trainable=trains), 10)
+    model, opt, _ = train_step(model, opt, batch, cfg, jax.random.key(0))
+    moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, nnx.state(model).to_pure_dict())
+    assert moved.pop("w_head") and moved.pop("b_head")
+    assert set(jax.tree.leaves(moved)) == {trains == "all"}
 
 
 def test_what_a_parameter_declares_decides_whether_it_decays_and_trains():
@@ -331,7 +267,7 @@ def test_the_learning_rate_of_every_step_by_hand(warmup, steps, expected):
 
 
 def test_a_step_loss_sees_what_its_entry_declares(monkeypatch, tiny_model, rng):
-    """Else JAX would read a second output of a head of one as the first, and rows would hold few solutions to compare."""
+    """Else JAX would read a second output of a head of one as the first."""
     batch = batch_of([[example(rng, 9, [3, 6], [1, 0])]], 16, 2)
 
     def listwise(z_BT, batch, cfg):

@@ -1,3 +1,6 @@
+"""metrics.py by hand and against brute force; each baseline finds its own leak."""
+
+import itertools
 import json
 
 import numpy as np
@@ -7,9 +10,6 @@ from prm_jax import metrics
 from prm_jax.evals.baselines import L2, StepTable, baseline_aurocs, fit_logistic, token_features
 
 NAN = float("nan")
-
-
-# Ranking
 
 
 @pytest.mark.parametrize(
@@ -35,35 +35,21 @@ def test_soft_auroc_is_auroc_over_the_outcomes_that_chances_stand_for(rng):
     assert metrics.soft_auroc(score, score > 0.6) == pytest.approx(metrics.auroc(score, score > 0.6))
     p = rng.integers(0, 5, 40) / 4
     ones = (4 * p).astype(int)
-    rows = [
-        (s, y) for s, n in zip(score, ones, strict=True) for y in [True] * n + [False] * (4 - n)
-    ]  # 4 outcomes each
-    assert metrics.soft_auroc(score, p) == pytest.approx(metrics.auroc(*zip(*rows, strict=True)))
-    assert (
-        metrics.soft_auroc([0.1, 0.9], [0.0, 1.0]) == 1
-        and metrics.soft_auroc([0.2, 0.8], [0.25, 0.75]) == 0.75
-    )
+    is_right_n4 = np.arange(4) < ones[:, None]  # 4 outcomes each
+    expected = metrics.auroc(np.repeat(score, 4), is_right_n4.ravel())
+    assert metrics.soft_auroc(score, p) == pytest.approx(expected)
+    assert metrics.soft_auroc([0.2, 0.8], [0.25, 0.75]) == 0.75
     assert np.isnan(metrics.soft_auroc([0.2, 0.8], [1.0, 1.0]))
 
 
-FUNCTIONS = [metrics.auroc, metrics.average_precision, metrics.brier, metrics.ece, metrics.first_error_f1]
-
-
-def test_average_precision_by_hand():
+def test_average_precision_and_prm_score_by_hand():
     assert metrics.average_precision([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]) == pytest.approx(5 / 6)
-    assert metrics.average_precision([0.9, 0.8, 0.1], [1, 1, 0]) == 1.0
     assert metrics.average_precision([0.5, 0.5, 0.5, 0.5], [1, 0, 0, 0]) == 0.25  # a tie block enters at once
     assert np.isnan(metrics.average_precision([0.5, 0.6], [0, 0]))
-
-
-def test_prm_score_by_hand():
     is_good, predicted = [1, 1, 1, 0, 0], [1, 1, 0, 0, 1]
     assert metrics.prm_score(is_good, predicted) == pytest.approx((2 / 3 + 1 / 2) / 2)
     assert metrics.prm_score([1, 1, 1, 0], [1, 1, 1, 1]) == pytest.approx((6 / 7 + 0) / 2)
     assert metrics.prm_score([1, 1, 1], [1, 1, 0]) == pytest.approx(0.8)  # no bad step: F1 of the good ones
-
-
-# Calibration
 
 
 def test_reliability_and_ece_by_hand():
@@ -74,21 +60,6 @@ def test_reliability_and_ece_by_hand():
     np.testing.assert_allclose(mean_y, [0.5, NAN, 0.75, 1.0])
     assert metrics.ece(p, y, bins=4) == pytest.approx((2 * 0.4 + 2 * 0.2 + 0) / 5)
     assert np.isnan(metrics.ece([], []))
-
-
-def test_calibrated_forecasts_and_the_constant_forecaster():
-    """Acceptance check E20."""
-    rng = np.random.default_rng(0)
-    p = rng.random(100_000)
-    y = rng.random(100_000) < p
-    assert metrics.ece(p, y) < 0.01
-    assert metrics.brier(p, y) == pytest.approx(1 / 6, abs=0.003)  # E[p (1 - p)] for uniform p
-    y = rng.random(100_000) < 0.3
-    assert metrics.ece(np.full(100_000, 0.5), y) == pytest.approx(abs(0.5 - y.mean()), abs=1e-12)
-    assert metrics.brier(np.full(100_000, 0.5), y) == 0.25
-
-
-# First errors
 
 
 @pytest.mark.parametrize(
@@ -110,9 +81,6 @@ def test_first_error_f1_of_processbench(predicted, label, accuracy_error, accura
     assert metrics.first_error_f1(predicted, label) == pytest.approx(expected, nan_ok=True)
 
 
-# Within problems
-
-
 def test_within_problem_auroc_by_hand():
     # a: 1 of 1 pairs. b: one unsound solution at .5 against sound ones at .9, .5, .1. c: not mixed.
     problem_ids = ["b", "a", "c", "b", "b", "b", "c", "a"]
@@ -125,32 +93,18 @@ def test_within_problem_auroc_by_hand():
 def test_pair_weighted_within_problem_auroc_is_best_of_two():
     """AUROC = 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), both sides over every pair of candidates."""
     rng = np.random.default_rng(0)
-    n_problems, n_candidates = 40, 7
-    is_sound = rng.random((n_problems, n_candidates)) < rng.random((n_problems, 1))
-    score = rng.integers(5, size=(n_problems, n_candidates)) + is_sound  # integers: ties happen
+    is_sound_PN = rng.random((40, 7)) < rng.random((40, 1))
+    score_PN = rng.integers(5, size=(40, 7)) + is_sound_PN  # integers: ties happen
     best_of_2, pass_2 = [], []
-    for s, sound in zip(score, is_sound):
-        for i in range(n_candidates):
-            for j in range(i):
-                best = max(s[i], s[j])
-                best_of_2.append(np.mean([sound[k] for k in (i, j) if s[k] == best]))  # ties at random
-                pass_2.append(sound[i] or sound[j])
-    pass_1 = is_sound.mean()
+    for score_N, sound_N in zip(score_PN, is_sound_PN):
+        for pair in map(list, itertools.combinations(range(7), 2)):
+            best_of_2.append(sound_N[pair][score_N[pair] == score_N[pair].max()].mean())  # ties at random
+            pass_2.append(sound_N[pair].any())
+    pass_1 = is_sound_PN.mean()
     expected = 0.5 + (np.mean(best_of_2) - pass_1) / (2 * (np.mean(pass_2) - pass_1))
-    ids = np.repeat(np.arange(n_problems), n_candidates)
-    _, pair_weighted, _ = metrics.within_problem_auroc(score.ravel(), is_sound.ravel(), ids)
+    ids = np.repeat(np.arange(40), 7)
+    _, pair_weighted, _ = metrics.within_problem_auroc(score_PN.ravel(), is_sound_PN.ravel(), ids)
     assert pair_weighted == pytest.approx(expected, abs=1e-12)
-
-
-# Step metrics
-
-
-def test_value_labels_know_no_first_error():
-    assert metrics.labelled_steps([0.4, None, 0.7], "value") == ([0, 2], -1)
-    result = metrics.step_metrics([[0.3, 0.5, 0.8]], [[0.4, None, 0.7]], ["a"], label_kind="value")
-    assert result["n_steps"] == 2 and result["n_solutions"] == 1 and result["step_accuracy"] == 1
-    assert result["brier"] == pytest.approx(0.01)
-    assert all(np.isnan(result[name]) for name in ("first_error_accuracy", "within_problem_auroc"))
 
 
 def test_labelled_steps_masks_none_and_stops_at_the_first_error():
@@ -158,6 +112,11 @@ def test_labelled_steps_masks_none_and_stops_at_the_first_error():
     assert metrics.labelled_steps([True, 0.5, None]) == ([0, 1], -1)
     assert metrics.labelled_steps([None, None]) == ([], -1)
     assert metrics.labelled_steps(None) == ([], -1)
+    # Values know no first error.
+    assert metrics.labelled_steps([0.4, None, 0.7], "value") == ([0, 2], -1)
+    result = metrics.step_metrics([[0.3, 0.5, 0.8]], [[0.4, None, 0.7]], ["a"], label_kind="value")
+    assert result["n_steps"] == 2 and result["brier"] == pytest.approx(0.01)
+    assert all(np.isnan(result[name]) for name in ("first_error_accuracy", "within_problem_auroc"))
 
 
 SCORES = [
@@ -223,20 +182,8 @@ def test_step_metrics_at_one_half_and_the_lowest_step():
     assert (tie["step_accuracy"], tie["base_rate_bad"], tie["first_error_accuracy"]) == (1.0, 0.5, 1.0)
     sagging, flat = [0.9, 0.1, 0.8], [0.6, 0.6, 0.6]  # ranked by the minimum: not the last, not the mean
     assert metrics.step_metrics([sagging, flat], [[1, 0, 0], [1, 1, 1]], "aa")["within_problem_auroc"] == 1.0
-
-
-def test_step_metrics_bad_input_raises():
-    with pytest.raises(ValueError, match="solution 0 has 2 step scores and 1 labels"):
-        metrics.step_metrics([[0.5, 0.5]], [[1]], ["a"])
-    with pytest.raises(ValueError, match="solution 1: expected step scores in"):
-        metrics.step_metrics([[0.5], [1.5]], [[1], [1]], ["a", "a"])
-    with pytest.raises(ValueError, match="solution 0: expected step scores in"):
-        metrics.step_metrics([[0.5, NAN]], [[1, None]], ["a"])
-    with pytest.raises(ValueError, match="longer"):
-        metrics.step_metrics([[0.5]], [[1]], ["a", "b"])
-
-
-# Baselines that cannot read
+    with pytest.raises(ValueError, match="solution 1"):
+        metrics.step_metrics([[0.5], [NAN]], [[1], [1]], ["a", "a"])
 
 
 def random_steps(seed, n=2000):

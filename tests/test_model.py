@@ -41,23 +41,21 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(tiny_model, rng):
     ids_BL[0, :7], ids_BL[0, 7:12] = a, b
     pos_BL = np.array([[*range(7), *range(5), 0, 0, 0, 0]])
     visible_until_BL = np.array([[6] * 7 + [11] * 5 + [16] * 4])
-    packed = tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, visible_until_BL)))[0]
+    packed = tiny_model(jnp.array(ids_BL), pos_BL, visible_until_BL)[0]
     for row, part in ((a, packed[:7]), (b, packed[7:12])):
-        alone = tiny_model(
-            jnp.asarray(row)[None], jnp.arange(len(row))[None], jnp.full((1, len(row)), len(row) - 1)
-        )
+        n = len(row)
+        alone = tiny_model(jnp.asarray(row)[None], jnp.arange(n)[None], jnp.full((1, n), n - 1))
         np.testing.assert_allclose(part, alone[0], atol=1e-5)
     ids_BL[0, 12:] = 9
     np.testing.assert_array_equal(
-        tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, visible_until_BL)))[0, :12], packed[:12]
+        tiny_model(jnp.array(ids_BL), pos_BL, visible_until_BL)[0, :12], packed[:12]
     )
 
 
 @pytest.mark.parametrize(("D", "F"), [(4, 5), (5, 4)])
 def test_a_linear_layer_has_the_plain_product_and_gradients(rng, D, F):
-    x_BLD, w_DF, b_F, dy_BLF = (
-        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 3, D), (D, F), (F,), (2, 3, F))
-    )
+    shapes = (2, 3, D), (D, F), (F,), (2, 3, F)
+    x_BLD, w_DF, b_F, dy_BLF = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
     ours, vjp = jax.vjp(lambda x, w, b: linear(x, nnx.Param(w), nnx.Param(b)), x_BLD, w_DF, b_F)
     theirs, plain_vjp = jax.vjp(lambda x, w, b: x @ w + b, x_BLD, w_DF, b_F)
     for mine, plain in zip((ours, *vjp(dy_BLF)), (theirs, *plain_vjp(dy_BLF)), strict=True):
@@ -70,12 +68,10 @@ def test_a_linear_layer_has_the_plain_product_and_gradients(rng, D, F):
 def test_remat_and_jit_change_nothing(rng, how, dtype, L):
     batch = causal(rng, 2, L)
     loss = lambda model: (model(*batch).astype(jnp.float32) ** 2).mean()
-    plain, remat = (
-        PRM(dataclasses.replace(TINY, dtype=dtype, remat=remat), rngs=nnx.Rngs(0)) for remat in ("none", how)
-    )
-    for mine, theirs in zip(
-        *(jax.tree.leaves(jax.jit(jax.grad(loss))(m)) for m in (plain, remat)), strict=True
-    ):
+    configs = (dataclasses.replace(TINY, dtype=dtype, remat=remat) for remat in ("none", how))
+    plain, remat = (PRM(cfg, rngs=nnx.Rngs(0)) for cfg in configs)
+    gradients = [jax.tree.leaves(jax.jit(jax.grad(loss))(model)) for model in (plain, remat)]
+    for mine, theirs in zip(*gradients, strict=True):
         scale = {"float32": 1e-5, "bfloat16": 0.02}[dtype] * np.abs(theirs).max()
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=scale)
     at = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
@@ -98,45 +94,27 @@ def test_hidden_states_at_step_ends_alone_are_those_of_all_tokens(rng, layers, h
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_a_head_has_a_logit_a_label_and_scores_one_step_each(rng, head):
-    model = PRM(dataclasses.replace(TINY, head=head), rngs=nnx.Rngs(0))
-    logit_BTC = model.step_logits(jnp.asarray(rng.standard_normal((2, 3, TINY.dim)), jnp.float32))
-    assert logit_BTC.shape == (2, 3, HEADS[head].outputs) and HEADS[head].outputs == len(HEADS[head].labels)
-    assert good_logit(logit_BTC, head).shape == (2, 3)
-    assert (model.w_mlp_head is None) == (not HEADS[head].hidden) == (HEADS[head].layer == "score")
-
-
 def test_good_logit_of_each_head():
     np.testing.assert_allclose(good_logit(jnp.array([[[1.5]]]), "scalar"), [[1.5]])
     two = jnp.array([[[0.3, 2.0]]])
     for head in ("binary", "mlp"):
-        np.testing.assert_allclose(
-            jax.nn.sigmoid(good_logit(two, head)), jax.nn.softmax(two)[..., 1], rtol=1e-6
-        )
+        p_good = jax.nn.sigmoid(good_logit(two, head))
+        np.testing.assert_allclose(p_good, jax.nn.softmax(two)[..., 1], rtol=1e-6)
     three = jnp.array([[[0.3, 2.0, -1.0]]])
     p = jax.nn.softmax(three)[0, 0]
     np.testing.assert_allclose(jax.nn.sigmoid(good_logit(three, "ternary"))[0, 0], p[1] + p[2], rtol=1e-6)
 
 
-def test_step_head_reads_marks_only_and_dropout_needs_a_key(rng):
-    model = PRM(dataclasses.replace(TINY, head_dropout=0.5), rngs=nnx.Rngs(0))
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_reads_marks_alone_and_dropout_needs_a_key(rng, head):
+    model = PRM(dataclasses.replace(TINY, head=head, head_dropout=0.5), rngs=nnx.Rngs(0))
     x_BLD = jnp.asarray(rng.standard_normal((1, 6, 32)), jnp.float32)
-    step_end_BT = jnp.array([[1, 4]])
-    grad_BLD = jax.grad(lambda x: model.step_logits(at_step_ends(x, step_end_BT)).sum())(x_BLD)
-    assert {int(i) for i in np.flatnonzero(np.abs(grad_BLD[0]).sum(-1))} == {1, 4}
-    plain = model.step_logits(x_BLD)
-    np.testing.assert_array_equal(plain, model.step_logits(x_BLD))
-    assert not np.allclose(plain, model.step_logits(x_BLD, jax.random.key(0)))
-
-
-def test_bfloat16_stays_close_and_returns_float32_logits(tiny_model, rng):
-    batch = causal(rng, 2, 8)
-    low = PRM(dataclasses.replace(TINY, dtype="bfloat16"), rngs=nnx.Rngs(0))
-    step_end_BT = jnp.array([[3, 7]] * 2)
-    a, b = (m.step_logits(m(*batch, step_end_BT)) for m in (tiny_model, low))
-    assert b.dtype == jnp.float32
-    np.testing.assert_allclose(a, b, atol=0.02)
+    plain_BLC = model.step_logits(x_BLD)
+    assert plain_BLC.shape == (1, 6, HEADS[head].outputs)
+    score = lambda x: good_logit(model.step_logits(at_step_ends(x, jnp.array([[1, 4]]))), head).sum()
+    assert set(np.flatnonzero(np.abs(jax.grad(score)(x_BLD)[0]).sum(-1)).tolist()) == {1, 4}
+    np.testing.assert_array_equal(plain_BLC, model.step_logits(x_BLD))
+    assert not np.allclose(plain_BLC, model.step_logits(x_BLD, jax.random.key(0)))
 
 
 def test_vocabulary_logits_are_not_rounded_to_the_compute_dtype(rng):
@@ -152,16 +130,17 @@ def test_vocabulary_logits_are_not_rounded_to_the_compute_dtype(rng):
         np.testing.assert_allclose(logit_BLV, exact, rtol=1e-5, atol=1e-6)
 
 
+LLAMA3 = RopeScaling("llama3", 8.0, 8, 1.0, 4.0)
 VARIANTS = {
     "qwen2": {"window": 5, "sliding": (True, False)},
     "qwen3": {"family": "qwen3", "qk_norm": True, "qkv_bias": False},
-    "llama": {"family": "llama", "rope_scaling": RopeScaling("llama3", 8.0, 8, 1.0, 4.0), "o_bias": True, "mlp_bias": True},
+    "llama": {"family": "llama", "rope_scaling": LLAMA3, "o_bias": True, "mlp_bias": True},
     "mistral": {"family": "mistral", "window": 3, "qkv_bias": False, "tied": False, "lm_head": True},
-}  # fmt: skip
+}
 
 
 def goes_on(model, ids_BL, start_B, cache, slots):
-    """One call with the tokens of the next slots; a row's first token stands in slot start_B, what is before it is padding."""
+    """One call with the tokens of the next slots; a row's first one is in slot start_B, padding before it."""
     slot_BL = jnp.broadcast_to(slots, (len(start_B), len(slots)))
     pos_BL = jnp.maximum(slot_BL - start_B[:, None], 0)
     visible_until_BL = jnp.where(slot_BL < start_B[:, None], slot_BL, ALWAYS)
@@ -170,20 +149,16 @@ def goes_on(model, ids_BL, start_B, cache, slots):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_with_a_cache_tokens_one_by_one_are_the_whole_forward_pass(rng, name):
-    """Rows of 17, 12 and 6 tokens, of which 11, 6 and none are the prompt (its last row padding alone); one program for all
-    steps, and a call of two tokens between them."""
+    """Rows of 17, 12 and 6 tokens, of which 11, 6 and none are the prompt; once a call of two tokens."""
     model = PRM(dataclasses.replace(TINY, **VARIANTS[name]), rngs=nnx.Rngs(0))
     end_B, start_B = jnp.array([17, 12, 6]), jnp.array([0, 5, 11])
     ids_BL, pos_BL, _ = causal(rng, 3, 17)
     is_real_BL = pos_BL < end_B[:, None]
     whole_BLD = jax.jit(lambda model: model(ids_BL, pos_BL, jnp.where(is_real_BL, 16, 17)))(model)
 
-    calls, cache = (
-        [jnp.arange(11), *jnp.arange(11, 14)[:, None], jnp.arange(14, 16), jnp.array([16])],
-        make_cache(model.cfg, 3, 20),
-    )
-    found, call = [], jax.jit(lambda m, cache, slots: goes_on(m, ids_BL, start_B, cache, slots))
-    for slots in calls:
+    call = jax.jit(lambda m, cache, slots: goes_on(m, ids_BL, start_B, cache, slots))
+    found, cache = [], make_cache(model.cfg, 3, 20)
+    for slots in [jnp.arange(11), *jnp.arange(11, 14)[:, None], jnp.arange(14, 16), jnp.array([16])]:
         x_BLD, cache = call(model, cache, slots)
         found.append(x_BLD)
     assert cache.length == 17 and call._cache_size() == 3
@@ -195,7 +170,8 @@ def test_with_a_cache_tokens_one_by_one_are_the_whole_forward_pass(rng, name):
 
 
 def test_samples_share_a_prompt_that_is_computed_once_and_go_on_in_one_loop(tiny_model, rng):
-    """Greedy continuations of two prompts for three samples each under while_loop, against whole forward passes."""
+    """Greedy continuations of two prompts for three samples each under while_loop, against whole forward
+    passes."""
     ids_BL, start_B, steps = causal(rng, 2, 6)[0], jnp.array([0, 3]), 5
 
     @jax.jit
@@ -231,16 +207,9 @@ def test_samples_share_a_prompt_that_is_computed_once_and_go_on_in_one_loop(tiny
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_for_decoding_computes_the_same(rng, dtype):
     """Also one with low-rank updates, which stay apart."""
-    model = attach(
-        PRM(dataclasses.replace(TINY, dtype=dtype), rngs=nnx.Rngs(0)),
-        LoraConfig(2, 4.0, ["w_q", "w_down"]),
-        0,
-    )
+    model = PRM(dataclasses.replace(TINY, dtype=dtype), rngs=nnx.Rngs(0))
+    model = attach(model, LoraConfig(2, 4.0, ["w_q", "w_down"]), 0)
     model.blocks.w_q.b = nnx.LoRAParam(jnp.asarray(rng.normal(size=model.blocks.w_q.b.shape), jnp.float32))
-    ids_BL, start_B = causal(rng, 2, 5)[0], jnp.array([0, 1])
-    both = [
-        goes_on(m, ids_BL, start_B, make_cache(model.cfg, 2, 5), jnp.arange(5))[0]
-        for m in (model, for_decoding(model))
-    ]
+    ids_BL, start_B, cache = causal(rng, 2, 5)[0], jnp.array([0, 1]), make_cache(model.cfg, 2, 5)
+    both = [goes_on(m, ids_BL, start_B, cache, jnp.arange(5))[0] for m in (model, for_decoding(model))]
     np.testing.assert_array_equal(*both)
-    assert model.blocks.w_q.b.shape[0] == TINY.layers  # the model itself stays as it was

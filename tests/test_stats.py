@@ -1,7 +1,6 @@
 """stats.py against closed forms, brute force and hand-worked p-values."""
 
 import itertools
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -30,23 +29,6 @@ def test_bootstrap_of_a_mean_has_the_clustered_standard_error():
     np.testing.assert_allclose([-x[1] for x in as_array[::-1]], as_statistic, rtol=1e-12)
 
 
-def test_a_large_pool_is_resampled_in_parts(monkeypatch):
-    """All resamples of 15,625 problems as whole numbers took three times 250 MB."""
-    value_PX = np.random.default_rng(0).normal(size=(7, 3))
-    whole = stats.mean_interval(value_PX), stats.ratio_interval(value_PX, value_PX > 0)
-    monkeypatch.setattr(stats, "PLACES", 999)
-    parts = stats.mean_interval(value_PX), stats.ratio_interval(value_PX, value_PX > 0)
-    np.testing.assert_allclose(parts, whole, rtol=1e-12)
-    drawn_SP = np.random.default_rng(0).integers(7, size=(2000, 7))
-    expected = np.quantile(value_PX[drawn_SP].mean(1), [0.025, 0.975], axis=0)
-    np.testing.assert_allclose(parts[0], expected, rtol=1e-12)
-    value_PX = np.ones((20_000, 1))
-    tracemalloc.start()
-    stats.mean_interval(value_PX)
-    assert tracemalloc.get_traced_memory()[1] < 2.6 * 2000 * 20_000  # two bytes a problem and resample
-    tracemalloc.stop()
-
-
 def test_bootstrap_draws_whole_problems():
     ids, drawn = ["b", "a", "b", "c", "b", "c"], []
     stats.bootstrap_interval(lambda r: drawn.append(np.bincount(r, minlength=6)) or 0.0, ids, draws=50)
@@ -62,10 +44,7 @@ def test_bootstrap_is_seeded_and_states_when_it_knows_nothing():
     assert intervals[0] == intervals[1] != intervals[2]
     for few in ([], ["a", "a"]):
         assert np.isnan(stats.bootstrap_interval(lambda r: 1.0, few)).all()
-    assert np.isnan(stats.mean_interval(np.ones((1, 2)))).all() and np.shape(
-        stats.mean_interval(np.ones((1, 2)))
-    ) == (2, 2)
-    assert np.isnan(stats.bootstrap_interval(lambda r: NAN, ids, draws=5)).all()
+    assert np.isnan(stats.mean_interval(np.ones((1, 2)))).all()
     # A statistic undefined on some resamples keeps the others.
     assert stats.bootstrap_interval(lambda r: 3.0 if 0 in r else NAN, ids) == (3.0, 3.0)
 
@@ -81,11 +60,8 @@ def test_bootstrap_is_seeded_and_states_when_it_knows_nothing():
         ([0, 1e-7, 0], 1.0, "exact: no problem differs"),
         ([], 1.0, "exact: no problem differs"),
         ([1, -1, 1, -1], 1.0, "exact: binomial"),
-        (
-            [3, 1, 1, 1, -1],
-            10 / 32,
-            "exact: all sign patterns",
-        ),  # 5 in four ways, 7 in one, and as many below 0
+        # 5 in four ways, 7 in one, and as many below 0
+        ([3, 1, 1, 1, -1], 10 / 32, "exact: all sign patterns"),
         ([1, 2, 4, 8], 2 / 16, "exact: all sign patterns"),
         ([1] * 60 + [-1] * 40, 0.0568879, "exact: binomial"),
     ],
@@ -106,9 +82,6 @@ def test_sign_flips_against_brute_force_and_the_normal_limit():
     assert p == pytest.approx(0.0455, abs=0.008) and method == "20000 random sign flips"
     assert stats.sign_flip_test(x, seed=1)[0] != p == stats.sign_flip_test(x)[0]
     assert stats.sign_flip_test(x + 10)[0] == 1 / 20_001  # the pattern seen is one of them: never 0
-    size_m, rng_of_signs = np.abs(x), np.random.default_rng(0)
-    signs = np.concatenate([rng_of_signs.choice([-1.0, 1.0], (1000, 400)) for _ in range(20)])
-    assert p == ((np.abs(signs @ size_m) >= abs(x.sum())).sum() + 1) / 20_001
     # under the null p is below .05 about one time in twenty
     null = [stats.sign_flip_test(rng.normal(size=12))[0] for _ in range(400)]
     assert 0.02 < np.mean(np.array(null) <= 0.05) < 0.08
@@ -120,27 +93,17 @@ def test_paired_differences_say_how_many_problems_differ():
     a_PX[:, 2] = np.arange(300) % 2
     five, none, many = stats.paired_differences(a_PX, b_PX)
     assert five.pop("interval")[0] > 0  # which is why p must not come from it
-    assert five == {
-        "difference": pytest.approx(1 / 60),
-        "p": 0.0625,
-        "p_method": "exact: binomial",
-        "n_differ": 5,
-    }
-    expected = {"difference": 0.0, "interval": [0.0, 0.0], "p": 1.0, "p_method": "exact: no problem differs"}
-    assert none == expected | {"n_differ": 0}
+    expected = {"p": 0.0625, "p_method": "exact: binomial", "n_differ": 5}
+    assert five == {"difference": pytest.approx(1 / 60)} | expected
+    assert none["interval"] == [0, 0] and (none["difference"], none["p"], none["n_differ"]) == (0, 1, 0)
     assert many["n_differ"] == 150 and many["p"] < 1e-40
-    (one,) = stats.paired_differences([[1.0]], [[0.0]])
-    assert np.isnan(one["interval"]).all() and (one["p"], one["n_differ"]) == (1, 1)
 
 
 def test_ratio_interval_is_the_bootstrap_of_the_mean_of_rows(rng):
     problem, x = np.repeat(np.arange(6), [1, 4, 2, 3, 1, 5]), rng.normal(size=16)
     total_P, n_P = np.bincount(problem, x), np.bincount(problem)
-    low, high = stats.ratio_interval(
-        np.stack([total_P, total_P * 0 + 2], 1), np.stack([n_P, n_P * 0 + 1], 1), seed=3
-    )
-    one = stats.bootstrap_interval(lambda rows: x[rows].mean(), problem, seed=3)
-    assert (low[0], high[0]) == pytest.approx(one) and low[1] == high[1] == 2
+    (low,), (high,) = stats.ratio_interval(total_P[:, None], n_P[:, None], seed=3)
+    assert (low, high) == pytest.approx(stats.bootstrap_interval(lambda r: x[r].mean(), problem, seed=3))
     few = stats.ratio_interval([[1.0, 1.0], [0.0, 2.0], [0.0, 0.0]], [[1, 1], [0, 1], [0, 0]])
     assert np.isnan(few[:, 0]).all() and few[:, 1].tolist() == [1, 2]  # rows of one problem, of two
 

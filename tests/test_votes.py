@@ -107,8 +107,6 @@ def test_votes_by_hand():
     np.testing.assert_allclose(first("share"), [0, 0.5, 0.5, 0, 0])
     np.testing.assert_allclose(first("first"), [0, 1, 0, 0, 0])
     np.testing.assert_allclose(by_hand([2, 0, 1, 1, 0], np.zeros(5), True, "first"), [0, 0.5, 0, 0, 0.5])
-    # by default the majority, of all, sharing ties
-    np.testing.assert_allclose(vote(np.array([[0, 1, 1, 0, -1]])), [[0.25, 0.25, 0.25, 0.25, 0]])
 
 
 def test_vote_curve():
@@ -132,7 +130,8 @@ def test_vote_curve():
 
 @pytest.mark.parametrize(("name", "majority"), [("gsm8k", 245), ("math500", 195)])
 def test_real_majority(best_of_32, name, majority):
-    """Counted once by a plain loop in the order of the file. The smaller pool is padded with problems without answers."""
+    """Counted once by a plain loop in the order of the file. The smaller pool is padded with problems without
+    answers."""
     rows = best_of_32[name]
     gold_PN, answer_PN = np.zeros((272, 32)), np.full((272, 32), -1)
     gold_PN[: len(rows)] = real_gold(rows)
@@ -144,5 +143,3 @@ def test_real_majority(best_of_32, name, majority):
     share_PN = np.asarray(vote(answer_PN))
     curve_Pn = np.asarray(majority_curve(answer_PN, gold_PN))
     np.testing.assert_allclose(curve_Pn[:, -1], (share_PN * gold_PN).sum(-1), atol=1e-6)
-    # E_maj(1) = E_maj(2) = pass@1
-    np.testing.assert_allclose(curve_Pn[:, :2].mean(0), gold_PN.mean(), atol=1e-6)
