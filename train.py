@@ -9,7 +9,7 @@ import dataclasses
 import math
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -17,15 +17,14 @@ import jax
 import numpy as np
 from flax import nnx
 
-from prm_jax import InputError, packing, training
+from prm_jax import packing, training
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
-from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits, problem_hashes
+from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits
 from prm_jax.data.units import probability
 from prm_jax.examples import Example, make_examples
 from prm_jax.formats import Format, train_tokenizer
-from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, writable_folder
@@ -46,8 +45,8 @@ class TrainBatch:
     rows: Count
     tokens: Count | None
     accumulate: Count
-    too_long: str
-    step_weights: str
+    too_long: Literal["error", "drop", "cut"]
+    step_weights: Literal["uniform", "later"]
     share_prefixes: bool
 
     def __post_init__(self):
@@ -90,16 +89,17 @@ class TrainConfig:
 
     def check(self, data_cfg):
         """Raises InputError where keys do not fit each other, or the data."""
-        objective, loss, fmt, head = self.objective, STEP_LOSSES[self.loss.step], self.format, self.model.head
+        objective, head, loss = self.objective, self.model.head, STEP_LOSSES[self.loss.step]
         is_implicit, is_lm = objective == "implicit", objective in ("implicit", "lm")
-        where, trainable = f"with objective={objective}", self.optimizer.trainable
+        where = f"with objective={objective}"
+        trainable, fmt = self.optimizer.trainable, self.format
         expect(not is_lm or trainable != "head", "optimizer.trainable", trainable, f"all or lora {where}")
         expect(not is_implicit or self.init != "random", "init", self.init, f"a language model {where}")
         expect(is_implicit or fmt.score != "log_ratio", "format", fmt.name, "one with a step head to train")
         expect(is_lm or fmt.head in (None, head), "model.head", head, f"{fmt.head}, as format={fmt.name} has")
 
-        compares = is_implicit or loss.ranks  # steps or solutions, not tokens
         where += f", loss.step={self.loss.step}"
+        compares = is_implicit or loss.ranks  # steps or solutions, not tokens
         expect(not compares or self.outcome_at == "last", "outcome_at", self.outcome_at, f"last {where}")
         weight = self.loss.pos_weight
         expect(not loss.ranks or weight == 1, "loss.pos_weight", weight, f"1 {where}, which learns ranks")
@@ -111,18 +111,11 @@ class TrainConfig:
             measured.append("first_error_f1")
         expect(self.eval.best_by in measured, "eval.best_by", self.eval.best_by, f"one of {measured} here")
 
-        # A shared token has several next tokens.
-        is_shared, is_next_token = self.batch.share_prefixes, is_lm or bool(self.loss.lm_weight)
-        expect(
-            not (is_shared and is_next_token), "batch.share_prefixes", True, "false with a next-token loss"
-        )
+        shares = self.batch.share_prefixes
+        has_next_tokens = is_lm or bool(self.loss.lm_weight)  # of which a shared token has several
+        expect(not (shares and has_next_tokens), "batch.share_prefixes", True, "false with a next-token loss")
         is_mixture = isinstance(data_cfg, Mixture)  # whose solutions are drawn one by one, by weight
-        is_grouped = is_shared or loss.together
-        expect(not (is_mixture and is_grouped), "data", "mixture", f"another {where}")
-        sources = data_cfg.sources.values() if is_mixture else [data_cfg]
-        calls_bad = any(getattr(source, "neutral", None) == "bad" for source in sources)
-        is_twofold = HEADS[head].rates and calls_bad  # it learns the rating, neutral as good
-        expect(not is_twofold, "data.neutral", "bad", f"another with model.head={head}")
+        expect(not (is_mixture and (shares or loss.together)), "data", "mixture", f"another {where}")
 
 
 def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
@@ -155,37 +148,32 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`.
     Returns the best validation value of `eval.best_by`: a loss, which is minimised, or one of the others,
     which are maximised."""
-    data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
-    record_data(texts / "data.json", data)
+    data = load_splits(data_cfg, cfg.seed, labels_required=cfg.objective == "prm")
+    data.record(texts / "data.json")
     tokenizer = make_tokenizer(cfg, data.splits["train"])
     examples = tokenise(cfg, data_cfg, data, tokenizer)
     del data  # the texts
     print(f"data        {len(examples.train)} training, {len(examples.validation)} validation solutions")
     print_counts(examples.counts)
+
+    model = make_model(cfg, tokenizer)
     width, share = cfg.batch.tokens, cfg.batch.share_prefixes
     if width is None:
         width = packing.training_width(examples.train + examples.validation, share)
         cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
-
-    model = make_model(cfg, tokenizer)
-    can_share = not share or packing.may_share(model.cfg, width)
-    expect(
-        can_share,
-        "batch.tokens",
-        width,
-        f"at most the model's window of {model.cfg.window} with prefix trees",
-    )
-    for note in oddities(examples.train, model.cfg.max_positions):
-        print(f"note        {note}")
-    if cfg.objective == "implicit":
-        examples = examples._replace(
-            train=training.with_reference(examples.train, model, width, cfg.batch.rows),
-            validation=training.with_reference(examples.validation, model, width, cfg.batch.rows),
+    if share:
+        expected = f"at most the model's window of {model.cfg.window} with prefix trees"
+        expect(packing.may_share(model.cfg, width), "batch.tokens", width, expected)
+    if n_long := sum(len(e.ids_L) > model.cfg.max_positions for e in examples.train):
+        print(
+            f"note        {n_long} training solutions have more than the model's {model.cfg.max_positions} tokens"
         )
+    if cfg.objective == "implicit":
+        train = training.with_reference(examples.train, model, width, cfg.batch.rows)
+        validation = training.with_reference(examples.validation, model, width, cfg.batch.rows)
+        examples = examples._replace(train=train, validation=validation)
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
-    n_all, n_trained = (
-        sum(x.size for x in jax.tree.leaves(nnx.state(model, which))) for which in (..., opt.wrt)
-    )
+    n_all, n_trained = count_parameters(model, ...), count_parameters(model, opt.wrt)
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {processes}")
@@ -196,18 +184,11 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print(source.summary())
     best = fit(cfg, run, texts, model, opt, source, examples, data_cfg.label_kind)
 
-    summary = {
-        "finished": True,
-        "objective": cfg.objective,
-        "label_kind": data_cfg.label_kind,
-        "seed": cfg.seed,
-        **best,
-        "metric": best[f"eval_{cfg.eval.best_by}"],
-        "parameters": n_all,
-        "trained_parameters": n_trained,
-        "counts": examples.counts,
-        "examples": {"train": len(examples.train), "validation": len(examples.validation)},
-    }
+    metric = best[f"eval_{cfg.eval.best_by}"]
+    summary = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind}
+    summary |= {"seed": cfg.seed, **best, "metric": metric}
+    summary |= {"parameters": n_all, "trained_parameters": n_trained, "counts": examples.counts}
+    summary["examples"] = {"train": len(examples.train), "validation": len(examples.validation)}
     if examples.parts:
         summary["drawn"] = source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)
     run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
@@ -217,7 +198,11 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
         print(f"next        python -m prm_jax.sampling checkpoint={run} input=FILE")
     else:
         print(f"next        python -m prm_jax evaluate checkpoint={run}")
-    return summary["metric"]
+    return metric
+
+
+def count_parameters(model: PRM, which) -> int:
+    return sum(x.size for x in jax.tree.leaves(nnx.state(model, which)))
 
 
 class Examples(NamedTuple):
@@ -225,9 +210,7 @@ class Examples(NamedTuple):
 
     train: Sequence[Example]
     validation: Sequence[Example]
-    parts: dict[
-        str, tuple[int, float]
-    ]  # of a mixture: {source: (number of its training examples, its weight)}
+    parts: dict[str, tuple[int, float]]  # of a mixture: {source: (number of training examples, weight)}
     errors: list  # `first_wrong` of each validation solution, where the task knows it; else empty
     counts: dict[str, int]
 
@@ -236,13 +219,11 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
     """The examples of both splits, with counts of what was dropped or cut."""
     about = {"fmt": cfg.format, "tokenizer": tokenizer, "objective": cfg.objective}
     about |= {"limit": cfg.batch.tokens, "too_long": cfg.batch.too_long}
+    teaching = {"weights": cfg.batch.step_weights, "outcome_at": cfg.outcome_at}
     solutions, held_out = data.splits["train"], data.splits["validation"][: cfg.eval.solutions]
     train, parts, dropped, start = None, {}, collections.Counter(), 0
     for source, n in (data.parts or {"": len(solutions)}).items():
-        weights, outcome_at = cfg.batch.step_weights, cfg.outcome_at
-        made, lost = make_examples(
-            solutions[start : start + n], **about, weights=weights, outcome_at=outcome_at
-        )
+        made, lost = make_examples(solutions[start : start + n], **about, **teaching)
         train = made if train is None else train + made
         dropped.update({f"train_{name}": n_lost for name, n_lost in lost.items()})
         start += n
@@ -251,11 +232,9 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
     validation, lost = make_examples(held_out, **about)
     dropped.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
 
-    is_exact = (
-        cfg.objective == "prm" and data_cfg.label_kind == "correctness" and isinstance(data_cfg, TaskData)
-    )
     errors = []
-    if is_exact and not any(lost.values()):
+    learns_errors = cfg.objective == "prm" and data_cfg.label_kind == "correctness"
+    if learns_errors and isinstance(data_cfg, TaskData) and not any(lost.values()):
         from prm_jax.tasks import find_task  # not above: training on files needs no embedded task
 
         task = find_task(data_cfg.name)
@@ -263,45 +242,14 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
     return Examples(train, validation, parts, errors, data.counts | dropped)
 
 
-def oddities(examples: list[Example], positions: int) -> Iterator[str]:
-    """Says what is legal and seldom meant: more tokens than the model's, labels that are all alike."""
-    if n_long := sum(len(e.ids_L) > positions for e in examples):
-        yield f"{n_long} of {len(examples)} training solutions have more tokens than the model's {positions}"
-    labels = {label for e in examples for label in e.targets["label"].tolist() if not math.isnan(label)}
-    if len(labels) == 1:
-        yield f"all training labels are {labels.pop():g}, so there is nothing to tell apart"
-
-
-def draw_samples(*args):
-    """Samples of an embedded task's policy; imported here, because training on files needs no policy code."""
-    from prm_jax.generate.samples import policy_pool
-
-    return policy_pool(*args)
-
-
-def record_data(path: Path, data: Data):
-    """Writes hashes of the files, which a resumed run must have again, and of the problems, which evaluations
-    read and RL keeps apart from."""
-    if path.exists():
-        old = run_folder.read_json(path, files=dict)["files"]
-        changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
-        expect(not changed, "resume", changed, "the files that the run began with")
-    hashes = {
-        "files": data.fingerprints,
-        "problems": problem_hashes(data.splits["train"]),
-        "validation": problem_hashes(data.splits["validation"]),
-    }
-    run_folder.write_json(path, hashes)
-
-
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examples, label_kind) -> dict:
     """Trains from the newest checkpoint, or from step 1; returns the numbers of the best evaluation."""
-    b, checkpoints, first, best = cfg.batch, Checkpoints(run), 0, {}
+    checkpoints, first, best = Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
     before = {name: best.pop(name, 0.0) for name in clocks()}
+    b, together = cfg.batch, STEP_LOSSES[cfg.loss.step].together
     check_divides(model.cfg, b.rows, "batch.rows")
-    together = STEP_LOSSES[cfg.loss.step].together
     validation = list(packing.eval_batches(examples.validation, b.tokens, b.rows, together))
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = training.make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
@@ -309,41 +257,39 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
     def position(step):
         return {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
 
-    logs = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
-    log = MetricsLog(texts, first, *logs)
-
+    speaks = jax.process_index() == 0
+    log = MetricsLog(texts, first, cfg.tensorboard and speaks, cfg.wandb if speaks else None)
     bar = progress("training", cfg.steps, "step", first)
-    with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
+    with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as signals, bar:
         reader = StepReader(log, bar, cfg.log_every, before, position)
         for step in range(first + 1, cfg.steps + 1):
             model, opt, metrics = training.train_step(model, opt, next(batches), cfg.loss, k_dropout)
             # The stop signal is read with the numbers, so that all processes stop at the same step.
-            reader.add(step, metrics | {"stop": max_over_processes(stop.received or 0)})
-            last = step == cfg.steps
-            evaluates = step % cfg.eval.every == 0 or last
-            saves = step % cfg.checkpoint_every == 0 or last or reader.stop
+            reader.add(step, metrics | {"stop": max_over_processes(signals.received or 0)})
+            is_last = step == cfg.steps
+            evaluates = is_last or step % cfg.eval.every == 0
+            saves = is_last or step % cfg.checkpoint_every == 0 or reader.stop
             if not (evaluates or saves):
                 continue
+
+            # Before each save too: the loss was finite before the step's update, perhaps not after.
             record, is_best = reader.read(), False
-            # Checked before a save too: the loss was finite before the step's update, perhaps not after.
             held_out = validation if evaluates else validation[:1]
             scores, kinds = evaluate(model, held_out, cfg.loss, label_kind, examples.errors)
             require_finite(step, scores)
             if evaluates:
                 is_best = is_better(scores, best, cfg.eval.best_by)
                 best = {**scores, "best_step": step} if is_best else best
-                record |= scores
-                if kinds:
-                    record["eval_errors"] = kinds
-                if jax.process_index() == 0:
-                    shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
+                record |= scores | ({"eval_errors": kinds} if kinds else {})
+                shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
+                if speaks:
                     bar.write(f"step {step:>6}  {shown}", file=sys.stderr)
             if evaluates or step % cfg.log_every == 0:
                 log.write(record)
-            stopping = reader.stop and not last
-            if saves or is_best or stopping:
+            stops = reader.stop and not is_last
+            if saves or stops or is_best:
                 checkpoints.save(step, model, opt, best | reader.spent, model if is_best else None)
-            if stopping:
+            if stops:
                 name = signal.Signals(reader.stop).name
                 print(f"stopped     by {name} after step {step}; continue with resume={run}")
                 sys.exit(128 + reader.stop)
@@ -362,10 +308,7 @@ def micro_batches(source: packing.TrainingRows, cfg: TrainBatch, first: int, ste
 def is_better(scores: dict, best: dict, by: str) -> bool:
     """Whether this evaluation beats the best so far, or is the first; a lower loss is better."""
     name, sign = f"eval_{by}", -1 if by == "loss" else 1
-    if name not in scores:
-        raise InputError(
-            f"eval.best_by: {by} is undefined on the validation split: it needs right and wrong ones"
-        )
+    expect(name in scores, "eval.best_by", by, "a number that the validation split defines")
     return "best_step" not in best or sign * (scores[name] - best[name]) > 0
 
 
@@ -409,9 +352,8 @@ def make_tokenizer(cfg: TrainConfig, solutions):
     if cfg.tokenizer == "new":
         why = f"another, or init=random: the embeddings of {cfg.init} are of its own tokens"
         expect(cfg.init == "random", "tokenizer", "new", why)
-        return train_tokenizer(
-            (text for s in solutions for text in (s.problem, *s.steps)), cfg.tokenizer_vocab
-        )
+        texts = (text for s in solutions for text in (s.problem, *s.steps))
+        return train_tokenizer(texts, cfg.tokenizer_vocab)
     name = cfg.tokenizer or ("embedded" if cfg.init == "random" else cfg.init)
     return hf.load_tokenizer(locate(name))
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from prm_jax.kernels import cpu
-from prm_jax.kernels.cpu import MASKED, soft_cap
+from prm_jax.kernels.cpu import MASKED, group_queries, soft_cap, ungroup
 from prm_jax.launch.sharding import platform
 from prm_jax.visibility import visible
 
@@ -52,13 +52,13 @@ def dense(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
 
     def block(queries):
         q_BLHK, slot_BL = queries
-        q_BGRLK = (q_BLHK * K**-0.5).reshape(B, -1, G, H // G, K).transpose(0, 2, 3, 1, 4)
+        q_BGRLK = group_queries(q_BLHK, G)
         q_BGmK = q_BGRLK.reshape(B, G, -1, K)  # m = R L: the group's queries are rows of one matrix
         score_BGmS = jnp.einsum("BGmK,BGSK->BGmS", q_BGmK, k_BGSK, preferred_element_type=jnp.float32)
         mask_BGmS = jnp.tile(visible(until_BS, slot_BL), (1, H // G, 1))[:, None]
         p_BGmS = jax.nn.softmax(jnp.where(mask_BGmS, soft_cap(score_BGmS, cap), MASKED), axis=-1)
         o_BGmK = jnp.einsum("BGmS,BGSK->BGmK", p_BGmS.astype(v_BGSK.dtype), v_BGSK)
-        return o_BGmK.reshape(q_BGRLK.shape).transpose(0, 3, 1, 2, 4).reshape(q_BLHK.shape)
+        return ungroup(o_BGmK.reshape(q_BGRLK.shape))
 
     if n == 1:
         return block((q_BLHK, slot_BL))

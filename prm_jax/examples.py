@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from prm_jax import InputError
 from prm_jax.formats import Encoded, Format, encode
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Packed, Solution
@@ -29,28 +28,19 @@ class Example(Encoded):
 
     targets: dict[str, np.ndarray]
 
-    def __post_init__(self):
-        sizes = dict.fromkeys(STEP_TARGETS, len(self.step_end_T)) | dict.fromkeys(
-            TOKEN_TARGETS, len(self.ids_L)
-        )
-        for name, x_n in self.targets.items():
-            if len(x_n) != sizes[name]:
-                raise ValueError(f"{name}: {len(x_n)} values for {sizes[name]} steps or tokens")
-
 
 def step_weights(n: int, scheme: str) -> np.ndarray:
     """Loss weights of n labelled steps, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
-    expect(scheme in ("uniform", "later"), "batch.step_weights", scheme, "uniform or later")
-    return (np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
+    weight_n = np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)
+    return weight_n.astype(np.float32)
 
 
 def make_example(
     encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last"
 ) -> Example:
-    """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and
-    next-token targets for the solution's tokens. A truncated solution keeps the targets of the steps that
-    `encoded` has. The outcome stands at the last step, or with outcome_at=tokens at every token of the
-    solution (Cobbe et al. 2021)."""
+    """Adds the objective's targets: labels of the steps that `encoded` has (prm), the outcome at the last
+    step or, with outcome_at=tokens, at every token of the solution (orm, implicit; Cobbe et al. 2021), or
+    none (lm), and next-token targets for the solution's tokens."""
     if objective == "orm" and outcome_at == "tokens":
         ends_T = np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32)
         encoded = dataclasses.replace(encoded, step_end_T=ends_T)
@@ -59,10 +49,9 @@ def make_example(
     labels, ratings = unlabelled, unlabelled
     if objective == "prm":
         labels, ratings = solution.labels or unlabelled, solution.ratings or unlabelled
-    elif objective != "lm" and outcome_at == "tokens":
-        labels = (solution.outcome,) * n
     elif objective != "lm":
-        labels = (*unlabelled[1:], solution.outcome)
+        everywhere = (solution.outcome,) * n
+        labels = everywhere if outcome_at == "tokens" else (*unlabelled[1:], solution.outcome)
     label_T, rating_T = (np.array(values, np.float32)[:n] for values in (labels, ratings))  # None: NaN
     return _with_targets(encoded, label_T, rating_T, objective, weights)
 
@@ -105,16 +94,16 @@ def make_examples(
     fmt: Format,
     tokenizer,
     objective: str,
-    limit: int | None = None,
-    too_long: str = "error",
-    weights: str = "uniform",
-    outcome_at: str = "last",
+    limit=None,
+    too_long="error",
+    weights="uniform",
+    outcome_at="last",
 ) -> tuple[Packed, dict[str, int]]:
     """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut). A solution
     of more than `limit` tokens raises (`too_long=error`), is dropped (`drop`), or loses its last steps
     (`cut`); one without a target is dropped. InputError where none is left."""
-    if fmt.outcome and objective != "lm":
-        expect(False, "format", fmt.name, "one with step marks to train at, such as plain")
+    is_trainable = not fmt.outcome or objective == "lm"
+    expect(is_trainable, "format", fmt.name, "one with step marks to train at, such as plain")
     examples = Packed(_pack, functools.partial(_unpack, objective=objective, weights=weights))
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
     for solution, encoded in encode_all(solutions, fmt, tokenizer, end=objective == "lm"):
@@ -133,8 +122,7 @@ def make_examples(
             counts["without_target_dropped"] += 1
             continue
         examples.append(example)
-    if not examples:
-        raise InputError(f"data: a split has no solution with a target for objective={objective}")
+    expect(examples, "data", "a split without targets", f"some for objective={objective}")
     return examples, counts
 
 

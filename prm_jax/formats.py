@@ -33,24 +33,20 @@ class Format:
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
     tokenized: Literal["apart", "lines", "together"] = "apart"  # lines: apart, and so each line of a step
-    # tokenized together: the one token that ends a separator, if that is not the whole separator
-    mark: str = ""
+    mark: str = ""  # together: the one token that ends a separator, if that is not the whole separator
     prefix: str = "{problem}"  # text before the first step
     number: str = ""  # put before each step that does not begin with it
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
-    # the tokenizer's beginning-of-sequence token, if any, comes first; false: it is never written
-    bos: bool = True
+    bos: bool = True  # the tokenizer's beginning-of-sequence token, if any, comes first
     chat: bool = False  # the tokenizer's chat template writes the turns
     system: str | None = None  # chat: the system message; null: the template's own
     outcome: bool = False  # an outcome model: one score, at the text's last token, which every step gets
     strip: bool = False  # steps lose white space at both ends
     drop_separator: bool = False  # the model does not see separators, and marks are one token earlier
     shift: int = 0  # tokens by which marks move, where the authors' code reads beside the step's end
-    # the mark is where a conversation cut after the step and ended by this text would end (Eurus)
-    probe: str = ""
-    # of its checkpoints: a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
-    head: str | None = None
+    probe: str = ""  # the mark is where a conversation cut after the step and this text would end (Eurus)
+    head: str | None = None  # a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
     layer: str = "score"  # last layer of that head in its checkpoints; lm_head: it has none of its own
     good: str | None = None  # head tokens, vocabulary, critic: the good verdict, one token
     bad: str | None = None  # head tokens, critic: the bad verdict, one token
@@ -71,23 +67,16 @@ class Format:
     def __post_init__(self):
         is_read = self.separator or self.probe or self.outcome or self.critic or self.name == "auto"
         expect(is_read, "format.separator", "", "a text such as '\\n' whose last token becomes the mark")
-        hint = (
-            "it has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
-        )
-        expect("\\n" not in self.separator, "format.separator", self.separator, f"line ends: {hint}")
+        expected = "line ends, not a backslash and an n; in a shell $'format.separator=\"\\n\\n\"'"
+        expect("\\n" not in self.separator, "format.separator", self.separator, expected)
         expect("{problem}" in self.prefix, "format.prefix", self.prefix, "a text with {problem} in it")
         names = "between", "suffix", "drop_separator", "probe", "shift", "chat", "outcome"
-        is_allowed = (
-            self.tokenized == "together" or self.critic or not any(getattr(self, name) for name in names)
-        )
-        expected = "'together', which between, suffix, drop_separator, probe, shift, chat and outcome need"
-        expect(is_allowed, "format.tokenized", self.tokenized, expected)
+        used = [name for name in names if getattr(self, name)]
+        is_together = self.tokenized == "together" or self.critic
+        expect(is_together or not used, "format.tokenized", self.tokenized, f"together, for {used}")
         verdicts = [text for text in (self.good, self.bad) if text is not None]
-        expected = (
-            "good and bad with head 'tokens' and of a critic, good with 'vocabulary', and only with them"
-        )
         n = 2 if self.critic else {"tokens": 2, "vocabulary": 1}.get(self.head, 0)
-        expect(len(verdicts) == n, "format.good", verdicts, expected)
+        expect(len(verdicts) == n, "format.good", verdicts, f"{n} verdicts (good, bad) with head {self.head}")
         is_ratio = (self.head == "implicit") == (self.score == "log_ratio")
         expect(is_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
 
@@ -111,9 +100,8 @@ def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
     """Token ids: (bad, good) of head 'tokens' or a critic, (good,) of 'vocabulary', else None."""
     texts = [text for text in (fmt.bad, fmt.good) if text is not None]
     ids = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-    if any(len(tokens) != 1 for tokens in ids) or len(set(ids)) < len(ids):
-        named = " and ".join(map(repr, texts[::-1]))
-        raise InputError(f"format.good: {named} are not {len(ids)} tokens of this tokenizer")
+    is_one_each = all(len(tokens) == 1 for tokens in ids) and len(set(ids)) == len(ids)
+    expect(is_one_each, "format.good", texts[::-1], "a token of this tokenizer each")
     return tuple(token for (token,) in ids) or None
 
 
@@ -130,26 +118,19 @@ def with_pad(fmt: Format, tokenizer) -> Format:
     """The format with the tokenizer's padding token for {pad}."""
     if "{pad}" not in fmt.prefix + fmt.separator:
         return fmt
-    if tokenizer.pad_token is None:
-        raise InputError(
-            f"format={fmt.name}: separates steps by the padding token, which this tokenizer lacks"
-        )
+    expect(tokenizer.pad_token is not None, "tokenizer", None, f"a padding token, for format={fmt.name}")
     pad = {key: getattr(fmt, key).replace("{pad}", tokenizer.pad_token) for key in ("prefix", "separator")}
     return dataclasses.replace(fmt, **pad)
 
 
-def encode(
-    fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False
-) -> list[Encoded]:
+def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end=False) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
     InputError if the separator has no token, a mark fused with text, marks and steps differ in number, or, in
     a text tokenised together, a problem or step contains the separator."""
-    if fmt.name == "auto":
-        raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")
+    expect(fmt.name != "auto", "format", "auto", "the name of a convention, unless a checkpoint says it")
     fmt = with_pad(fmt, tokenizer)
-    has_bos = (
-        fmt.bos and not fmt.chat and tokenizer.bos_token_id is not None
-    )  # a chat template writes its own
+    # A chat template writes its own beginning.
+    has_bos = fmt.bos and not fmt.chat and tokenizer.bos_token_id is not None
     begin = [tokenizer.bos_token_id] if has_bos else []
     finish = [tokenizer.eos_token_id] if end else []
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
@@ -201,18 +182,12 @@ def _encode_apart(fmt: Format, tokenizer, rows):
 
 def _encode_together(fmt: Format, tokenizer, rows):
     """Yields (ids, marks, start) of rows, each tokenised as one text."""
-    if not tokenizer.is_fast:
-        raise InputError(
-            f"format={fmt.name}: needs a fast tokenizer, which knows where its tokens lie in the text"
-        )
+    expect(tokenizer.is_fast, "tokenizer", "a slow one", f"a fast one, with offsets, for format={fmt.name}")
     mark_id = tokenizer.encode(fmt.separator, add_special_tokens=False)[-1:]
     for problem, steps in rows:
         where = f"{problem[:60]!r}"
-        for name, text in (("the problem", problem), *((f"step {t}", s) for t, s in enumerate(steps, 1))):
-            if fmt.separator and fmt.separator in text:
-                raise InputError(
-                    f"{where}: {name} contains {fmt.separator!r}, which format={fmt.name} reads as a mark"
-                )
+        if fmt.separator and any(fmt.separator in text for text in (problem, *steps)):
+            raise InputError(f"{where}: contains {fmt.separator!r}, which format={fmt.name} reads as a mark")
         text, suffix = fmt.prefix.replace("{problem}", problem), fmt.suffix
         if fmt.outcome:
             yield _encode_outcome(fmt, tokenizer, text, steps)
@@ -235,9 +210,7 @@ def _encode_together(fmt: Format, tokenizer, rows):
             cuts = [text[:end] + probe for end, probe in zip(ends, probes, strict=True)]
             marks = [len(tokenizer.encode(cut, add_special_tokens=False)) - 1 for cut in cuts]
         else:
-            marks = [
-                _mark(fmt, mark_id, ids, spans, end, f"{where}: step {t}") for t, end in enumerate(ends, 1)
-            ]
+            marks = [_mark(fmt, mark_id, ids, spans, end, where) for end in ends]
         if fmt.drop_separator:
             dropped = {_mark(fmt, mark_id, ids, spans, first, where), *marks}
             ids = [token for i, token in enumerate(ids) if i not in dropped]
@@ -250,12 +223,9 @@ ANSWER = "<the answer stands here>"
 
 
 def as_chat(fmt: Format, tokenizer, question: str, answer: str) -> str:
-    messages = [("system", fmt.system)] * (fmt.system is not None) + [
-        ("user", question),
-        ("assistant", answer),
-    ]
-    turns = [{"role": role, "content": content} for role, content in messages]
-    return conversation(fmt, tokenizer, turns, asks=False)
+    turns = {"system": fmt.system, "user": question, "assistant": answer}
+    messages = [{"role": role, "content": text} for role, text in turns.items() if text is not None]
+    return conversation(fmt, tokenizer, messages, asks=False)
 
 
 def _encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...]):
@@ -273,9 +243,7 @@ def _mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, wher
     i, mark = int(np.searchsorted(spans[:, 1], end, side="right")) - 1, fmt.mark or fmt.separator
     is_whole = ids[i : i + 1] == mark_id and tuple(spans[i]) == (end - len(mark), end)
     if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
-        why = "it fused with the text beside it, or this tokenizer does not know it"
-        what = f"its mark {mark!r} is no token of its own, so format={fmt.name} has no score for it"
-        raise InputError(f"{where}: {what}: {why}")
+        raise InputError(f"{where}: the mark {mark!r} of a step is no token of its own (format={fmt.name})")
     return i
 
 
@@ -288,8 +256,7 @@ def check_marks(encoded: Encoded, n_steps: int, where: str):
 
 def train_tokenizer(texts: Iterable[str], vocab: int):
     """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a
-    token. It is of the class with which transformers reads the tokenizer of every `qwen2` folder, whatever
-    its files say."""
+    token. It is of the class with which transformers reads every `qwen2` folder, whatever its files say."""
     from transformers import Qwen2Tokenizer
 
     untrained = Qwen2Tokenizer(eos_token="<|endoftext|>", pad_token="<|endoftext|>", unk_token=None)

@@ -1,11 +1,8 @@
-"""How good are step scores? Step metrics, calibration, first errors, within-problem ranking. Intervals:
-stats.py.
+"""How good are step scores? Step metrics, calibration, first errors, within-problem ranking.
 
-These are pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution
-(so they carry no shape suffix); ragged step scores are lists of such arrays. A score is P(step good); a NaN
-score raises ValueError. A number that the data do not define is nan."""
+Pure functions of numpy arrays with one entry a step or a solution, so without shape suffixes. A score is
+P(step good); a NaN score raises ValueError. A number that the data do not define is nan."""
 
-import functools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -27,10 +24,8 @@ def mean(x) -> float:
 
 def _checked(score, other) -> tuple[np.ndarray, np.ndarray]:
     score, other = np.asarray(score, np.float64), np.asarray(other)
-    if score.ndim != 1 or score.shape != other.shape:
-        raise ValueError(f"expected two 1-d arrays of one length, got shapes {score.shape} and {other.shape}")
-    if np.isnan(score).any():
-        raise ValueError(f"score {int(np.isnan(score).argmax())} of {len(score)} is NaN")
+    if score.ndim != 1 or score.shape != other.shape or np.isnan(score).any():
+        raise ValueError(f"expected two arrays of one length without NaN, got {score} and {other}")
     return score, other
 
 
@@ -49,11 +44,8 @@ def auroc(score, is_positive) -> float:
 
 
 def soft_auroc(score, p) -> float:
-    """AUROC of scores against probabilities: P(a prefix with a right completion scores above one with a wrong
-    one).
-
-    p is each prefix's chance of a right completion: it counts p times as a positive and 1 - p times as a
-    negative. With p in {0, 1} this is `auroc`; otherwise even score = p stays below 1. Ties count 1/2."""
+    """AUROC of scores against p, each prefix's chance of a right completion: it counts p times as a positive
+    and 1 - p times as a negative. With p in {0, 1} this is `auroc`; else even score = p stays below 1."""
     score, p = _checked(score, np.asarray(p, np.float64))
     _, block = np.unique(score, return_inverse=True)
     positive, negative = np.bincount(block, p), np.bincount(block, 1 - p)  # of each score, lowest first
@@ -63,8 +55,8 @@ def soft_auroc(score, p) -> float:
 
 
 def average_precision(score, is_positive) -> float:
-    """Area under the precision-recall staircase, in [0, 1]; nan without a positive: AP = sum_n (R_n -
-    R_{n-1}) P_n over the distinct scores from the top. No trapezoids: they are optimistic."""
+    """Area under the precision-recall staircase: AP = sum_n (R_n - R_{n-1}) P_n over the distinct scores from
+    the top; nan without a positive. No trapezoids: they are optimistic."""
     score, is_positive = _checked(score, np.asarray(is_positive, bool))
     if not is_positive.any():
         return math.nan
@@ -83,9 +75,8 @@ def f1(is_positive, predicted_positive) -> float:
 
 
 def prm_score(is_good, predicted_good) -> float:
-    """PRMBench's PRMScore (arXiv 2501.03124), in [0, 1]: the mean of F1 on good and on bad steps. Without a
-    bad step it is the F1 on good ones, as in PRMBench's multi_solutions class; 0/0 = 0, where PRMBench's code
-    has -1."""
+    """PRMBench's PRMScore (arXiv 2501.03124): the mean of F1 on good and on bad steps, without a bad step the
+    F1 on good ones; 0/0 = 0, where PRMBench's code has -1."""
     is_good, predicted_good = np.asarray(is_good, bool), np.asarray(predicted_good, bool)
     f1_good = f1(is_good, predicted_good)
     return f1_good if is_good.all() else (f1_good + f1(~is_good, ~predicted_good)) / 2
@@ -103,25 +94,24 @@ def mcc(is_positive, predicted_positive) -> float:
 
 
 def brier(p, y) -> float:
-    """Mean squared error of probabilities p against labels y (hard or soft), in [0, 1]; nan if empty."""
+    """Mean squared error of probabilities p against labels y, hard or soft."""
     p, y = _checked(p, np.asarray(y, np.float64))
     return mean((p - y) ** 2)
 
 
 def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean p, mean y, count) in each of `bins` equal-width bins of [0, 1]; means are nan where count is 0.
-
-    Bins are [k/bins, (k+1)/bins), the last one closed: a float32 sigmoid reaches 1 at logit 17."""
+    """(mean p, mean y, count) in each bin [k/bins, (k+1)/bins) of [0, 1], the last one closed."""
     p, y = _checked(p, np.asarray(y, np.float64))
-    total = functools.partial(np.bincount, np.minimum((p * bins).astype(int), bins - 1), minlength=bins)
-    count = total()
+    bin_n = np.minimum((p * bins).astype(int), bins - 1)
+    count = np.bincount(bin_n, minlength=bins)
     with np.errstate(invalid="ignore"):
-        return total(weights=p) / count, total(weights=y) / count, count
+        mean_p, mean_y = (np.bincount(bin_n, x, minlength=bins) / count for x in (p, y))
+    return mean_p, mean_y, count
 
 
 def ece(p, y, bins: int = 15) -> float:
-    """Expected calibration error of P(good), in [0, 1], sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017,
-    on the probability of class 1, not top-label confidence); nan if empty. Few steps a bin bias it up."""
+    """Expected calibration error of P(good): sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the
+    probability of class 1, not top-label confidence). Few steps a bin bias it up."""
     mean_p, mean_y, count = reliability(p, y, bins)
     return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum()) if count.any() else math.nan
 
@@ -138,9 +128,8 @@ def first_error_accuracy(predicted, label) -> float:
 
 
 def first_error_f1(predicted, label) -> dict[str, float]:
-    """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean and f1, their
-    `harmonic_mean` (arXiv 2412.06559). In a split without erroneous (or without clean) solutions that
-    accuracy and f1 are nan, because a number would reward a verifier that always says the same."""
+    """ProcessBench's numbers of one split (arXiv 2412.06559): accuracy_error, accuracy_clean and f1, their
+    `harmonic_mean`; nan without an erroneous, or a clean, solution."""
     predicted, label = _checked(predicted, label)
     is_hit = predicted == label
     a, b = mean(is_hit[label != -1]), mean(is_hit[label == -1])
@@ -150,26 +139,23 @@ def first_error_f1(predicted, label) -> dict[str, float]:
 def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, float, int]:
     """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems).
 
-    A problem is mixed if it has sound and unsound solutions; without one both AUROCs are nan. This, not the
-    pooled AUROC, is what best-of-N uses. If all problems have equally many solutions the pair-weighted
-    version equals 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators."""
+    A problem is mixed if it has sound and unsound solutions. This, not the pooled AUROC, is what best-of-N
+    uses. Of problems with equally many solutions the pair-weighted one is 1/2 + (BoN@2 - pass@1) / (2 (pass@2
+    - pass@1)), with the unbiased estimators."""
     score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
     problem, _ = _checked(problem_numbers(problem_ids), score)
     order = np.argsort(problem, kind="stable")
     cuts = np.flatnonzero(np.diff(problem[order])) + 1
-    wins_and_pairs = [_pair_wins(score[rows], is_sound[rows]) for rows in np.split(order, cuts)]
-    wins, pairs = np.array([(wins, n_pairs) for wins, n_pairs in wins_and_pairs if n_pairs]).reshape(-1, 2).T
+    problems = [_pair_wins(score[rows], is_sound[rows]) for rows in np.split(order, cuts)]
+    wins, pairs = np.array([problem for problem in problems if problem[1]]).reshape(-1, 2).T
     return mean(wins / pairs), float(wins.sum() / pairs.sum()) if len(pairs) else math.nan, len(pairs)
 
 
-def labelled_steps(
-    labels: Sequence[float | None] | None, label_kind: str = "correctness"
-) -> tuple[list[int], int]:
+def labelled_steps(labels: Sequence[float | None] | None, label_kind="correctness") -> tuple[list[int], int]:
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
-    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out:
-    correctness labels are not defined there, and each data set fills them in its own way. Values and
-    advantages ((1 + their change) / 2) have no first error, so all of them count."""
+    A step is bad if its label is below 0.5. After the first error each data set fills correctness labels in
+    its own way, so those do not count. Values and advantages know no first error: all count."""
     indices = []
     for index, label in enumerate(labels or ()):
         if label is not None:
@@ -179,34 +165,24 @@ def labelled_steps(
     return indices, -1
 
 
-def step_metrics(
-    scores: Sequence[np.ndarray],
-    labels: Sequence,
-    problem_ids: Sequence,
-    threshold=0.5,
-    label_kind="correctness",
-) -> dict:
-    """Every number about step scores in [0, 1], from a list of scores and one of labels (or None) for each
+def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correctness") -> dict:
+    """Every number about step scores in [0, 1], from score_T, its labels (or None) and its problem of each
     solution.
 
-    Step numbers are over each solution's labelled steps up to its first error: step_auroc takes good steps
-    (label >= 0.5) as positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and
-    tail_miss_rate is the share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the
-    prediction is the first step below `threshold` among *all* steps, so one at an unlabelled step of a
-    solution without labelled error is wrong. Within-problem AUROC ranks solutions by their lowest step score;
-    one is sound if no labelled step is bad. Solutions without a labelled step count in n_unlabelled_solutions
-    only. With value and advantage labels all steps count, and numbers about first errors and sound solutions
+    Step numbers are over each solution's `labelled_steps`: step_auroc takes good steps (label >= 0.5) as
+    positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and tail_miss_rate is the
+    share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction is the
+    first step below `threshold` among *all* steps. Within-problem AUROC ranks solutions by their lowest step
+    score; one is sound if no labelled step is bad. Of value and advantage labels, first errors and soundness
     are nan."""
     parts, whole, n_solutions = [], [], 0
     for row, (score, label, problem) in enumerate(zip(scores, labels, problem_ids, strict=True)):
-        if label is not None and len(score) != len(label):
-            raise ValueError(f"solution {row} has {len(score)} step scores and {len(label)} labels")
         indices, error_index = labelled_steps(label, label_kind)
         if not indices:
             continue
         score = np.asarray(score, np.float64)
-        if not np.all((score >= 0) & (score <= 1)):
-            raise ValueError(f"solution {row}: expected step scores in [0, 1], found {score}")
+        if len(score) != len(label) or not np.all((score >= 0) & (score <= 1)):
+            raise ValueError(f"solution {row}: expected {len(label)} step scores in [0, 1], found {score}")
         n_solutions += 1
         parts += [(score[index], label[index], index) for index in indices]
         if label_kind == "correctness":

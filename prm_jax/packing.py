@@ -36,10 +36,8 @@ def depth_first(sequences: list[np.ndarray]) -> list[int]:
 
 
 def layout_row(sequences: list[np.ndarray], share: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-    """(row_3n, places): ids, positions and `until` of a row's tokens, and the places of each sequence's
-    tokens in it. A prefix tree (`share`) is laid out depth first. Positions count from the start of each
-    sequence; `until` is the last place that may see the token (visibility.py): the end of the last sequence
-    through it."""
+    """(row_3n, places): ids, positions in their sequence and `until` (visibility.py) of a row's tokens, and
+    the places of each sequence's tokens. With `share` the row is a prefix tree, laid out depth first."""
     row_3n, places = np.zeros((3, sum(map(len, sequences))), np.int32), [None] * len(sequences)
     start, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
     for i in depth_first(sequences) if share else range(len(sequences)):
@@ -62,10 +60,8 @@ def doubled(n: int, needed: int) -> int:
 class Layout(NamedTuple):
     """Rows of sequences as arrays of static shape, and where to find sequence k of row b in them."""
 
-    batch: dict[
-        str, np.ndarray
-    ]  # ids_BL, pos_BL and visible_until_BL (padding: L); with steps also step_end_BT,
-    # the place that each slot reads
+    # ids_BL, pos_BL, visible_until_BL (padding: L); with steps step_end_BT, the place that each slot reads
+    batch: dict[str, np.ndarray]
     places: list[list[np.ndarray]]  # places[b][k]: of its tokens
     slots: list[list[np.ndarray]]  # slots[b][k]: of its steps
 
@@ -114,9 +110,8 @@ def layout_score(rows, row_tokens: int, share: bool = False) -> Layout:
 
 def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: int, share: bool = False):
     """`layout_train` with the targets of its examples: STEP_TARGETS [B, step_slots] and TOKEN_TARGETS [B,
-    row_tokens], these empty with shared prefixes, since a shared token has no single next token. `solution`
-    and `problem` [B, step_slots] number them within a row, -1 in empty slots; a problem is the text before
-    the first step."""
+    row_tokens], these empty with `share`, since a shared token has several next ones. `solution` and
+    `problem` (the text before the first step) [B, step_slots] number them within a row, -1 in empty slots."""
     batch, places, slots = layout_train(rows, row_tokens, step_slots, share)
     for targets, n in ((STEP_TARGETS, step_slots), (TOKEN_TARGETS, row_tokens)):
         batch |= {name: np.full((len(rows), n), empty, np.float32) for name, empty in targets.items()}
@@ -159,12 +154,10 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
 def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> tuple[list[list[int]], int]:
     """Rows that share prefixes: (indices of the sequences in each row, number of tokens laid out). Depth
     first, each sequence goes to that one of the OPEN newest rows where it adds the fewest tokens, of several
-    to the fullest (best fit); so a row holds few problems, and small ones fill the gaps of large ones."""
+    to the fullest: a row holds few problems, and small ones fill the gaps of large ones."""
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
-    free, common = (
-        np.full(n, row_tokens),
-        np.zeros(n, int),
-    )  # common: of each row's last sequence with this one
+    free = np.full(n, row_tokens)
+    common = np.zeros(n, int)  # of each row's last sequence with this one
     for i in depth_first(sequences):
         ids_L = sequences[i]
         # In depth-first order two sequences share what all sequences between them share.
@@ -194,8 +187,9 @@ def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
     """Tokens per row: of six widths from `longest` up, the narrowest that needs at most 3% more places than
     the best. plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention.
     Widths are 2^k and 3 * 2^k, so that similar data compile to the same program."""
+    widths = (width for k in range(5, 32) for width in (1 << k, 3 << (k - 1)))
     places = {}
-    for width in [w for k in range(5, 32) for w in (1 << k, 3 << (k - 1)) if w >= longest][:6]:
+    for width in itertools.islice((width for width in widths if width >= longest), 6):
         places[width] = len(plan(width)) * width
         if places[width] == width:
             break
@@ -211,9 +205,8 @@ class Group(NamedTuple):
 
 
 def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, together=False) -> list[Group]:
-    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, a
-    common start once; with `together` those of one problem in their order (neighbours, alike, make few
-    pairs); else single."""
+    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, with
+    `together` those of one problem in their order, which makes more pairs; else single."""
     together = together or share
     groups, last_L = [Group([], 0, 0)], np.zeros(0, np.int32)
     starts = [e.ids_L if share else e.ids_L[: e.start] for e in examples] if together else []
@@ -267,17 +260,24 @@ def training_width(examples: Sequence[Encoded], share: bool) -> int:
     return choose_width(max(group.tokens for group in singles), rows)
 
 
-def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
-    """Places first to end of an endless stream of permutations of 0..n-1."""
-    orders = [np.random.default_rng([*seed, k]).permutation(n) for k in range(first // n, -(-end // n))]
-    return np.concatenate([*orders, np.zeros(0, int)])[first % n :][: end - first]
+def mixed_order(parts: dict[str, tuple[int, float]], epoch: int, seed: int) -> np.ndarray:
+    """The examples of an epoch, as many as there are: each source gives its share by weight, the next places
+    of its own endless stream of permutations."""
+    n, start, drawn = sum(size for size, _ in parts.values()), 0, []
+    total = sum(weight for _, weight in parts.values())
+    for number, (size, weight) in enumerate(parts.values()):
+        first, end = (round(weight / total * n * e) for e in (epoch, epoch + 1))
+        for k in range(first // size, -(-end // size)):
+            pass_n = start + np.random.default_rng([seed, number, k]).permutation(size)
+            drawn.append(pass_n[max(first - k * size, 0) : end - k * size])
+        start += size
+    return np.concatenate(drawn)
 
 
 class TrainingRows:
     """An endless shuffled stream of rows; row i's examples are a pure function of the seed. An epoch is
-    planned from (seed, epoch) and the lengths alone, when one of its rows is first read. `parts`, of a
-    mixture: {source: (number of its examples, its weight)} in the examples' order; it takes no shared
-    prefixes."""
+    planned when one of its rows is first read. `parts`, of a mixture: {source: (number of its examples, its
+    weight)} in the examples' order; it takes no groups."""
 
     def __init__(self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict | None = None):
         self.examples, self.plan, self.seed, self.parts = examples, plan, seed, parts or {}
@@ -291,27 +291,15 @@ class TrainingRows:
         return [self.examples[k] for k in self.packs[i]]
 
     def order(self, epoch: int) -> np.ndarray:
-        """The groups of an epoch; each source of a mixture gives its share from a stream of its own."""
-        rng, n = np.random.default_rng([self.seed, epoch]), len(self.plan.groups)
-        if not self.parts:
-            return rng.permutation(n)
-        drawn, start, total = [], 0, sum(weight for _, weight in self.parts.values())
-        for number, (size, weight) in enumerate(self.parts.values()):
-            first, end = (round(weight / total * n * e) for e in (epoch, epoch + 1))
-            drawn.append(start + shuffled(size, first, end, self.seed, number))
-            start += size
-        return rng.permutation(np.concatenate(drawn))
+        """The groups of an epoch."""
+        groups = mixed_order(self.parts, epoch, self.seed) if self.parts else len(self.plan.groups)
+        return np.random.default_rng([self.seed, epoch]).permutation(groups)
 
-    def drawn(self, rows: int) -> dict[str, dict[str, float]]:
-        """Of each source: its solutions in the first rows, their share of all, and passes over it."""
-        ends = list(itertools.accumulate(size for size, _ in self.parts.values()))
-        n = np.bincount(
-            [bisect.bisect_right(ends, k) for pack in self.packs[:rows] for k in pack], minlength=len(ends)
-        )
-        return {
-            name: {"solutions": int(n_k), "share": float(n_k / n.sum()), "passes": float(n_k / size)}
-            for (name, (size, _)), n_k in zip(self.parts.items(), n, strict=True)
-        }
+    def drawn(self, rows: int) -> dict[str, int]:
+        """How many solutions of each source are in the first rows."""
+        ends = np.cumsum([size for size, _ in self.parts.values()])
+        source_n = np.searchsorted(ends, list(itertools.chain(*self.packs[:rows])), side="right")
+        return dict(zip(self.parts, np.bincount(source_n, minlength=len(ends)).tolist()))
 
     def epoch(self, i: int) -> float:
         """The number of epochs read before row i."""
@@ -322,16 +310,13 @@ class TrainingRows:
     def summary(self) -> str:
         """One line with the shape and number of the rows, their padding, and the gain by shared prefixes."""
         self[0]  # plans the first epoch
-        places, needed = self.ends[0] * self.plan.row_tokens, sum(group.tokens for group in self.plan.groups)
-        text = (
-            f"batches     rows of {self.plan.row_tokens} tokens, one shape; {1 - needed / places:.1%} padding"
-        )
-        longest = f", the longest solution {max(group.tokens for group in self.plan.groups):,} tokens"
-        text += f"; {self.ends[0]:,} rows an epoch" + longest * (len(self.plan.groups) == len(self.examples))
+        rows, width, lengths = self.ends[0], self.plan.row_tokens, [len(e.ids_L) for e in self.examples]
+        needed = sum(group.tokens for group in self.plan.groups)
+        text = f"rows of {width} tokens, one shape; {1 - needed / (rows * width):.1%} padding"
+        text += f"; {rows:,} rows an epoch, the longest solution {max(lengths):,} tokens"
         if self.plan.share:
-            saved = 1 - needed / sum(len(e.ids_L) for e in self.examples)
-            text += f"; shared prefixes save {saved:.1%} of the tokens"
-        return text
+            text += f"; shared prefixes save {1 - needed / sum(lengths):.1%} of the tokens"
+        return f"batches     {text}"
 
 
 def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows, first: int = 0):

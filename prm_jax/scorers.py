@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from prm_jax import InputError
 from prm_jax.data.units import CERTAIN, UNITS
+from prm_jax.launch.config import expect
 from prm_jax.protocols import Rows
 
 
@@ -37,13 +37,12 @@ class CheckerScorer(ModelFree):
 
 @dataclasses.dataclass(frozen=True)
 class NoisyChecker(ModelFree):
-    """An exact checker with known faults, so that a verifier's quality is a dial: equal texts are always
-    judged alike.
+    """An exact checker with known faults, so that a verifier's quality is a dial.
 
     `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with
-    label_kind=value). A share `missed` of the wrong steps passes for right: blind spots, which more samples
-    find. Correctness labels are cumulative. A Gaussian observer of sensitivity d' then scores: log-odds d' x,
-    x normal, mean +-d'/2, variance 1."""
+    label_kind=value). A share `missed` of the wrong steps, the same for equal texts, passes for right.
+    Correctness labels are cumulative. A Gaussian observer of sensitivity d' then scores: log-odds d' x, x
+    normal, mean +-d'/2, variance 1."""
 
     judge: Callable
     missed: float
@@ -68,8 +67,8 @@ class NoisyChecker(ModelFree):
 @dataclasses.dataclass(frozen=True)
 class RandomScorer(ModelFree):
     """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so
-    far. Equal texts get equal scores, so best of n picks each distinct text with equal chance, which is below
-    the mean accuracy where right solutions repeat and wrong ones differ."""
+    far. Best of n then picks each distinct text with equal chance: less than the mean accuracy where right
+    solutions repeat."""
 
     seed: int
     name, label_kind = "random", "unknown"
@@ -95,19 +94,14 @@ ENSEMBLES = {
 
 
 class EnsembleScorer:
-    """Several verifiers as one: an entry of ENSEMBLES makes a step's score from their scores. InputError
-    where these mean different things (Coste et al. 2024, arXiv 2310.02743, compare mean and min of reward
-    models)."""
+    """Several verifiers as one (Coste et al. 2024, arXiv 2310.02743): an entry of ENSEMBLES makes a step's
+    score from theirs, which must mean the same."""
 
     def __init__(self, name: str, combine: str, members: Sequence):
         self.name, self.combine, self.members = name, combine, members
         for key in ("unit", "label_kind", "objective"):
             values = {member.name: getattr(member, key) for member in members}
-            if len(set(values.values())) > 1:
-                listed = ", ".join(f"{x} of {member}" for member, x in values.items())
-                raise InputError(
-                    f"checkpoint: {combine}: got the {key} {listed}, expected one for all members"
-                )
+            expect(len(set(values.values())) == 1, "checkpoint", values, f"one {key} for all of {combine}")
             setattr(self, key, getattr(members[0], key))
         if combine == "disagreement":
             self.label_kind = "unknown"

@@ -4,7 +4,6 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 
-from prm_jax import InputError
 from prm_jax.launch.config import expect
 
 PROBABILITY = "a number in [0, 1] or null"
@@ -26,13 +25,10 @@ class Solution:
     task: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self):
-        if not self.steps:
-            raise InputError("steps: found none, expected at least one")
+        expect(self.steps, "steps", "none", "at least one")
         for name, values in (("ratings", self.ratings), ("labels", self.labels)):
-            if values is not None and len(values) != len(self.steps):
-                raise InputError(
-                    f"{name}: found {len(values)} for {len(self.steps)} steps, expected one a step"
-                )
+            is_one_each = values is None or len(values) == len(self.steps)
+            expect(is_one_each, name, values, f"one for each of {len(self.steps)} steps")
         for index, label in enumerate(self.labels or ()):
             # A boolean column turns -100 into true: masked steps train as good ones (huggingface/trl#2127).
             hint = "; a step is masked with null" if label == -100 else ""
@@ -45,7 +41,7 @@ class Solution:
 
 class Packed(Sequence):
     """A list that keeps its items as bytes, a fraction of the memory of their objects; each access makes one
-    anew. A slice and a sum share the bytes with their list; a sum reads all as its first list does."""
+    anew. A sum reads all as its first list does."""
 
     def __init__(self, pack: Callable, unpack: Callable, rows: Iterable[bytes] = ()):
         self.pack, self.unpack, self.rows = pack, unpack, list(rows)

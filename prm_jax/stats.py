@@ -1,8 +1,5 @@
-"""How sure is a number? The one bootstrap of the repository, and the exact paired sign-flip test.
-
-The problem is the unit of both (Miller 2411.00640): what one problem gave stays together. scipy's bootstrap
-and drawn permutations have other random numbers, so that reported ones would move, and take several times as
-long.
+"""How sure is a number? The one bootstrap, and the exact paired sign-flip test. The problem is the unit of
+both (Miller 2411.00640). scipy's draw other random numbers, and take several times as long.
 
 Dimension key: P problems, S resamples, X any trailing axes, m differences that are not 0
 """
@@ -54,15 +51,14 @@ def mean_interval(value_PX, seed: int = 0):
     """(low_X, high_X): percentile interval of the mean of value_PX over problems; nan with fewer than two
     problems. All X share the resamples, so their differences are paired."""
     value_PX = np.asarray(value_PX, np.float64)
-    if (P := len(value_PX)) < 2:
+    if len(value_PX) < 2:
         return np.full((2, *value_PX.shape[1:]), np.nan)
-    return _percentiles(_resampled_sums(value_PX, seed) / P)
+    return _percentiles(_resampled_sums(value_PX, seed) / len(value_PX))
 
 
 def ratio_interval(sum_PX, n_PX, seed: int = 0):
-    """(low_X, high_X): 95 % bootstrap interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems
-    have different numbers of them. Resamples without a row are left out; nan where fewer than two problems
-    have a row."""
+    """(low_X, high_X): percentile interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems have
+    different numbers of them. Resamples without a row are left out; nan where fewer than two have one."""
     sum_PX, n_PX = np.asarray(sum_PX, np.float64), np.asarray(n_PX, np.float64)
     total_SX, n_SX = _resampled_sums(sum_PX, seed), _resampled_sums(n_PX, seed)
     ratio_SX = np.divide(total_SX, n_SX, out=np.full(n_SX.shape, np.nan), where=n_SX > 0)
@@ -74,9 +70,8 @@ def ratio_interval(sum_PX, n_PX, seed: int = 0):
 def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES):
     """(low, high): percentile interval of statistic(row indices), where problems[row] is the row's problem.
 
-    The rows of a problem are drawn together. For a paired difference let the statistic return it. A statistic
-    that itself groups by problem must take one row a problem, because copies of a problem would merge into
-    one group. Resamples where the statistic is nan are left out; fewer than two problems give (nan, nan)."""
+    The rows of a problem are drawn together. A statistic that itself groups by problem must take one row a
+    problem. Resamples where it is nan are left out; fewer than two problems give (nan, nan)."""
     problem = problem_numbers(problems)
     count = np.bincount(problem)
     if len(count) < 2:
@@ -91,12 +86,11 @@ def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLE
 
 
 def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
-    """(p, method): two-sided paired test of the hypothesis that the problems' differences are symmetric
-    around 0.
+    """(p, method): two-sided paired test of the hypothesis that differences are symmetric around 0.
 
     p is the share of the 2^m sign patterns of the m nonzero differences whose sum is at least as far from 0
     as the observed one: of all patterns ("exact"; with equal magnitudes the binomial sign test, for any m),
-    or of SIGN_FLIPS random ones, beside which the observed one counts as one more."""
+    or of SIGN_FLIPS random ones and the observed one."""
     from scipy.stats import binomtest  # not above: it takes a second
 
     difference_m = np.asarray(difference_P, np.float64)
@@ -129,12 +123,3 @@ def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
         row = {"difference": float(column_P.mean()), "interval": [float(low), float(high)]}
         rows.append(row | {"p": p, "p_method": method, "n_differ": int(np.count_nonzero(column_P))})
     return rows
-
-
-def holm(p_m) -> np.ndarray:
-    """p values of m tests, corrected for their number (Holm 1979): the i-th smallest, from 0, times m - i, at
-    most 1, and no smaller than the one before."""
-    p_m = np.asarray(p_m, np.float64)
-    order = np.argsort(p_m, kind="stable")
-    corrected_m = np.maximum.accumulate(p_m[order] * np.arange(len(p_m), 0, -1))
-    return np.minimum(corrected_m, 1.0)[np.argsort(order)]

@@ -1,9 +1,8 @@
 """Votes: the majority vote, weighted votes, and their curves over the number of candidates.
 
-Scores, masks, distributions, gold and ties follow the conventions at the top of rerank.py; every function is
-jitted and works inside a jit or vmap. answer_PN holds group ids within 0..N-1: equal answers share one, and
--1 is a candidate that cannot win (no answer, or cut). `counts` is what a winning group counts: its members'
-"mean" gold, or its "first" one's.
+Conventions are those at the top of rerank.py. answer_PN holds group ids within 0..N-1: equal answers share
+one, and -1 is a candidate that cannot win (no answer, or cut). `counts` is what a winning group counts: its
+members' "mean" gold, or its "first" one's.
 
 Dimension key: P problems, N candidates of a problem, n requested subset sizes, k places taken by a vote
 (0..N), u quadrature nodes, x what a scan carries of a vote (2)"""
@@ -37,16 +36,13 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
     """Distribution of the vote's winner over the candidates, p_PN; `expectation(p_PN, gold_PN)` is its
     accuracy.
 
-    A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote
-    (probabilities add up, Uesato et al. 2022). ties "share": tied groups split the win; "first": the one
-    whose first member has the lowest index has it. A group's members share its win, or its first member has
-    it (counts)."""
+    A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote (Uesato et
+    al. 2022). ties "share": tied groups split the win; "first": that of the lowest index has it."""
     expect_name("ties", ties, TIES)
     expect_name("counts", counts, COUNTS)
     N = answer_PN.shape[-1]
-    log_weight_PN = rank_scores(
-        jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, rounded=False
-    )
+    log_weight_PN = jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN
+    log_weight_PN = rank_scores(log_weight_PN, rounded=False)
     answer_PN = answer_PN if mask_PN is None else jnp.where(mask_PN, answer_PN, -1)
 
     def one(answer_N, log_weight_N):
@@ -58,13 +54,13 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
         def total(x_N):
             return jax.ops.segment_sum(x_N, group_N, N + 1)[group_N]
 
-        total_N, first_N = round_score(total(weight_N)), jax.ops.segment_min(index_N, group_N, N + 1)[group_N]
+        total_N = round_score(total(weight_N))
+        first_N = jax.ops.segment_min(index_N, group_N, N + 1)[group_N]
         wins_N = votes_N & (total_N == jnp.max(total_N, where=votes_N, initial=0.0))
         if ties == "first":
             wins_N &= first_N == jnp.min(first_N, where=wins_N, initial=N)
-        p_N = jnp.where(
-            wins_N, 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N, 0.0
-        )
+        share_N = 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N
+        p_N = jnp.where(wins_N, share_N, 0.0)
         return p_N / jnp.maximum(p_N.sum(), 1.0)
 
     return jax.vmap(one)(answer_PN, log_weight_PN)
@@ -84,10 +80,9 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
     places freely, (1 + z)^rest. These pairs (c, group) are as many as the candidates: the c-th member of a
     group stands for one. So a scan over candidates by rising c does it all: free_uk holds the product, won_uk
     the sum over g of gold_g times the product in which g wins. Gauss-Legendre nodes make the integral exact.
-    N^4 operations per problem.
 
     gold_g is the mean over the group, or of counts="first" the expectation over which of its members is the
-    first of the c drawn, the best of a c-subset by index. N <= 128; beyond, `vote_curve`."""
+    first of the c drawn. N^4 operations a problem; N <= 128, beyond which see `vote_curve`."""
     N = answer_PN.shape[-1]
     if N > EXACT_VOTE_SIZE:
         raise ValueError(f"{N} candidates, expected at most {EXACT_VOTE_SIZE}: use vote_curve")
@@ -153,8 +148,7 @@ def vote_curve(
     counts="mean",
 ):
     """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random
-    n-subsets, in the candidates' order, on which ties="first" rests. The standard error of the curve's mean
-    over problems is at most `subset_band(curve_Pn) / sqrt(draws)`."""
+    n-subsets. The standard error of its mean is at most `subset_band(curve_Pn) / sqrt(draws)`."""
     gold_PN, exists_PN = as_float(gold_PN), all_or(mask_PN, answer_PN)
     P, N = gold_PN.shape
     size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)

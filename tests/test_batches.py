@@ -122,8 +122,8 @@ def test_a_mixture_is_drawn_by_weight_and_each_source_goes_round_whole(rng):
     assert len({k for order in orders[:3] for k in order if k < 50}) == 45
     rows = [source[i] for i in range(30)]
     number = {id(e): k for k, e in enumerate(examples)}
-    n, n_b = sum(map(len, rows)), sum(number[id(e)] >= 50 for row in rows for e in row)
-    assert source.drawn(30)["b"] == {"solutions": n_b, "share": n_b / n, "passes": n_b / 10}
+    of_b = [number[id(e)] >= 50 for row in rows for e in row]
+    assert source.drawn(30) == {"a": len(of_b) - sum(of_b), "b": sum(of_b)}
     whole, late = (list(train_batches(make(), 6, 4, range(4), first)) for first in (0, 4))
     for a, b in zip(whole[4:], late, strict=True):
         for name in a:

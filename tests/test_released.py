@@ -652,15 +652,15 @@ def test_the_mark_inside_a_step_makes_no_mark_where_steps_are_tokenised_apart(qw
 )
 def test_the_mark_inside_a_text_is_refused_where_all_is_tokenised_together(request, name, fixture, text):
     tokenizer, fmt = request.getfixturevalue(fixture), read_format(name)
-    with pytest.raises(InputError, match=f"step 2 contains .* format={name} reads as a mark"):
+    with pytest.raises(InputError, match=f"^'Q': contains .*format={name}"):
         encode(fmt, tokenizer, [("Q", ("one", text))])
-    with pytest.raises(InputError, match="the problem contains"):
+    with pytest.raises(InputError, match="contains"):
         encode(fmt, tokenizer, [(text, ("one",))])
 
 
 def test_a_fused_mark_is_refused(mistral):
     glued = dataclasses.replace(read_format("math_shepherd"), separator="ки", strip=False)
-    with pytest.raises(InputError, match="step 1: its mark 'ки' is no token of its own"):
+    with pytest.raises(InputError, match="the mark 'ки'"):
         encode(glued, mistral, [("Q?", ("Рук", "2"))])
 
 
@@ -668,7 +668,7 @@ def test_a_tokenizer_without_the_mark_is_refused():
     """Stock Qwen2.5 splits <extra_0> into pieces: the scores would be read at its last bracket."""
     stock = hf.load_tokenizer(real_data("tokenizers/qwen2.5"))
     assert len(stock.encode("<extra_0>")) == 5
-    with pytest.raises(InputError, match="step 1: its mark '<extra_0>' is no token of its own"):
+    with pytest.raises(InputError, match="the mark '<extra_0>'"):
         encode(read_format("qwen_prm"), stock, CONVERSATIONS[:1])
 
 

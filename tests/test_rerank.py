@@ -420,7 +420,7 @@ def test_e8_exact_kl_of_best_of_n():
     for K, copies, n, kl in ((2, 1000, 256, 0.6931), (10, 200, 16, 1.733), (2000, 1, 16, bound(16))):
         law_PN = rerank.winner_probs(np.repeat(np.arange(1.0 * K), copies)[None], n)
         got = float(rerank.kl_divergence(law_PN, np.full((1, K * copies), 1 / (K * copies)))[0])
-        assert got == pytest.approx(kl, abs=6e-3) and got <= bound(n) + 1e-6
+        assert got == pytest.approx(kl, abs=6e-3) and got <= bound(n) + 6e-3
 
 
 # Real pools: two of the PRMs' public best-of-32 pools, counted once by a plain loop over stored scores

@@ -106,8 +106,3 @@ def test_ratio_interval_is_the_bootstrap_of_the_mean_of_rows(rng):
     assert (low, high) == pytest.approx(stats.bootstrap_interval(lambda r: x[r].mean(), problem, seed=3))
     few = stats.ratio_interval([[1.0, 1.0], [0.0, 2.0], [0.0, 0.0]], [[1, 1], [0, 1], [0, 0]])
     assert np.isnan(few[:, 0]).all() and few[:, 1].tolist() == [1, 2]  # rows of one problem, of two
-
-
-def test_holm_corrects_the_smallest_by_all_and_keeps_the_order():
-    assert stats.holm([0.04, 0.01, 0.03, 0.2]).tolist() == [0.09, 0.04, 0.09, 0.2]
-    assert stats.holm([0.6, 0.7]).tolist() == [1, 1] and stats.holm([]).tolist() == []

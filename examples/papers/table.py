@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from prm_jax.figures.style import line_style, over_seeds, panels, plain
-from prm_jax.stats import holm, sign_flip_test
+from prm_jax.stats import sign_flip_test
 
 
 class Difference(NamedTuple):
@@ -54,6 +54,15 @@ class Table(list):
 
     def write(self, path: Path):
         pd.DataFrame(self).to_csv(path, index=False, float_format="%.6g")
+
+
+def holm(p_m) -> np.ndarray:
+    """p values of m tests, corrected for their number (Holm 1979): the i-th smallest, from 0, times m - i, at
+    most 1, and no smaller than the one before."""
+    p_m = np.asarray(p_m, np.float64)
+    order = np.argsort(p_m, kind="stable")
+    corrected_m = np.maximum.accumulate(p_m[order] * np.arange(len(p_m), 0, -1))
+    return np.minimum(corrected_m, 1.0)[np.argsort(order)]
 
 
 def read_table(path: Path) -> pd.DataFrame:

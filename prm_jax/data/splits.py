@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from omegaconf import OmegaConf
@@ -12,6 +13,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.rows import file_fingerprint, require
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse
 from prm_jax.launch.files import sha256
 from prm_jax.solutions import Packed, Solution, packed_solutions
@@ -85,6 +87,17 @@ class Data:
     # Of a mixture: source -> training solutions.
     parts: dict[str, int] = dataclasses.field(default_factory=dict)
 
+    def record(self, path: Path):
+        """Writes hashes of the files, which a resumed run must have again, and of the problems, which
+        evaluations read and RL keeps apart from."""
+        if path.exists():
+            old = run_folder.read_json(path, files=dict)["files"]
+            changed = [name for name, x in self.fingerprints.items() if old.get(name) != x]
+            expect(not changed, "resume", changed, "the files that the run began with")
+        train, validation = (problem_hashes(self.splits[side]) for side in ("train", "validation"))
+        hashes = {"files": self.fingerprints, "problems": train, "validation": validation}
+        run_folder.write_json(path, hashes)
+
 
 def data_config(node, key: str = "data") -> DataConfig:
     """The data section of a config as a dataclass; InputError on a key or value that does not belong."""
@@ -125,11 +138,15 @@ def load_splits(
     cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False, key: str = "data"
 ) -> Data:
     """Returns the train, validation and test splits. An embedded task's solutions come from its solver, or
-    from its policy by `draw`. Of files, the test split is `test_path` or fold `fold` of the problems, the
-    validation split is `validation_path` or the next fold, and the rest trains. With `labels_required` a
-    native row without labels raises: a misspelt column would train on nothing. `key`: the config's place."""
+    from its policy by `draw` (None: `policy_pool`). Of files, the test split is `test_path` or fold `fold` of
+    the problems, the validation split is `validation_path` or the next fold, and the rest trains. With
+    `labels_required` a native row without labels raises: a misspelt column would train on nothing. `key`: the
+    config's place."""
     if isinstance(cfg, TaskData):
         from prm_jax import tasks
+
+        if draw is None and cfg.samples == "policy":
+            from prm_jax.generate.samples import policy_pool as draw
 
         splits, counts = tasks.load_splits(cfg, seed, draw)
         return Data(splits, counts, {})

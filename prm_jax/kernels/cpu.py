@@ -1,7 +1,5 @@
-"""Linear layers, attention and functions of single tokens, written so that XLA's CPU backend runs them fast.
-
-`flatten_tokens`, `matmul`, `add_bias` and `save_for_backward` are plain operations on other backends;
-`one_product` and `tiled` are for CPU. Who sees whom says visibility.py.
+"""Linear layers and attention, written so that XLA's CPU backend runs them fast. `one_product` and `tiled`
+are for CPU; the rest are plain operations on other backends. Who sees whom says visibility.py.
 
 Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R
 = H / G queries per group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times a row's
@@ -40,11 +38,8 @@ def flatten_tokens(f):
 
 
 def save_inside(x, name: str):
-    """`save_for_backward` inside a hand-written forward pass.
-
-    On CPU bfloat16 is saved as its bits. XLA's CPU backend would convert what a loop over layers has saved to
-    float32, all layers at once, before the backward pass reads it (a tenth of a training step, and twice the
-    memory). It still does so with the blocks' inputs, which jax.lax.scan saves."""
+    """`save_for_backward` inside a hand-written forward pass. On CPU it saves the bits of bfloat16, since XLA
+    would make a float32 copy of all layers' (a tenth of a training step, and twice the memory)."""
     if x.dtype != jnp.bfloat16 or platform() != "cpu":
         return checkpoint_name(x, name)
     bits = checkpoint_name(jax.lax.bitcast_convert_type(x, jnp.uint16), name)
@@ -94,10 +89,8 @@ def _matmul_backward(_, saved, dy_nF):
 
 
 def _weight_gradient(x_nD, dy_nF):
-    """x^T dy. XLA's CPU backend takes twice as long for sums over the rows of the left factor, so this
-    transposes that factor and constrains its layout, lest XLA transpose it back. It transposes the narrower
-    factor, and then the result: XLA writes transposes element by element, and would also compute the wider
-    factor (SwiGLU) in that order."""
+    """x^T dy. XLA's CPU backend takes twice as long for sums over the rows of the left factor, so this writes
+    out the transpose of the narrower factor, in a layout that XLA may not change, and of the result."""
     if x_nD.shape[1] > dy_nF.shape[1]:
         return _transpose(with_layout_constraint(_weight_gradient(dy_nF, x_nD), Layout((0, 1))))
     return _multiply(_transpose(x_nD), dy_nF, 1, 0)
@@ -112,8 +105,7 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 @jax.custom_vjp
 def add_bias(y_nF, b_F):
-    """y + b, with a derivative by a product, since XLA's CPU backend sums over rows six times slower than it
-    multiplies. Other backends sum, since accelerators may multiply float32 at a lower precision."""
+    """y + b, whose derivative is on CPU a product: XLA's CPU backend sums over rows six times slower."""
     return y_nF + b_F
 
 
@@ -139,6 +131,18 @@ def cap_slope(capped, cap: float | None):
     return 1.0 if cap is None else jnp.maximum(1 - (capped / cap) ** 2, 0)
 
 
+def group_queries(q_BLHK, G: int):
+    """The queries over the square root of K, by the group that reads the same keys: q_BGRLK."""
+    B, L, H, K = q_BLHK.shape
+    return (q_BLHK * K**-0.5).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4)
+
+
+def ungroup(o_BGRLK):
+    """The inverse of `group_queries`: o_BLHK."""
+    B, G, R, L, K = o_BGRLK.shape
+    return o_BGRLK.transpose(0, 3, 1, 2, 4).reshape(B, L, G * R, K)
+
+
 # Attention: all scores of a row at once
 
 
@@ -150,9 +154,8 @@ def _batch_multiply(a, b, over_a: int, over_b: int):
 
 def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     """Softmax attention of short rows, whose scores are computed at once, for so many rows at a time that the
-    scores stay in a core's cache. Half of a causal model's queries see half of the keys at most, which takes
-    .8 of the time. One batch axis (row, group) and two matrix axes are the only layout that XLA's CPU backend
-    multiplies at full speed."""
+    scores stay in a core's cache. A causal model's first queries see the first half of the keys at most (.8
+    of the time). XLA's CPU backend multiplies at full speed with one batch axis (row, group) alone."""
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     half = L // 2 if is_causal() else 0
@@ -160,7 +163,7 @@ def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
 
     def few_rows(arrays):
         q_rLHK, k_rLGK, v_rLGK, visible_until_rL = arrays
-        q_rGRLK = (q_rLHK * K**-0.5).reshape(r, L, G, H // G, K).transpose(0, 2, 3, 1, 4)
+        q_rGRLK = group_queries(q_rLHK, G)
         k_bLK, v_bLK = (x.swapaxes(1, 2).reshape(r * G, L, K) for x in (k_rLGK, v_rLGK))
         mask_rLL = visible(visible_until_rL)
 
@@ -169,8 +172,8 @@ def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
             o_bmK = _one_product(q_bmK, k_bLK[:, :end], v_bLK[:, :end], mask_rLL[:, first:end, :end], cap)
             return o_bmK.reshape(r, G, H // G, end - first, K)
 
-        o_rGRLK = jnp.concatenate([queries(first, end) for first, end in ((0, half), (half, L)) if end], 3)
-        return o_rGRLK.transpose(0, 3, 1, 2, 4).reshape(r, L, H, K)
+        halves = [queries(first, end) for first, end in ((0, half), (half, L)) if end]
+        return ungroup(jnp.concatenate(halves, 3))
 
     arrays = (x.reshape(B // r, r, *x.shape[1:]) for x in (q_BLHK, k_BLGK, v_BLGK, visible_until_BL))
     return jax.lax.map(few_rows, tuple(arrays)).reshape(B, L, H, K)
@@ -207,13 +210,11 @@ def _one_product_backward(cap, saved, do_bmK):
     dp_bmS = _batch_multiply(do_bmK, v_bSK, 2, 2)
     delta_bm1 = (do_bmK.astype(jnp.float32) * o_bmK.astype(jnp.float32)).sum(-1, keepdims=True)
     dtype = q_bmK.dtype
-    ds_bmS, p_bmS = (p_bmS * (dp_bmS - delta_bm1) * cap_slope(s_bmS, cap)).astype(dtype), p_bmS.astype(dtype)
-    gradients = (
-        _batch_multiply(ds_bmS, k_bSK, 2, 1),
-        _batch_multiply(ds_bmS, q_bmK, 1, 1),
-        _batch_multiply(p_bmS, do_bmK, 1, 1),
-    )
-    return *(x.astype(dtype) for x in gradients), None
+    ds_bmS = (p_bmS * (dp_bmS - delta_bm1) * cap_slope(s_bmS, cap)).astype(dtype)
+    dq_bmK = _batch_multiply(ds_bmS, k_bSK, 2, 1).astype(dtype)
+    dk_bSK = _batch_multiply(ds_bmS, q_bmK, 1, 1).astype(dtype)
+    dv_bSK = _batch_multiply(p_bmS.astype(dtype), do_bmK, 1, 1).astype(dtype)
+    return dq_bmK, dk_bSK, dv_bSK, None
 
 
 _one_product.defvjp(_one_product_forward, _one_product_backward)
@@ -228,23 +229,30 @@ def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     which no token sees one of another row."""
     B, L, H, K = q_BLHK.shape
     G, t = k_BLGK.shape[2], TILE
-    R, n = H // G, -(-L // t)
-    N = B * n
-    index_L = jnp.arange(n * t)
-    visible_until_BL = jnp.pad(visible_until_BL, ((0, 0), (0, n * t - L)), constant_values=L)
-    visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, index_L)  # padding sees only itself
-    visible_until_Nt = (visible_until_BL + n * t * jnp.arange(B)[:, None]).reshape(N, t)
-    padding = ((0, 0), (0, n * t - L), (0, 0), (0, 0))
-    q_BLHK, k_BLGK, v_BLGK = (jnp.pad(x, padding) for x in (q_BLHK * K**-0.5, k_BLGK, v_BLGK))
-    q_NGmK = q_BLHK.reshape(N, t, G, R, K).transpose(0, 2, 3, 1, 4).reshape(N, G, R * t, K)
-    k_NGtK, v_NGtK = (x.reshape(N, t, G, K).transpose(0, 2, 1, 3) for x in (k_BLGK, v_BLGK))
-    o_NGmK = _tiled(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap)
-    return o_NGmK.reshape(N, G, R, t, K).transpose(0, 3, 1, 2, 4).reshape(B, n * t, H, K)[:, :L]
+    more = -L % t
+    N, places = B * (L + more) // t, jnp.arange(L + more)
+    visible_until_BL = jnp.pad(visible_until_BL, ((0, 0), (0, more)), constant_values=L)
+    visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, places)  # padding sees only itself
+    visible_until_Nt = (visible_until_BL + len(places) * jnp.arange(B)[:, None]).reshape(N, t)
+
+    def tiles(x_BLHK):
+        return jnp.pad(x_BLHK, ((0, 0), (0, more), (0, 0), (0, 0))).reshape(N, t, -1, K)
+
+    q_NGRtK = group_queries(tiles(q_BLHK), G)
+    k_NGtK, v_NGtK = (tiles(x).swapaxes(1, 2) for x in (k_BLGK, v_BLGK))
+    o_NGmK = _tiled(q_NGRtK.reshape(N, G, -1, K), k_NGtK, v_NGtK, visible_until_Nt, cap)
+    return ungroup(o_NGmK.reshape(q_NGRtK.shape)).reshape(B, -1, H, K)[:, :L]
 
 
 def _last_tile(visible_until_Nt):
     """last_N: the last query tile that may see each key tile. `sees` asks with it of tiles as of tokens."""
     return visible_until_Nt.max(-1) // visible_until_Nt.shape[1]
+
+
+def _loop_where(is_needed_N, f, carry):
+    """carry = f(i, carry) for each i of is_needed_N."""
+    needed_N = jnp.argsort(~is_needed_N)  # the needed ones first
+    return jax.lax.fori_loop(0, is_needed_N.sum(), lambda n, carry: f(needed_N[n], carry), carry)
 
 
 def _read(x_N, i):
@@ -277,24 +285,22 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
 
     def query_tile(i, carry):
         q_GmK = _read(q_NGmK, i)
-        is_seen_N = sees(i, last_N[i], i_N, last_N)
-        key_N = jnp.argsort(~is_seen_N)  # the needed key tiles first
 
-        def key_tile(n, carry):
+        def key_tile(j, carry):
             o_GmK, sum_Gm1, top_Gm1 = carry
-            j = key_N[n]
             mask_mt = jnp.tile(_tile_mask(visible_until_Nt, i, j), (R, 1))
             s_Gmt = soft_cap(_batch_multiply(q_GmK, _read(k_NGtK, j), 2, 2), cap)
             s_Gmt = jnp.where(mask_mt, s_Gmt, MASKED)
             new_Gm1 = jnp.maximum(top_Gm1, s_Gmt.max(-1, keepdims=True))
-            p_Gmt, shrink_Gm1 = jnp.exp(s_Gmt - new_Gm1), jnp.exp(top_Gm1 - new_Gm1)
+            p_Gmt = jnp.exp(s_Gmt - new_Gm1)
+            shrink_Gm1 = jnp.exp(top_Gm1 - new_Gm1)
             o_GmK = o_GmK * shrink_Gm1 + _batch_multiply(p_Gmt.astype(q_GmK.dtype), _read(v_NGtK, j), 2, 1)
             return o_GmK, sum_Gm1 * shrink_Gm1 + p_Gmt.sum(-1, keepdims=True), new_Gm1
 
         o_GmK, zeros_Gm1 = jnp.zeros(q_GmK.shape), jnp.zeros((*q_GmK.shape[:-1], 1))
         # The maximum starts above MASKED: a tile in which a query sees nothing adds exp(-huge) = 0.
         start = o_GmK, zeros_Gm1, zeros_Gm1 + MASKED / 2
-        sums = jax.lax.fori_loop(0, is_seen_N.sum(), key_tile, start)
+        sums = _loop_where(sees(i, last_N[i], i_N, last_N), key_tile, start)
         return tuple(_write(x_N, x, i) for x_N, x in zip(carry, sums, strict=True))
 
     zeros_NGm1 = jnp.zeros((*q_NGmK.shape[:-1], 1))
@@ -316,12 +322,9 @@ def _tiled_backward(cap, saved, do_NGmK):
     def key_tile(j, carry):
         k_GtK, v_GtK = _read(k_NGtK, j), _read(v_NGtK, j)
         k_GKt = k_GtK.swapaxes(1, 2)
-        sees_it_N = sees(i_N, last_N, j, last_N[j])
-        query_N = jnp.argsort(~sees_it_N)  # the needed query tiles first
 
-        def query_tile(n, carry):
+        def query_tile(i, carry):
             dq_NGKm, dk_GtK, dv_GtK = carry
-            i = query_N[n]
             q_GmK, do_GmK = _read(q_NGmK, i), _read(do_NGmK, i)
             mask_tm = jnp.tile(_tile_mask(visible_until_Nt, i, j).T, (1, R))
             s_Gtm = jnp.where(mask_tm, soft_cap(_batch_multiply(k_GtK, q_GmK, 2, 2), cap), MASKED)
@@ -334,16 +337,12 @@ def _tiled_backward(cap, saved, do_NGmK):
             return _write(dq_NGKm, dq_GKm, i), dk_GtK, dv_GtK
 
         dq_NGKm, dk_NGtK, dv_NGtK = carry
-        zeros_GtK = jnp.zeros(k_GtK.shape)
-        start = dq_NGKm, zeros_GtK, zeros_GtK
-        dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(0, sees_it_N.sum(), query_tile, start)
+        start = dq_NGKm, jnp.zeros(k_GtK.shape), jnp.zeros(k_GtK.shape)
+        dq_NGKm, dk_GtK, dv_GtK = _loop_where(sees(i_N, last_N, j, last_N[j]), query_tile, start)
         return dq_NGKm, _write(dk_NGtK, dk_GtK, j), _write(dv_NGtK, dv_GtK, j)
 
-    dq_NGKm = jnp.zeros(q_NGmK.swapaxes(2, 3).shape)
-    zeros_NGtK = jnp.zeros(
-        k_NGtK.shape
-    )  # float32: XLA would convert all of a bfloat16 array to write one tile
-    start = dq_NGKm, zeros_NGtK, zeros_NGtK
+    # All in float32: XLA would convert a whole bfloat16 array to write one tile.
+    start = jnp.zeros(q_NGmK.swapaxes(2, 3).shape), jnp.zeros(k_NGtK.shape), jnp.zeros(k_NGtK.shape)
     dq_NGKm, dk_NGtK, dv_NGtK = jax.lax.fori_loop(0, len(last_N), key_tile, start)
     return dq_NGKm.swapaxes(2, 3).astype(dtype), dk_NGtK.astype(dtype), dv_NGtK.astype(dtype), None
 
