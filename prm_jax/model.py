@@ -73,8 +73,8 @@ class ModelConfig:
     remat: str = "none"  # what the backward pass recomputes: none, or dots or full (REMAT)
 
     def __post_init__(self):
-        heads = ", ".join(("none", *HEADS))
-        assert self.head in ("none", *HEADS), f"head: got {self.head!r}, expected one of {heads}"
+        heads = "none", *HEADS
+        assert self.head in heads, f"head: got {self.head!r}, expected one of {', '.join(heads)}"
         assert self.heads % self.kv_heads == 0, (
             f"heads: {self.heads} is no multiple of {self.kv_heads} kv_heads"
         )
@@ -136,13 +136,11 @@ def at_step_ends(x_BLD, step_end_BT):
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far, for the calls that continue them.
+    """Keys and values of the tokens so far. All rows fill the same slots one after another, so a token is
+    written to one place of memory; a shorter row has its padding before its first token."""
 
-    All rows fill the same slots one after another, so a token is written to one place of memory in all rows;
-    a shorter row has its padding before its first token."""
-
-    # (k_BGKS, v_BGSK) of each layer. Separate arrays are written in place, where slices of one array would be
-    # copied; in these layouts the products of one query with many keys are twice as fast on CPU.
+    # (k_BGKS, v_BGSK) of each layer, which is written in place: slices of one array would be copied. In these
+    # layouts the products of one query with many keys are twice as fast on CPU.
     layers: tuple
     visible_until_BS: jax.Array  # last slot that sees each slot's token; -1 where there is none yet
     length: jax.Array  # number of filled slots
@@ -174,12 +172,11 @@ def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
 
 
 def matrix(rngs, shape, scale, mesh_axes=(), **metadata):
-    """A matrix drawn from a normal distribution of standard deviation `scale`, with what other modules must
-    know of it.
+    """A matrix drawn from a normal distribution of standard deviation `scale`, and what is known of it.
 
-    `mesh_axes`: how a mesh splits its last two axes, OUT_SPLIT or IN_SPLIT (launch/mesh.py); such a matrix is
-    stored in the compute dtype where it does not train. Weight decay applies to matrices alone (`decays`).
-    `in_head=True` marks what trains with optimizer.trainable=head or lora."""
+    `mesh_axes`: how a mesh splits its last two axes (launch/sharding.py); such a matrix is stored in the
+    compute dtype where it does not train. Weight decay applies to matrices alone (`decays`). `in_head=True`
+    marks what trains with optimizer.trainable=head or lora."""
     return nnx.Param(rngs.params.normal(shape) * scale, decays=True, mesh_axes=mesh_axes, **metadata)
 
 
@@ -218,11 +215,8 @@ class Block(nnx.Module):
         self.norm_ffn_out = nnx.Param(jnp.ones(D)) if cfg.post_norms else None
 
     def __call__(self, x_BLD, rope, visible_until_BS, slot_BL=None, past=None):
-        """The residual stream after this block, x_BLD, and `past` with the keys and values of its tokens
-        added.
-
-        `past`: keys and values (k_BGKS, v_BGSK) of the tokens before; the new ones take the slots slot_BL.
-        """
+        """The residual stream after this block, x_BLD, and `past`, keys and values (k_BGKS, v_BGSK) of the
+        tokens before, with those of these tokens in the slots slot_BL."""
         cfg, (B, L, _) = self.cfg, x_BLD.shape
         h_BLD = norm(x_BLD, self.norm_attn, cfg)
         q_BLHK = norm(linear(h_BLD, self.w_q, self.b_q).reshape(B, L, -1, cfg.head_dim), self.norm_q, cfg)
@@ -279,11 +273,10 @@ class PRM(nnx.Module):
     def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None, cache=None, ropes=None):
         """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the step ends alone, x_BTD.
 
-        `visible_until_BL`: the last place of its row that sees each token (attention.py). With a `cache`,
+        `visible_until_BL`: the last place of its row that sees each token (visibility.py). With a `cache`,
         whose rows these tokens continue, places are slots: a token with ALWAYS is seen by all that follow,
         padding before a row's first token only by itself. The result is then (x, cache); tokens beyond the
-        last slot, and all after them, are NaN. `ropes`: those of pos_BL, where the caller has them.
-        """
+        last slot, and all after them, are NaN. `ropes`: those of pos_BL, where the caller has them."""
         cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
         x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:
@@ -299,8 +292,7 @@ class PRM(nnx.Module):
 
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
-            # Arrays that both kinds of layers share are not selected: the backward pass would
-            # keep a selection of each layer.
+            # Not of what both kinds of layers share: the backward pass would keep a selection of each layer.
             layer_rope, layer_visible_BS = jax.tree.map(
                 lambda x, y: x if x is y else jnp.where(is_sliding, x, y), sees_window, sees_all
             )
@@ -354,10 +346,8 @@ class PRM(nnx.Module):
         return soft_cap(logit_BLV, self.cfg.final_logit_softcap)
 
     def next_logprobs(self, x_BLD, ids_BL):
-        """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing.
-
-        It takes a few places at a time, because a batch's logits over a large vocabulary do not fit in
-        memory, and all rows of them, so that every device of a mesh has work."""
+        """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing. It takes
+        a few places at a time, whose logits fit in memory, in all rows, which lie on all devices."""
         B, L = ids_BL.shape
 
         def one(place):
@@ -388,11 +378,8 @@ def choose_remat(name: str) -> str:
 
 
 def cast_backbone(model: PRM) -> PRM:
-    """The model with the backbone's matrices stored in the compute dtype. Every use casts
-    them to it, so no score changes.
-
-    A backbone that trains stays float32, where small updates add up; low-rank factors always do.
-    """
+    """The model with the backbone's matrices stored in the compute dtype, to which every use casts them, so
+    no score changes. What trains stays float32, where small updates add up; low-rank factors always do."""
 
     def cast(x):
         in_backbone = isinstance(x, nnx.Param) and x.get_metadata("mesh_axes", ()) in (IN_SPLIT, OUT_SPLIT)

@@ -1,10 +1,8 @@
-"""The toy trace witness: four fixed solutions of one equation, scored by an outcome and by a process
-verifier.
+"""The toy trace witness: four fixed solutions of one equation, scored by an outcome and a process verifier.
 
 `clean` is right throughout, `lucky_final` reaches the right answer by wrong steps, `slip` starts well and
 ends wrong, `wrong` is wrong throughout. The outcome verifier prefers lucky_final, the process verifier clean;
-one convincing error of the process verifier makes it prefer lucky_final too. `plane` is a grid of this in one
-jit, `page` lets you vary it.
+one convincing error of the process verifier makes it prefer lucky_final too.
 
 Dimension key: N traces (4), T steps (2), h aggregators, b betas, e sizes of the injected error, v verifiers
 """
@@ -27,9 +25,7 @@ FINAL_RIGHT_N = np.array([True, True, False, False])
 STEP_RIGHT_NT = np.array([[True, True], [False, False], [True, False], [False, False]])
 REF_N = np.array([0.30, 0.22, 0.28, 0.20])  # the generator's own distribution over the traces
 OUTCOME_P_N = np.array([0.86, 0.92, 0.16, 0.12])  # P(final answer right) by the outcome verifier
-STEP_P_NT = np.array(
-    [[0.93, 0.91], [0.16, 0.24], [0.93, 0.22], [0.20, 0.35]]
-)  # P(step right), process verifier
+STEP_P_NT = np.array([[0.93, 0.91], [0.16, 0.24], [0.93, 0.22], [0.20, 0.35]])  # P(step right), process
 HACKED_P_T = np.array([0.98, 0.97])  # what a fully fooled process verifier says of the steps of any trace
 HACKED_TRACE = 1
 BETA = 0.7  # nats of score per nat of KL
@@ -70,17 +66,21 @@ def policy(score_N, beta=BETA) -> rerank.Reweighted:
 
 def results(aggregator: str = "sum_logit", beta=BETA) -> dict:
     """Policies, winners, KL and reward by verifier as plain lists and numbers, ready for results.json."""
-    with jax.enable_x64(True):  # the page checks its own double precision against these
-        tilted = {
-            verifier: jax.device_get(policy(score(verifier, aggregator), beta)) for verifier in VERIFIERS
-        }
-    return {
-        "traces": list(TRACES), "reference": REF_N.tolist(), "aggregator": aggregator, "beta": float(beta),
-        "policies": {name: x.weight_PN[0].tolist() for name, x in tilted.items()},
-        "winners": {name: TRACES[int(x.weight_PN[0].argmax())] for name, x in tilted.items()},
-        "kl": {name: float(x.kl_P[0]) for name, x in tilted.items()},
-        "reward": {name: float(x.reward_P[0]) for name, x in tilted.items()},
-    }  # fmt: skip
+    found = {
+        "traces": list(TRACES),
+        "reference": REF_N.tolist(),
+        "aggregator": aggregator,
+        "beta": float(beta),
+    }
+    found |= {part: {} for part in ("policies", "winners", "kl", "reward")}
+    for verifier in VERIFIERS:
+        with jax.enable_x64(True):  # the page checks its own double precision against these
+            tilted = jax.device_get(policy(score(verifier, aggregator), beta))
+        found["policies"][verifier] = tilted.weight_PN[0].tolist()
+        found["winners"][verifier] = TRACES[int(tilted.weight_PN[0].argmax())]
+        found["kl"][verifier] = float(tilted.kl_P[0])
+        found["reward"][verifier] = float(tilted.reward_P[0])
+    return found
 
 
 def over_beta(score_PN, beta_b) -> rerank.Reweighted:
@@ -98,11 +98,10 @@ def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATO
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, name, unit="logit") for name in aggregators])
     tilted = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
     weight_hbeN = tilted.weight_PN
-    masses = (
-        weight_hbeN @ is_one_N.astype(weight_hbeN.dtype)
-        for is_one_N in (FINAL_RIGHT_N, STEP_RIGHT_NT.all(-1))
+    right_hbe, valid_hbe = (
+        weight_hbeN @ is_N.astype(float) for is_N in (FINAL_RIGHT_N, STEP_RIGHT_NT.all(-1))
     )
-    return Plane(score_heN, weight_hbeN, tilted.kl_P, weight_hbeN.argmax(-1), *masses)
+    return Plane(score_heN, weight_hbeN, tilted.kl_P, weight_hbeN.argmax(-1), right_hbe, valid_hbe)
 
 
 def grids(aggregator: str, betas: int, errors: int) -> dict:
@@ -120,18 +119,12 @@ def grids(aggregator: str, betas: int, errors: int) -> dict:
     worth_hbeN = np.asarray(whole.score_heN)[:, None] + (beta_b[:, None] * np.log(REF_N))[:, None]
     lead_hbe = worth_hbeN[..., HACKED_TRACE] - np.delete(worth_hbeN, HACKED_TRACE, -1).max(-1)
     parts = {"winner": whole.winner_hbe, "lead": lead_hbe, "right": whole.right_hbe, "valid": whole.valid_hbe}
-    grid = {
-        "trace": TRACES[HACKED_TRACE],
-        "beta": rounded(beta_b),
-        "error": rounded(error_e),
-        "by_aggregator": {},
-    }
+    panels = {}
     for h, name in enumerate(rerank.AGGREGATORS):
-        grid["by_aggregator"][name] = {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}
-    return {
-        "by_beta": {"beta": grid["beta"]} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True)),
-        "plane": grid,
-    }
+        panels[name] = {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}
+    grid = {"beta": rounded(beta_b), "error": rounded(error_e)}
+    by_beta = {"beta": grid["beta"]} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True))
+    return {"by_beta": by_beta, "plane": {"trace": TRACES[HACKED_TRACE], **grid, "by_aggregator": panels}}
 
 
 def page(path: Path, expected: dict) -> Path:

@@ -97,8 +97,7 @@ def test_aggregators_match_hand_worked_numbers(unit, precision):
 
 
 def test_options_and_one_aggregator_alone():
-    """Two pools of eleven problems: more than are aggregated at a time. Problems are no axis that it
-    needs."""
+    """Two pools of eleven problems: more than are aggregated at a time."""
     rng = np.random.default_rng(2)
     logit_XPNT = rng.normal(0, 3, (2, 11, 4, 5)).astype(np.float32)
     mask_XPNT = rng.random(logit_XPNT.shape) < 0.7
@@ -372,29 +371,6 @@ def test_rank_weights_against_exact_fractions_at_1860():
             float(Fraction(math.comb(size - 1 - rank, n - 1), math.comb(size, n))) for rank in range(size)
         ]
         assert np.abs(row_N - exact).sum() < 3e-7, n
-
-
-@pytest.mark.parametrize(
-    ("d", "q", "truth"),
-    [
-        (1.0, 0.00, [0.5000, 0.6301, 0.7352, 0.8115, 0.8639, 0.8996, 0.9242]),
-        (1.5, 0.02, [0.5000, 0.6696, 0.7921, 0.8444, 0.8326, 0.7663, 0.6502, 0.4939]),
-    ],
-    ids=["E5", "E6"],
-)
-def test_e5_e6_closed_form_truths(d, q, truth):
-    """Right ~ N(d, 1); wrong ~ N(0, 1), a share q of them ~ N(4, 1); success .5. The truths are integrals."""
-    size_n, K = 2 ** np.arange(8), len(truth)
-    rng = np.random.default_rng(10)
-    problems, pool = 3000, 256
-    right_PN = rng.random((problems, pool)) < 0.5
-    wrong_PN = rng.normal(size=right_PN.shape) + 4 * (rng.random(right_PN.shape) < q)
-    score_PN = np.where(right_PN, rng.normal(d, 1, right_PN.shape), wrong_PN)
-    curve_Pn = np.asarray(best_of_n(score_PN, right_PN, size_n=size_n))[:, :K]
-    error_n = curve_Pn.std(0) / math.sqrt(problems)
-    assert (np.abs(curve_Pn.mean(0) - truth) < 4 * error_n + 1e-4).all()
-    if q:
-        assert curve_Pn.mean(0).argmax() == 3  # peaks at n = 8, then over-optimises
 
 
 def test_e7_band_is_the_standard_deviation_of_shuffles():
