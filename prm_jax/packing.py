@@ -239,9 +239,7 @@ class Plan:
         return [[i for k in pack for i in self.groups[k].indices] for pack in packs]
 
 
-def make_plan(
-    examples: Sequence[Encoded], row_tokens: int, share: bool = False, together: bool = False
-) -> Plan:
+def make_plan(examples: Sequence[Encoded], row_tokens: int, share=False, together=False) -> Plan:
     """The plan of rows with slots for 1.5 x the average density of steps, at least for the largest group."""
     groups = make_groups(examples, row_tokens, share, together)
     _, tokens, steps = zip(*groups)
@@ -320,8 +318,7 @@ class TrainingRows:
 
 
 def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows, first: int = 0):
-    """Grain iterator of the batches from step `first` on, with only this process's `local_rows` of each. Its
-    whole state is the step, whatever the number of processes."""
+    """Grain iterator of the batches from step `first` on, its whole state, with `local_rows` of each."""
 
     def make_batch(step):
         rows, plan = [source[step * batch_rows + i] for i in local_rows], source.plan
@@ -341,8 +338,8 @@ def unpack_steps(batch, x_BT):
 
 
 def eval_batches(examples: Sequence[Example], row_tokens: int, batch_rows: int, together: bool = False):
-    """Yields (indices of its examples in their order, batch) until all examples are in one, longest first
-    (tightest packing), the last one filled up with empty rows."""
+    """Yields (indices of its examples in their order, batch), the longest first, the last one filled up with
+    empty rows."""
     plan = make_plan(examples, row_tokens, together=together)
     packs = plan.rows(np.argsort([-group.tokens for group in plan.groups], kind="stable"))
     packs += [[]] * (-len(packs) % batch_rows)

@@ -249,12 +249,8 @@ def test_targets_of_each_objective():
     everywhere = make_example(encoded, s, "orm", "uniform", "tokens")  # but at the problem's tokens
     assert everywhere.step_end_T.tolist() == list(range(2, 9))
     assert everywhere.targets["label"].tolist() == [0] * 7 and everywhere.targets["weight"].all()
-    assert [truncate(encoded, limit) and len(truncate(encoded, limit).ids_L) for limit in (9, 8, 5, 4)] == [
-        9,
-        7,
-        5,
-        None,
-    ]
+    assert truncate(encoded, 4) is None
+    assert [len(truncate(encoded, limit).ids_L) for limit in (9, 8, 5)] == [9, 7, 5]
     cut = make_example(truncate(encoded, 7), s, "orm", "uniform")  # the outcome's place is cut off
     assert not cut.targets["weight"].any() and len(cut.targets["token_weight"]) == 7
 

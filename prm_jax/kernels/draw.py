@@ -13,12 +13,10 @@ import numpy as np
 
 def most_likely(p_BV, weight_BV, target_B):
     """p_BV with zeros but for the fewest largest entries whose weights sum to the target; equal entries stay
-    together. The smallest entry to keep is bisected over the bits of a float, which order as the floats do.
-    That takes 31 sums, while a sort of the vocabulary would cost more than the model."""
-    bits_BV, top = (
-        jax.lax.bitcast_convert_type(p_BV, jnp.int32),
-        np.float32(1).view(np.int32) + 1,
-    )  # p is at most 1
+    together. The smallest of them is bisected over the bits of a float, which order as floats do: 31 sums,
+    where a sort of the vocabulary would cost more than the model."""
+    bits_BV = jax.lax.bitcast_convert_type(p_BV, jnp.int32)
+    top = np.float32(1).view(np.int32) + 1  # p is at most 1
 
     def halve(_, bounds):
         low_B1, high_B1 = bounds
@@ -32,9 +30,9 @@ def most_likely(p_BV, weight_BV, target_B):
 
 
 def inverse_cdf(p_BV, uniform_B):
-    """id_B: the token of each row at which the cumulative sum of p first exceeds uniform_B times the total.
-    This takes one random number per row; the Gumbel maximum would take V, which cost as much as a small
-    model. It searches blocks of about sqrt(V) tokens first, then the tokens of one."""
+    """id_B: the token of each row at which the cumulative sum of p first exceeds uniform_B times the total,
+    found among blocks of about sqrt(V) tokens, then in one. It takes one random number a row, where the
+    Gumbel maximum takes V, which cost as much as a small model."""
     b = math.isqrt(p_BV.shape[1] - 1) + 1
     p_Bnb = jnp.pad(p_BV, ((0, 0), (0, -p_BV.shape[1] % b))).reshape(len(p_BV), -1, b)
     p_Bn = p_Bnb.sum(-1)

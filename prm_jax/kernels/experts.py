@@ -1,8 +1,6 @@
-"""A mixture of experts without dropped tokens (Shazeer et al. 2017; Qwen3-MoE).
-
-The pairs (token, expert) are sorted by expert, so that each expert's matrix multiplies consecutive rows.
-Experts are not split over devices; on a mesh XLA gathers the tokens of all devices to sort them. On CPU XLA
-multiplies every expert's matrix with every row.
+"""A mixture of experts without dropped tokens (Shazeer et al. 2017; Qwen3-MoE): pairs (token, expert) are
+sorted by expert, so that each expert's matrix multiplies consecutive rows. On a mesh XLA gathers all devices'
+tokens to sort them; on CPU it multiplies every expert's matrix with every row.
 
 Dimension key: n tokens, E experts, j experts per token, m = n j pairs, D model, F features in or out.
 """
