@@ -25,13 +25,11 @@ from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_split
 from prm_jax.data.units import probability
 from prm_jax.examples import Example, make_examples
 from prm_jax.formats import Format, train_tokenizer
-from prm_jax.launch import cli, run_folder
+from prm_jax.launch import cli, run_folder, run_log
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.progress import print_counts, progress
-from prm_jax.launch.run_folder import start_command
-from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, clocks, require_finite
 from prm_jax.launch.sharding import platform
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
@@ -131,7 +129,7 @@ def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
 @cli.command("train", TrainConfig)
 def main(cfg) -> float:
     """Trains a model into a run folder; returns the best validation value of `eval.best_by`."""
-    run, raw_cfg, resumes = start_command(cfg)
+    run, raw_cfg, resumes = run_folder.start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     cfg.check(data_cfg)
@@ -169,9 +167,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
             f"note        {n_long} training solutions have more than the model's {model.cfg.max_positions} tokens"
         )
     if cfg.objective == "implicit":
-        train = training.with_reference(examples.train, model, width, cfg.batch.rows)
-        validation = training.with_reference(examples.validation, model, width, cfg.batch.rows)
-        examples = examples._replace(train=train, validation=validation)
+        train_set = training.with_reference(examples.train, model, width, cfg.batch.rows)
+        validation_set = training.with_reference(examples.validation, model, width, cfg.batch.rows)
+        examples = examples._replace(train=train_set, validation=validation_set)
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
     n_all, n_trained = count_parameters(model, ...), count_parameters(model, opt.wrt)
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
@@ -247,7 +245,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
     checkpoints, first, best = Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
-    before = {name: best.pop(name, 0.0) for name in clocks()}
+    before = {name: best.pop(name, 0.0) for name in run_log.clocks()}
     b, together = cfg.batch, STEP_LOSSES[cfg.loss.step].together
     check_divides(model.cfg, b.rows, "batch.rows")
     validation = list(packing.eval_batches(examples.validation, b.tokens, b.rows, together))
@@ -258,10 +256,10 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
         return {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
 
     speaks = jax.process_index() == 0
-    log = MetricsLog(texts, first, cfg.tensorboard and speaks, cfg.wandb if speaks else None)
+    log = run_log.MetricsLog(texts, first, cfg.tensorboard and speaks, cfg.wandb if speaks else None)
     bar = progress("training", cfg.steps, "step", first)
-    with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as signals, bar:
-        reader = StepReader(log, bar, cfg.log_every, before, position)
+    with contextlib.closing(checkpoints), contextlib.closing(log), run_log.StopSignal() as signals, bar:
+        reader = run_log.StepReader(log, bar, cfg.log_every, before, position)
         for step in range(first + 1, cfg.steps + 1):
             model, opt, metrics = training.train_step(model, opt, next(batches), cfg.loss, k_dropout)
             # The stop signal is read with the numbers, so that all processes stop at the same step.
@@ -276,7 +274,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
             record, is_best = reader.read(), False
             held_out = validation if evaluates else validation[:1]
             scores, kinds = evaluate(model, held_out, cfg.loss, label_kind, examples.errors)
-            require_finite(step, scores)
+            run_log.require_finite(step, scores)
             if evaluates:
                 is_best = is_better(scores, best, cfg.eval.best_by)
                 best = {**scores, "best_step": step} if is_best else best
