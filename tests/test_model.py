@@ -169,41 +169,6 @@ def test_with_a_cache_tokens_one_by_one_are_the_whole_forward_pass(rng, name):
     np.testing.assert_allclose(*logits, atol=1e-5)
 
 
-def test_samples_share_a_prompt_that_is_computed_once_and_go_on_in_one_loop(tiny_model, rng):
-    """Greedy continuations of two prompts for three samples each under while_loop, against whole forward
-    passes."""
-    ids_BL, start_B, steps = causal(rng, 2, 6)[0], jnp.array([0, 3]), 5
-
-    @jax.jit
-    def sample(model):
-        x_BLD, cache = goes_on(model, ids_BL, start_B, make_cache(model.cfg, 2, 6), jnp.arange(6))
-        shared, model = jnp.repeat(jnp.arange(2), 3), for_decoding(model)
-        id_N = model.vocab_logits(x_BLD[:, -1]).argmax(-1)[shared]
-
-        def step(state):
-            t, id_N, out_NT, cache = state
-            pos_N1 = (cache.length - start_B[shared])[:, None]
-            x_N1D, cache = model(id_N[:, None], pos_N1, jnp.full((6, 1), ALWAYS), cache=cache)
-            return t + 1, model.vocab_logits(x_N1D[:, 0]).argmax(-1), out_NT.at[:, t].set(id_N), cache
-
-        start = 0, id_N, jnp.zeros((6, steps), int), cache.take(shared).grow(6)
-        return jax.lax.while_loop(lambda state: state[0] < steps, step, start)[2]
-
-    @jax.jit
-    def following(model, ids_BL):
-        """The token that each place is followed by; what stands behind it changes nothing."""
-        L = ids_BL.shape[1]
-        return model.vocab_logits(model(ids_BL, jnp.arange(L)[None], jnp.full((1, L), L - 1))).argmax(-1)
-
-    out_NT = np.asarray(sample(tiny_model))
-    for b, n in enumerate([6, 3]):
-        row = ids_BL[b, :n].tolist()
-        for _ in range(steps):
-            padded_BL = jnp.array([row + [0] * (6 + steps - len(row))])
-            row.append(int(following(tiny_model, padded_BL)[0, len(row) - 1]))
-        assert out_NT[3 * b : 3 * b + 3].tolist() == [row[n:]] * 3
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_for_decoding_computes_the_same(rng, dtype):
     """Also one with low-rank updates, which stay apart."""
