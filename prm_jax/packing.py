@@ -308,12 +308,14 @@ class TrainingRows:
     def summary(self) -> str:
         """One line with the shape and number of the rows, their padding, and the gain by shared prefixes."""
         self[0]  # plans the first epoch
-        rows, width, lengths = self.ends[0], self.plan.row_tokens, [len(e.ids_L) for e in self.examples]
-        needed = sum(group.tokens for group in self.plan.groups)
-        text = f"rows of {width} tokens, one shape; {1 - needed / (rows * width):.1%} padding"
-        text += f"; {rows:,} rows an epoch, the longest solution {max(lengths):,} tokens"
+        rows, width = self.ends[0], self.plan.row_tokens
+        tokens = [group.tokens for group in self.plan.groups]
+        text = f"rows of {width} tokens, one shape; {1 - sum(tokens) / (rows * width):.1%} padding"
+        unit = "solution" if len(tokens) == len(self.examples) else "group"
+        text += f"; {rows:,} rows an epoch, the longest {unit} {max(tokens):,} tokens"
         if self.plan.share:
-            text += f"; shared prefixes save {1 - needed / sum(lengths):.1%} of the tokens"
+            saved = 1 - sum(tokens) / sum(len(e.ids_L) for e in self.examples)
+            text += f"; shared prefixes save {saved:.1%} of the tokens"
         return f"batches     {text}"
 
 
