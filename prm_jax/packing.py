@@ -258,6 +258,12 @@ def training_width(examples: Sequence[Encoded], share: bool) -> int:
     return choose_width(max(group.tokens for group in singles), rows)
 
 
+def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
+    """Places first to end of an endless stream of permutations of 0..n-1."""
+    orders = [np.random.default_rng([*seed, k]).permutation(n) for k in range(first // n, -(-end // n))]
+    return np.concatenate([*orders, np.zeros(0, int)])[first % n :][: end - first]
+
+
 def mixed_order(parts: dict[str, tuple[int, float]], epoch: int, seed: int) -> np.ndarray:
     """The examples of an epoch, as many as there are: each source gives its share by weight, the next places
     of its own endless stream of permutations."""
@@ -265,9 +271,7 @@ def mixed_order(parts: dict[str, tuple[int, float]], epoch: int, seed: int) -> n
     total = sum(weight for _, weight in parts.values())
     for number, (size, weight) in enumerate(parts.values()):
         first, end = (round(weight / total * n * e) for e in (epoch, epoch + 1))
-        for k in range(first // size, -(-end // size)):
-            pass_n = start + np.random.default_rng([seed, number, k]).permutation(size)
-            drawn.append(pass_n[max(first - k * size, 0) : end - k * size])
+        drawn.append(start + shuffled(size, first, end, seed, number))
         start += size
     return np.concatenate(drawn)
 
