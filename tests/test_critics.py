@@ -1,4 +1,4 @@
-"""Critics as scorers: votes and their keys, no verdict, what rerank, search, labels and RL ask of a verifier."""
+"""Critics as scorers: votes and their keys, no verdict, what rerank and search ask of a verifier."""
 
 import dataclasses
 import json

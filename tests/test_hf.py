@@ -377,7 +377,8 @@ def test_of_a_gemma_3_that_sees_the_language_model_is_read_and_exported(tmp_path
 
 
 def test_export_of_the_mlp_head_has_the_layout_of_the_qwen_prms(tmp_path, rng, tokenizer):
-    """Qwen's own class: Qwen2Model and score = Linear, ReLU, Linear, every tensor of the file in its place."""
+    """Qwen's own class: Qwen2Model and score = Linear, ReLU, Linear, every tensor of the file in its
+    place."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoConfig, Qwen2Model
@@ -452,7 +453,8 @@ def assert_equal(a, b):
 
 
 def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, tokenizer, monkeypatch):
-    """At most 20,000 bytes a file but for one larger tensor; the one file of before is gone, and comes back."""
+    """At most 20,000 bytes a file but for one larger tensor; the one file of before is gone, and comes
+    back."""
     import torch
     from transformers import AutoModelForTokenClassification
 

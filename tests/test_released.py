@@ -91,7 +91,8 @@ def small():
 
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory):
-    """Of a folder as Math-Shepherd's checkpoint has it: Mistral's SentencePiece model and no tokenizer.json."""
+    """Of a folder as Math-Shepherd's checkpoint has it: Mistral's SentencePiece model and no
+    tokenizer.json."""
     pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("mistral")
     shutil.copy(real_data("tokenizers/mistral/tokenizer.model.v1"), folder / "tokenizer.model")
@@ -200,7 +201,8 @@ def skywork(tok, problem, steps):
 
 
 def qwen_prm(tok, problem, steps):
-    """Model card: chat template with the system prompt, steps joined and ended by <extra_0>, all ids of it."""
+    """Model card: chat template with the system prompt, steps joined and ended by <extra_0>, all ids of
+    it."""
     system = "Please reason step by step, and put your final answer within \\boxed{}."
     messages = [
         {"role": "system", "content": system},
@@ -248,7 +250,8 @@ def rlhflow(tok, problem, steps):
 
 
 def versaprm(tok, problem, steps):
-    """VersaPRM evaluation/get_rewards_reasoning_step.py, prm_models/prm_qwen.py: marks where the id is 22701."""
+    """VersaPRM evaluation/get_rewards_reasoning_step.py, prm_models/prm_qwen.py: marks where the id is
+    22701."""
     ids = tok.encode(f"{problem.strip()} \n\n" + "".join(f"{step.strip()} \n\n\n\n" for step in steps))
     return ids, [i for i, token in enumerate(ids) if token == 22701]
 
@@ -312,7 +315,8 @@ def granite(tok, problem, steps):
 
 
 def pqm(tok, problem, steps):
-    """bon_eval_hf.py: instruction_format, template {query}\\n{answer}, marks where the id is that of [PRM]."""
+    """bon_eval_hf.py: instruction_format, template {query}\\n{answer}, marks where the id is that of
+    [PRM]."""
     query = "Below is an instruction that describes a task.\nWrite a response that appropriately completes the request."
     query += f"\n\n### Instruction:\n{problem}\n\n### Response: Let's think step by step"
     answer = (
@@ -796,7 +800,8 @@ def test_outcome_models_score_the_last_token_of_a_conversation(tmp_path, qwen, n
 
 
 def make_adapter(folder, base, tokenizer, updates, whole=None, **settings):
-    """A PEFT adapter's folder; the updates are {module: (rank, out, in)}, `whole` tensors stand beside them."""
+    """A PEFT adapter's folder; the updates are {module: (rank, out, in)}, `whole` tensors stand beside
+    them."""
     from safetensors.torch import save_file
 
     folder.mkdir()

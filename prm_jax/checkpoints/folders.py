@@ -139,7 +139,8 @@ def open_weights(folder: Path) -> dict:
 
 
 def lora_scale(settings: dict, module: str, r: int) -> float:
-    """The factor of an update: alpha, or that of the pattern that ends its module's name, over r or root r."""
+    """The factor of an update: its alpha, or that of the pattern that ends its module's name, over r or
+    root r."""
     alpha = settings["lora_alpha"]
     for key, other in reversed((settings.get("alpha_pattern") or {}).items()):
         key = key.replace("\\.", ".")
