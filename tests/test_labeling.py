@@ -9,8 +9,6 @@ import pytest
 from conftest import printed
 from omegaconf import OmegaConf
 
-import evaluate
-import train
 from prm_jax import InputError, tasks
 from prm_jax.data import sources
 from prm_jax.data.rows import write_rows
@@ -291,20 +289,3 @@ def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, soluti
     before = (tmp_path / "a/labels.jsonl").read_bytes()
     printed(labeling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a/labels.jsonl").read_bytes() == before
-
-
-def test_advantages_are_a_kind_of_their_own(monkeypatch, tmp_path, solutions):
-    write(tmp_path / "labels.jsonl", solutions, label="advantage", prover=4)
-    file, steps = (
-        f"data.path={tmp_path}/labels.jsonl",
-        ("steps=2", "batch.rows=2", "eval.every=2", "batch.tokens=256"),
-    )
-    asked = ("data=jsonl", file, "data.folds=4", *steps)
-    kind = "data.label_kind=advantage"
-    printed(train.main, monkeypatch, *asked, kind, f"hydra.run.dir={tmp_path}/c", cwd=tmp_path)
-    assert json.loads((tmp_path / "c/summary.json").read_text())["label_kind"] == "advantage"
-    measured = ("task=steps", f"checkpoint={tmp_path}/c", "hydra.run.dir=d")
-    out = printed(evaluate.main, monkeypatch, *measured, cwd=tmp_path)
-    assert "labelled steps (advantage labels)" in out
-    result = json.loads((tmp_path / "d/results.json").read_text())
-    assert result["runs"][0]["label_kind"] == "advantage" and result["first_error_f1"] is None

@@ -349,21 +349,6 @@ def test_a_solution_without_a_step_is_one_empty_step_unfinished():
     assert written("1+2=3\n\nAnswer: 3\n") == Candidate(("1+2=3", "Answer: 3"), "3")
 
 
-def test_a_pool_of_other_settings_or_problems_is_refused(policy, questions, tmp_path):
-    path, rows = tmp_path / "pool.jsonl", list(read_questions(questions))
-    draw = lambda problems, n=3, policy=policy: sampling.draw_pool(path, policy, problems, n, 0, lambda p: p)
-    draw(rows)
-    with pytest.raises(InputError, match="pool.jsonl: n: "):
-        draw(rows, n=4)
-    other = dataclasses.replace(policy, model=jax.tree.map(lambda x: x + 1, policy.model))
-    with pytest.raises(InputError, match="pool.jsonl: weights: "):
-        draw(rows, policy=other)
-    with pytest.raises(InputError, match="pool.jsonl line 1: id: "):
-        draw(rows[1:])
-    with pytest.raises(InputError, match="pool.jsonl line 12: "):
-        draw(rows[:-1])
-
-
 def test_the_ends_of_a_text_are_what_the_folder_says(policy, tmp_path):
     hf.save(tmp_path, policy.model, policy.tokenizer)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')

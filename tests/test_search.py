@@ -23,7 +23,7 @@ from prm_jax.formats import Format
 from prm_jax.generate import search
 from prm_jax.generate.mcts import mcts, mctx_step
 from prm_jax.generate.sampling import Sampling
-from prm_jax.generate.search import METHODS, Options, beam, plan
+from prm_jax.generate.search import METHODS, Options, beam
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
@@ -192,7 +192,7 @@ def test_every_method_spends_its_budget(alone, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_problem_is_searched_alike_alone_and_among_others_and_no_text_is_scored_twice(method):
-    problems, arguments = problems_of(6), plan(method, 200, 40, OPTIONS)
+    problems, arguments = problems_of(6), METHODS[method].plan(4, OPTIONS)
     scorer = Counting(CheckerScorer(CHAIN.step_labels))
     among = explore(scorer, problems)
     METHODS[method].run(among, range(6), **arguments)

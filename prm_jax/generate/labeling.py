@@ -1,4 +1,5 @@
-"""Labels steps by how often a policy's completions of each prefix end right (Math-Shepherd, Wang et al. 2024).
+"""Labels steps by how often a policy's completions of each prefix end right (Math-Shepherd, Wang et al.
+2024).
 
 python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8   writes labels.jsonl (native rows) and about.json
 
@@ -54,8 +55,8 @@ class MC(NamedTuple):
 
 
 def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
-    """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else 0.
-    The first t with MC_t = 0 has 0; later steps, and all of a problem without a right completion, null."""
+    """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else
+    0. The first t with MC_t = 0 has 0; later steps, and all of a problem without a right completion, null."""
     n_alive = next((t for t, x in enumerate(mc) if not x.right), len(mc))
     alive = list(itertools.pairwise(mc))[:n_alive]
     labels = [float(b.right > 0 and b.right * a.k / (a.right * b.k) >= cfg.threshold) for a, b in alive]
@@ -169,8 +170,8 @@ def prefixes_of(s: Solution) -> list[Prefix]:
 
 
 def label_all_prefixes(solutions: Sequence[Solution], complete: Completions, cfg: Labels) -> list[list]:
-    """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome, as
-    in the programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
+    """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome,
+    as in the programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
     first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
     complete([p for s in solutions for p in prefixes_of(s)[first : None if s.outcome is None else -1]])
     labels = []
@@ -184,8 +185,8 @@ def label_all_prefixes(solutions: Sequence[Solution], complete: Completions, cfg
 
 def label_to_first_error(solutions: Sequence[Solution], complete: Completions, _) -> list[list]:
     """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one.
-    OmegaPRM's binary search for the first step whose prefix has no right completion, of all solutions at once:
-    the bare problem counts as alive, the whole solution as dead; ceil(log2 T) prefixes of T steps."""
+    OmegaPRM's binary search for the first step whose prefix has no right completion, of all solutions at
+    once: the bare problem counts as alive, the whole solution as dead; ceil(log2 T) prefixes of T steps."""
     alive = {i: 0 for i, s in enumerate(solutions) if s.outcome < 0.5}  # steps of an alive prefix
     dead = {i: len(solutions[i].steps) for i in alive}
     while unsure := [i for i in alive if dead[i] - alive[i] > 1]:
@@ -257,7 +258,8 @@ class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each
 
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact checker."""
+    """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact
+    checker."""
     if not is_pool(next(iter(read_rows(path)))[1]):
         expected = "task for native rows, which have no right answers; a pool has them"
         expect(checker not in RULES, "checker", checker, expected)

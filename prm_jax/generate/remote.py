@@ -162,8 +162,8 @@ class RemotePolicy:
         return Continuation(np.array(ids, np.int32), logp_L, writable(text), finish, logp_T)
 
     def ending(self, choice, stop: str) -> tuple[str, str]:
-        """(text, finish_reason). vLLM (stop_reason) and SGLang (matched_stop) cut the separator off and say so;
-        it ends a step's text, and what follows it is cut off: the rest of the same token."""
+        """(text, finish_reason). vLLM (stop_reason) and SGLang (matched_stop) cut the separator off and say
+        so; it ends a step's text, and what follows it is cut off: the rest of the same token."""
         text, separator = choice.text, self.format.separator
         if choice.finish_reason not in ("stop", "length"):
             raise ValueError(f"finish_reason is {choice.finish_reason!r}, expected stop or length")

@@ -24,15 +24,8 @@ from prm_jax.launch.hosts import max_over_processes
 
 ROWS = 512  # decoded at a time: fastest for a small model on CPU
 # The code that decides a sample. The checker's is not part of it: kept samples have no grades.
-CODE = [
-    "model.py",
-    "attention.py",
-    "visibility.py",
-    "rope.py",
-    "formats.py",
-    "data/questions.py",
-    "data/steps.py",
-]
+CODE = ["model.py", "attention.py", "visibility.py", "rope.py", "formats.py"]
+CODE += ["data/questions.py", "data/steps.py"]
 CODE += ["generate/samples.py", "generate/sampling.py", "generate/policies.py"]
 CODE += ["kernels/cpu.py", "kernels/accelerator.py", "kernels/draw.py"]
 

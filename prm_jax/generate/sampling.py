@@ -1,5 +1,4 @@
-"""Samples continuations from a language model, to the end of a step or of the text, and pools of graded
-solutions.
+"""Samples continuations from a language model, to the end of a step or of the text, and pools of solutions.
 
 python -m prm_jax.sampling checkpoint=POLICY input=FILE n=64     writes pool.jsonl and about.json
 
@@ -52,8 +51,7 @@ CACHE_GROWTH = {"end": 64, "step": 16}
 
 
 def draw_ids(logit_BV, uniform_B, sampling: Sampling):
-    """A token a row, id_B, from one random number of 23 bits: probabilities have an absolute error of
-    1e-7."""
+    """A token a row, id_B, from one random number of 23 bits: probabilities have an error of 1e-7."""
     if sampling.temperature == 0:
         return logit_BV.argmax(-1).astype(jnp.int32)
     p_BV = jnp.exp((logit_BV - logit_BV.max(-1, keepdims=True)) / sampling.temperature)
@@ -72,8 +70,7 @@ def uniforms(key_B, t, n: int):
 
 
 def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
-    """The next tokens and their log-probabilities, (id_B, logp_B), from the hidden states of the last
-    tokens."""
+    """The next tokens and their log-probabilities, (id_B, logp_B), from the last tokens' hidden states."""
     logit_BV = model.vocab_logits(x_BD)
     id_B = draw_ids(logit_BV, uniform_B, sampling)
     logp_B = jnp.take_along_axis(logit_BV, id_B[:, None], 1)[:, 0] - jax.nn.logsumexp(logit_BV, -1)
@@ -82,8 +79,8 @@ def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
 
 @jax.jit
 def prefill(model: PRM, ids_PL, first_P):
-    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts; first_P: places of the
-    first tokens."""
+    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts; first_P: where they
+    start."""
     slot_L, cache = jnp.arange(ids_PL.shape[1]), make_cache(model.cfg, *ids_PL.shape)
     is_real_PL = slot_L >= first_P[:, None]
     pos_PL = jnp.maximum(slot_L - first_P[:, None], 0)
@@ -101,8 +98,7 @@ def first_token(model: PRM, x_PD, cache, rows, stop_V, sampling: Sampling):
 
 @functools.partial(jax.jit, static_argnames=("slots", "sampling"))
 def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
-    """Up to `slots` more tokens of each row from position t on: state, (id_tB, logp_tB, whether all are
-    done)."""
+    """Up to `slots` more tokens of each row from position t on: state, (id_tB, logp_tB, are all done)."""
     model, (cache, id_B, done_B) = for_decoding(model), state
     cache, place_B = cache.grow(slots), jnp.full_like(id_B[:, None], ALWAYS)
     uniform_tB = uniforms(rows["key"], t, slots)
@@ -216,8 +212,7 @@ class Policy:
         return min(self.batch_rows, -(-rows // mesh.row_shards()) * mesh.row_shards())
 
     def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number_P, stage: int):
-        """Yields (ids, log-probabilities) of each of the rows (prompt, prefix, sample), cut where it
-        stopped."""
+        """Yields (ids, log-probabilities) of each row (prompt, prefix, sample), cut where it stopped."""
         P = self.bucket_rows(len(group), L)
         ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
         for p, ids in enumerate(group):
@@ -267,13 +262,7 @@ def padded_length(ids: Sequence[int]) -> int:
 
 
 def open_policy(
-    path: str | Path,
-    which: str,
-    fmt: Format,
-    dtype: str,
-    sampling: Sampling,
-    batch_rows: int,
-    server: Server | None = None,
+    path: str | Path, which: str, fmt: Format, dtype: str, sampling: Sampling, batch_rows: int, server=None
 ):
     """The language model at `path`, a folder, hub name or http://HOST:PORT, with its own format or `fmt`."""
     if str(path).startswith(("http://", "https://")):
@@ -294,8 +283,7 @@ def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling,
 
 
 def end_ids(folder: Path) -> set[int]:
-    """The ids that end a text, as generation_config.json or else config.json of a Hugging Face folder
-    says."""
+    """The ids that end a text, by generation_config.json or else config.json of a Hugging Face folder."""
     for name in ("generation_config.json", "config.json"):
         ids = run_folder.read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
         if ids is not None:
@@ -318,12 +306,8 @@ def draw_pool(
     path: Path, policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
 ) -> dict:
     """Appends one graded problem a line to `path`, n solutions each, with about.json beside it; returns the
-    counts.
-
-    `problems`: with id, problem, answer, such as Question. `grade`: pools.Problem -> pools.Problem. A stopped
-    call is resumed, and the file becomes that of an undisturbed call byte for byte, since problems are drawn
-    in fixed chunks. InputError where the file has other problems or settings.
-    """
+    counts. `problems`: with id, problem, answer, such as Question. A stopped call is resumed, and the file
+    becomes that of an undisturbed call byte for byte, since problems are drawn in fixed chunks."""
     about = {"policy": policy.name, "weights": fingerprint(policy.model), "dtype": policy.dtype}
     about |= {"n": n, "seed": seed}
     about |= {name: dataclasses.asdict(getattr(policy, name)) for name in ("format", "sampling")}

@@ -102,13 +102,6 @@ METHODS = {
 }
 
 
-def plan(method: str, budget: float, per_solution: float, options: Options) -> dict:
-    """The arguments by which a method spends `budget` tokens a problem, if a whole solution costs
-    per_solution."""
-    unit = per_solution * METHODS[method].cost(options)
-    return METHODS[method].plan(max(1, int(budget / unit)), options)
-
-
 def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 2) -> float:
     """The mean number of tokens of a whole solution, from n samples of each problem."""
     state = SearchState(policy, None, problems, "prod", 1, key)
@@ -153,11 +146,8 @@ def cheapest_first(state: SearchState, problems: Iterable[int]) -> list[int]:
     return sorted(problems, key=lambda p: state.tokens_P[p])
 
 
-def search_by_width(
-    state: SearchState, method: str, problems: list[int], width: float, options: Options
-) -> float:
-    """Searches each problem once with a mean `width`: 2.1 is 3 for a tenth of them, else 2. Returns the mean
-    tokens."""
+def search_by_width(state: SearchState, method: str, problems: list, width: float, options: Options) -> float:
+    """Searches each problem once with a mean `width`: 2.1 is 3 for a tenth. Returns the mean tokens."""
     step = METHODS[method].step(options) if width >= METHODS[method].step(options) else 1
     before, low = state.tokens_P.sum(), int(width / step) * step
     n_more = round((width - low) / step * len(problems))
@@ -171,9 +161,9 @@ def search_by_width(
 def search_unsolved(state: SearchState, method: str, budget: float, options: Options):
     """Spends the budgets of all problems as one: each is searched with the share options.first of its budget;
     the rest pays for more searches of the problems without a finished solution of probability
-    options.stop_at, cheapest first.
-    """
-    P, arguments = len(state.problems), plan(method, options.first * budget, state.per_solution, options)
+    options.stop_at, cheapest first."""
+    P, unit = len(state.problems), state.per_solution * METHODS[method].cost(options)
+    arguments = METHODS[method].plan(max(1, int(options.first * budget / unit)), options)
     problems = range(P)
     while problems:
         before = state.tokens_P.sum()
