@@ -245,15 +245,6 @@ def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys):
     assert styles["prm"][0] == styles["prm_1"][0] != styles["orm"][0]  # one look a setting
 
 
-def test_length_is_compared_apart_among_who_repeats_the_problem():
-    """Those two are longer and score higher, but within the pairs the longer one scores lower."""
-    texts = {"ab": 0.5, "abc": 0.4, "system: how many? ab": 0.9, "system: how many? abc": 0.8}
-    right = tuple(Candidate((text,), "1", True, step_scores={"a": (p,)}) for text, p in texts.items())
-    result = measured([Problem(str(i), "how many?", "1", right) for i in range(3)])
-    assert result["repeat_the_problem"] == 6 and result["length_correlation"]["a"]["r"] == pytest.approx(-1)
-    assert measured()["repeat_the_problem"] == 0
-
-
 @pytest.mark.parametrize("n", [1, 7])
 def test_figures_of_one_and_of_seven_scorers_of_a_ragged_pool(n, tmp_path):
     names = [f"s{i}" for i in range(n)]

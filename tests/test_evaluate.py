@@ -119,8 +119,7 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     ]
     checker, noise = results["runs"]
     assert checker["auroc_correctness"] == 1 and checker["auroc_value"] > noise["auroc_value"] + 0.1
-    low, high = checker["intervals"]["auroc_value"]
-    assert low < checker["auroc_value"] < high < checker["auroc_value_ceiling"] < 1
+    assert checker["auroc_value"] < checker["auroc_value_ceiling"] < 1
     report = (tmp_path / "out/report.txt").read_text()
     assert "AUROC against exact labels" in report and "exact" not in out
     assert [path.name for path in steps.Steps().figures(results, tmp_path)] == [

@@ -5,7 +5,7 @@ from scipy import stats
 
 from prm_jax import tasks
 from prm_jax.evals.tables import interval_of, show_table
-from prm_jax.metrics import labelled_steps, mean, problem_numbers, soft_auroc
+from prm_jax.metrics import labelled_steps, mean, soft_auroc
 from prm_jax.solutions import Solution
 
 COMPLETIONS = [2**i for i in range(7)]  # K of a Monte-Carlo label
@@ -20,16 +20,11 @@ def exact_numbers(data_cfg, test: list[Solution], p: list[np.ndarray], threshold
     correct = [task.step_labels(s.problem, s.steps) for s in test]
     counted = np.concatenate([np.isin(np.arange(len(y_T)), labelled_steps(list(y_T))[0]) for y_T in correct])
     unfinished = np.concatenate([np.arange(len(s.steps)) < len(s.steps) - 1 for s in test])
-    problem = np.repeat(problem_numbers(s.problem for s in test), [len(s.steps) for s in test])
     score, good = np.concatenate(p).astype(np.float64), np.concatenate(correct)
-    by_correctness = problem[counted], score[counted], good[counted]
-    numbers, intervals = {"auroc_value_ceiling": soft_auroc(value, value)}, {}
-    meanings = {"auroc_correctness": by_correctness, "auroc_value": (problem, score, value)}
-    for name, (problem_n, *arrays) in meanings.items():
-        numbers[name] = soft_auroc(*arrays)
-        intervals[name] = interval_of(soft_auroc, problem_n, seed, *arrays)
-    return numbers | {
-        "intervals": intervals,
+    return {
+        "auroc_correctness": soft_auroc(score[counted], good[counted]),
+        "auroc_value": soft_auroc(score, value),
+        "auroc_value_ceiling": soft_auroc(value, value),
         "label_errors": label_errors(value[unfinished & counted], good[unfinished & counted]),
         "errors": {"kinds": errors_by_kind(task, test, p, threshold, seed)},
     }
@@ -69,11 +64,7 @@ def label_errors(value, good) -> dict[str, dict]:
 
 
 def show(runs: list[dict]):
-    columns = {
-        "correctness": "auroc_correctness",
-        "value": "auroc_value",
-        "value at most": "auroc_value_ceiling",
-    }
-    aurocs = {run["verifier"]: {title: run[key] for title, key in columns.items()} for run in runs}
+    names = "auroc_correctness", "auroc_value", "auroc_value_ceiling"
+    aurocs = {run["verifier"]: {name: run[name] for name in names} for run in runs}
     show_table("AUROC against exact labels", aurocs)
     show_table("first wrong lines that are taken for right", runs[0]["errors"]["kinds"], digits=3)

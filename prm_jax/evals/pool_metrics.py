@@ -128,7 +128,7 @@ class Measurement:
         unit = pool.unit(name, self.rules.scores_unit)
         step_PNT, mask_PNT, kind = log_scores(pool, name, unit)
         scores = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind)
-        best = {aggregator: self.best_of_n(x_PN, right_PN) for aggregator, x_PN in scores.items()}
+        best = {aggregator: self.best_of_n(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
         score_PN = self.score_PN[name] = np.asarray(scores[headline])
         choices = {}
         if pool.labels:

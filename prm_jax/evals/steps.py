@@ -118,8 +118,8 @@ def measure(setup: Setup, cfg: Config, name: str, scores_file: Path, elsewhere: 
         if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
             policy = open_scorer(setup, f"policy:{data_cfg.policy}")
             run["baselines"]["likelihood"] = likelihood_auroc(policy, kind, test)
-    about = {"data": dataclasses.asdict(data_cfg), "counts": counts}
-    return run | describe(scorer) | about | trained(name)
+    run |= {"data": dataclasses.asdict(data_cfg), "counts": counts}
+    return run | describe(scorer) | trained(name)
 
 
 def step_results(
