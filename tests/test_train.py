@@ -285,7 +285,7 @@ def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     out = printed(evaluate.main, monkeypatch, *mine, cwd=cwd)
     ranking = json.loads((cwd / "runs/s/results.json").read_text())["ranking"]
     assert {r["id"] for r in ranking} == {"a", "b/c"} and ranking[0]["score"] >= ranking[1]["score"]
-    assert list((cwd / "runs/s/figures").glob("solution_*_b_c.png")) and "weakest step" in out
+    assert list((cwd / "runs/s/figures").glob("solution_*_b_c.png")) and "weakest_step" in out
     lines = (cwd / "runs/s/scores.jsonl").read_text().splitlines()
     scores = {row["id"]: row["scores"] for row in map(json.loads, lines)}
     assert len(scores["a"]) == 2 and len(scores["b/c"]) == 1

@@ -91,9 +91,10 @@ class Score(Task):
         for name, path in results["files"].items():
             print(f"{name:<12}{path}")
         for problem, ranked in itertools.groupby(ranking[:MOST_SHOWN], key=lambda row: row["problem"]):
-            columns = {"score": "score", "weakest_step": "weakest step", "n_steps": "of"}
-            table = {row["id"]: {title: row[name] for name, title in columns.items()} for row in ranked}
-            show_table(f"problem     {problem[:80]}", table)
+            shown = "score", "weakest_step", "n_steps"
+            show_table(
+                f"problem     {problem[:80]}", {row["id"]: {x: row[x] for x in shown} for row in ranked}
+            )
         if len(ranking) > MOST_SHOWN:
             print(f"  ... and {len(ranking) - MOST_SHOWN} more in results.json")
 

@@ -1,6 +1,6 @@
 """Errors behind right answers (Uesato et al. 2022): trace error, selective prediction.
 
-All numbers are of a pool's size n and of exact step labels. Dimension key: P problems, N candidates, S shares.
+All numbers are of all candidates and exact step labels. Dimension key: P problems, N candidates, S shares.
 """
 
 from typing import NamedTuple

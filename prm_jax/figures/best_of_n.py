@@ -31,17 +31,15 @@ TITLES = {  # {rule: the title of its panel}
 def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
     """Draws curves over n, reward against KL, calibration."""
     about = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
-    about += f" ({Path(results['pool']).name}); graded: {results['grading']['checker']}"
-    kl = "lines: weights ref exp(score / beta); dashed: ref is the policy; dots: best of n"
-    drawings = {
-        "best_of_n": (curves, "bands or lines: 95 % bootstrap intervals over problems"),
-        "reward_kl": (reward_kl, kl),
-        "calibration": (calibration, "15 equal bins, larger dots hold more; dashed: perfect calibration"),
-    }
-    paths = []
-    for name, (draw, text) in drawings.items():
-        paths.append(save(draw(results), folder / f"{name}.png", f"{about}; {text}", results))
-    return paths
+    about += f" ({Path(results['pool']).name}); graded: {results['grading']['checker']}; "
+    solved = about + "bands: 95 % bootstrap intervals over problems"
+    kl = about + "lines: weights ref exp(score / beta); dashed: ref is the policy; dots: best of n"
+    bins = about + "15 equal bins, larger dots hold more; dashed: perfect calibration"
+    return [
+        save(curves(results), folder / "best_of_n.png", solved, results),
+        save(reward_kl(results), folder / "reward_kl.png", kl, results),
+        save(calibration(results), folder / "calibration.png", bins, results),
+    ]
 
 
 def scorer_styles(results: dict) -> dict[str, tuple[dict, str]]:
