@@ -251,7 +251,7 @@ def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, la
         path.write_bytes(rows[:part])
         write(path, solutions, label=label, **more)
         assert path.read_bytes() == rows
-    with pytest.raises(InputError, match="jsonl: got \['k'"):
+    with pytest.raises(InputError, match=r"jsonl: got \['k'"):
         write(path, solutions, label=label, **more | {"k": 4})
     with pytest.raises(InputError, match="jsonl line 1: "):
         write(path, solutions[1:], label=label, **more)
