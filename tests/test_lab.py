@@ -22,7 +22,6 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF
 
 CHAIN = OmegaConf.load(CONF / "data/chain.yaml")
-del CHAIN.defaults
 CFG = data_config(CHAIN)
 
 

@@ -91,7 +91,8 @@ def command(monkeypatch, tmp_path, kind, rows, scores, ids=None):
     path = write(tmp_path / "g.jsonl", *rows)
     ids = ids or [f"g.jsonl:{n}" for n in range(1, len(scores) + 1)]
     write(tmp_path / "s.jsonl", *({"id": i, "scores": x} for i, x in zip(ids, scores, strict=True)))
-    asked = ["task=mistakes", f"data={kind}", f"data.path={path}", "scores_file=s.jsonl", "hydra.run.dir=out"]
+    rows_are = ["data=files", f"data.name={kind}", f"data.path={path}"]
+    asked = ["task=mistakes", *rows_are, "scores_file=s.jsonl", "hydra.run.dir=out"]
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
     return json.loads((tmp_path / "out/results.json").read_text()), out
 

@@ -166,7 +166,8 @@ def fresh_pool(setup: Setup, cfg: Config) -> tuple[GradedPool, str | None]:
     rows = {(p.problem, c.steps) for p in problems for c in p.candidates}
     labels = {row: task.step_labels(*row) for row in rows}
     author = f"policy {data_cfg.policy}" if data_cfg.samples == "policy" else "noisy solver"
-    graded = GradedPool(problems, f"{author} of the {data_cfg.name} task", AS_STORED, labels=labels)
+    source = f"drawn from the {author} of the {data_cfg.name} task"
+    graded = GradedPool(problems, source, AS_STORED, labels=labels)
     # embedded_orm knows the embedded policy's samples alone.
     is_known = author == "policy embedded" or fresh.outcome_model != "embedded_orm"
     return graded, fresh.outcome_model if is_known else None

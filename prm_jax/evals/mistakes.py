@@ -1,4 +1,4 @@
-"""task=mistakes: sets of labelled mistakes, each measured by its own metric; data=NAME, a name of OWN, is the
+"""task=mistakes: sets of labelled mistakes, each measured by its own metric; data.name, a name of OWN, is the
 set."""
 
 import numpy as np
@@ -49,7 +49,7 @@ OWN = {
 class Mistakes(Benchmark):
     def run(self, setup: Setup) -> dict:
         kind, threshold, seed = setup.data.name, self.cfg.threshold, setup.cfg.seed
-        expect(kind in OWN, "data", kind, f"data=NAME, a set of labelled mistakes: {', '.join(OWN)}")
+        expect(kind in OWN, "data.name", kind, f"a set of labelled mistakes: {', '.join(OWN)}")
         rows, scores, origin = rows_and_scores(setup, self.cfg, kind)
         groups = {"all": list(zip(rows, scores, strict=True))}
         for row, score_T in groups["all"]:
