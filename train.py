@@ -162,10 +162,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     if share:
         expected = f"at most the model's window of {model.cfg.window} with prefix trees"
         expect(packing.may_share(model.cfg, width), "batch.tokens", width, expected)
-    if n_long := sum(len(e.ids_L) > model.cfg.max_positions for e in examples.train):
-        print(
-            f"note        {n_long} training solutions have more than the model's {model.cfg.max_positions} tokens"
-        )
+    positions = model.cfg.max_positions
+    if n_long := sum(len(e.ids_L) > positions for e in examples.train):
+        print(f"note        {n_long} training solutions have more than the model's {positions:,} tokens")
     if cfg.objective == "implicit":
         train_set = training.with_reference(examples.train, model, width, cfg.batch.rows)
         validation_set = training.with_reference(examples.validation, model, width, cfg.batch.rows)
