@@ -9,7 +9,8 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 class InputError(ValueError):
-    """Bad input from the user: one line that names file, line and field (or the config key), found and expected."""
+    """Bad input from the user: one line that names file, line and field (or the config key), found and
+    expected."""
 
 
 def __getattr__(name: str):

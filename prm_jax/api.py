@@ -24,10 +24,11 @@ def load(
     aggregator: str | None = None,
     **options,
 ) -> "Verifier":
-    """Opens a verifier by the name that every command takes as `checkpoint`: a run's folder, a Hugging Face folder or
-    hub name, ...; None: the newest finished run under runs/. `format` (a name, or {"name": NAME, KEY: VALUE}) and the
-    fields of OpenOptions (`which`, `dtype`, `rows`, `reference`, ...) are keys of conf/evaluate.yaml; `aggregator`, a
-    name of rerank.AGGREGATORS, makes one score of a solution's, by default `last` for an outcome model, else `min`."""
+    """Opens a verifier by the name that every command takes as `checkpoint`: a run's folder, a Hugging Face
+    folder or hub name, ...; None: the newest finished run under runs/. `format` (a name, or {"name": NAME,
+    KEY: VALUE}) and the fields of OpenOptions (`which`, `dtype`, `rows`, `reference`, ...) are keys of
+    conf/evaluate.yaml; `aggregator`, a name of rerank.AGGREGATORS, makes one score of a solution's, by
+    default `last` for an outcome model, else `min`."""
     expect(aggregator in (None, *AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS))
     changes = format if isinstance(format, dict) else {"name": format}
     options = parse(options, OpenOptions, format=read_format(**{"name": "auto"} | changes))
@@ -38,9 +39,9 @@ def load(
 
 
 class Verifier:
-    """A verifier that `load` has opened. Its `scorer` (protocols.Scorer) says what "good" means (`label_kind`) and
-    what it is called (`name`). Each method takes one problem, or a list of problems with a list of what belongs to
-    each, which are scored together and give a list."""
+    """A verifier that `load` has opened. Its `scorer` (protocols.Scorer) says what "good" means
+    (`label_kind`) and what it is called (`name`). Each method takes one problem, or a list of problems with a
+    list of what belongs to each, which are scored together and give a list."""
 
     def __init__(self, scorer: Scorer, aggregator: str | None = None):
         self.scorer = scorer
@@ -65,8 +66,8 @@ class Verifier:
         return [UNITS[self.scorer.unit].log_odds(score_T) for score_T in self.scorer.score(rows)]
 
     def rank(self, problem: str | Sequence[str], solutions: Sequence) -> list:
-        """Indices of a problem's solutions, each a list of steps, by their aggregated scores, best first; equal ones
-        keep their order."""
+        """Indices of a problem's solutions, each a list of steps, by their aggregated scores, best first;
+        equal ones keep their order."""
         if isinstance(problem, str):
             return self.rank([problem], [solutions])[0]
         rows = [(text, steps) for text, some in zip(problem, solutions, strict=True) for steps in some]

@@ -22,9 +22,10 @@ import pytest
 from flax import nnx
 from omegaconf import OmegaConf
 
-# Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs. XLA_FLAGS= (empty)
-# runs all tests, those in processes of their own too, as XLA compiles by default. XLA ends a process, without a word that
-# pytest would show, at a flag that it does not know, so the emitters' one goes to a jax that has it.
+# Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs.
+# XLA_FLAGS= (empty) runs all tests, those in processes of their own too, as XLA compiles by default. XLA ends
+# a process, without a word that pytest would show, at a flag that it does not know, so the emitters' one goes
+# to a jax that has it.
 emitters = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 XLA_FLAGS = os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + emitters
@@ -42,8 +43,8 @@ from prm_jax.model import PRM, ModelConfig
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
 
-# A problem, a right and a wrong solution: under embedded_orm the right one has the higher last score, the wrong one the
-# higher first and the higher lowest score.
+# A problem, a right and a wrong solution: under embedded_orm the right one has the higher last score, the
+# wrong one the higher first and the higher lowest score.
 LAST_DECIDES = (
     "6 *2 *4 +6 -5 min3 mod7?",
     ("6*2*4=6", "6+6-5=0", "0min3=0"),
@@ -73,8 +74,9 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_programs():
-    """Lets go of compiled programs once a file ends with many: each takes maps of memory, and Linux ends a process at its
-    65,531st. Until then files share small ones, which would take half a second of each to make again."""
+    """Lets go of compiled programs once a file ends with many: each takes maps of memory, and Linux ends a
+    process at its 65,531st. Until then files share small ones, which would take half a second of each to make
+    again."""
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
@@ -131,7 +133,8 @@ def real_gold(rows):
 
 
 def with_devices(n):
-    """The environment of a process that sees n devices, where it does not make them itself (`cpu_devices`)."""
+    """The environment of a process that sees n devices, where it does not make them itself
+    (`cpu_devices`)."""
     several = f" --xla_force_host_platform_device_count={n}" if n > 1 else ""
     return os.environ | {"XLA_FLAGS": XLA_FLAGS + several}
 

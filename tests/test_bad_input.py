@@ -1,7 +1,7 @@
 """Bad input from the command line ends in one line that names the key, or the file with its line and field.
 
-Keys that Hydra itself refuses are its own to explain; rows of files are the subject of test_solutions and test_pools.
-"""
+Keys that Hydra itself refuses are its own to explain; rows of files are the subject of test_solutions and
+test_pools."""
 
 import gzip
 import json
@@ -35,7 +35,8 @@ CANDIDATE = {"steps": ["a", "b"], "answer": "1", "correct": True, "step_scores":
 POOL = {"id": "p", "problem": "q", "answer": "1", "candidates": [CANDIDATE]}
 QUESTION = {"problem": "4 +5 mod7?", "answer": "2"}
 
-# The second row of a file: (command line, changes of a good row, the field that the error names). A text is a whole row.
+# The second row of a file: (command line, changes of a good row, the field that the error names). A text is a
+# whole row.
 ROWS = [
     ("train data=jsonl data.path={}", GOOD, {"labels": [True]}, "labels"),
     ("train data=jsonl data.path={}", GOOD, {"labels": [float("nan"), 0]}, "labels[0]"),

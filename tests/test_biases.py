@@ -16,7 +16,8 @@ def test_ranks_within_groups_by_hand():
 def test_length_correlation_is_given_the_group(rng):
     problem = np.repeat(np.arange(40), 10)
     right = rng.integers(0, 2, 400)
-    # Right solutions are longer and score higher, and so are those of some problems: no length bias within either.
+    # Right solutions are longer and score higher, and so are those of some problems: no length bias within
+    # either.
     length, score = 50 * right + problem + rng.random(400), 5.0 * right + problem + rng.random(400)
     group = np.stack([problem, right], -1)
     given = length_correlation(score, length, group, problem, 0)

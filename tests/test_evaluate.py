@@ -225,7 +225,8 @@ def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():
     labels = [(1, 1), (1, 0), (1, 1, 1), (1, 0)]
     curve = processbench.f1_by_threshold(p, labels, [0, 0, 1, 1])
     at = {x: i for i, x in enumerate(np.round(curve["threshold"], 2))}
-    # Below .25 nothing is refused; to .3 the fourth's first line alone is, to .6 the second's error too, which is right.
+    # Below .25 nothing is refused; to .3 the fourth's first line alone is, to .6 the second's error too,
+    # which is right.
     assert [curve["all"][at[x]] for x in (0.2, 0.3, 0.31, 0.6, 0.61)] == pytest.approx(
         [0, 0, 2 / 3, 2 / 3, 0]
     )

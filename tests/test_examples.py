@@ -1,4 +1,5 @@
-"""examples/mining.py, relabel.py, split.py, source_weights.py and bounds.py: each by hand, and as a command."""
+"""examples/mining.py, relabel.py, split.py, source_weights.py and bounds.py: each by hand, and as a
+command."""
 
 import importlib
 import json

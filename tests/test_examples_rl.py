@@ -1,4 +1,5 @@
-"""examples/online.py and examples/stepwiser.py: a verifier that learns with the policy, a critic that learns to judge."""
+"""examples/online.py and examples/stepwiser.py: a verifier that learns with the policy, a critic that learns
+to judge."""
 
 import json
 

@@ -215,7 +215,8 @@ def test_difficulty_decides_on_the_number_of_completions(tmp_path, solutions):
 
 
 def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
-    """A completer that is right from a prefix without a wrong step, and never after one, finds the checker's."""
+    """A completer that is right from a prefix without a wrong step, and never after one, finds the
+    checker's."""
     policy, wrong = Oracle(), [s for s in solutions if s.outcome == 0]
     rows, _ = write(tmp_path / "labels.jsonl", solutions, policy, label="first_error", k=2)
     for row, s in zip(rows, solutions, strict=True):

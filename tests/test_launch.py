@@ -1,4 +1,5 @@
-"""Commands, their configuration and what they keep: keys, metrics, resumed and damaged files, stopped processes."""
+"""Commands, their configuration and what they keep: keys, metrics, resumed and damaged files, stopped
+processes."""
 
 import dataclasses
 import json
@@ -125,7 +126,8 @@ def test_what_the_system_refuses_is_one_line():
 
 @pytest.mark.slow
 def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_path):
-    """Killed before the first checkpoint or at a random one; log, evaluation and checkpoint steps all differ."""
+    """Killed before the first checkpoint or at a random one; log, evaluation and checkpoint steps all
+    differ."""
     long = [*SMALL, *THIN, "steps=36", "eval.every=7", "checkpoint_every=5"]
     printed(train.main, monkeypatch, *long, "hydra.run.dir=whole", cwd=tmp_path)
     whole, folder = tmp_path / "whole", tmp_path / "killed"

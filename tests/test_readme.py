@@ -1,4 +1,5 @@
-"""README and docs are true: files, links, choices and tables that they name exist, and the Python example runs."""
+"""README and docs are true: files, links, choices and tables that they name exist, and the Python example
+runs."""
 
 import json
 import re
@@ -32,7 +33,8 @@ def test_links_and_pictures_exist(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_headings_that_links_name_exist(page):
-    """#anchor of this page or of another one: a heading in lower case, its marks left out, with hyphens for blanks."""
+    """#anchor of this page or of another one: a heading in lower case, its marks left out, with hyphens for
+    blanks."""
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", PAGES[page]):
         path = (ROOT / page).parent.joinpath(target).resolve() if target else ROOT / page
         prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
@@ -44,7 +46,8 @@ def test_headings_that_links_name_exist(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_choices_that_are_named_exist(page):
-    """data=NAME and the like, each a file of conf/; NAME, FILE and other words in capitals stand for the reader's own."""
+    """data=NAME and the like, each a file of conf/; NAME, FILE and other words in capitals stand for the
+    reader's own."""
     found = re.findall(r"(?<![.\w])(data|task|format|experiment|algorithm)=([a-z]\w*)", PAGES[page])
     assert [x for x in found if not (CONF / x[0] / f"{x[1]}.yaml").exists() and x not in ADDED] == []
     figures = re.findall(r"examples[./]papers[./]run(?:\.py)? ([a-z]\w*)", PAGES[page])
@@ -84,7 +87,8 @@ def test_the_python_example_runs(capsys):
 
 
 def test_the_edits_of_the_house_apply_and_work(tmp_path):
-    """Each diff is applied to a copy of the package, by its lines alone; two processes then use what they add."""
+    """Each diff is applied to a copy of the package, by its lines alone; two processes then use what they
+    add."""
     for name in ("prm_jax", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "evaluate.py", tmp_path)

@@ -32,8 +32,8 @@ def answer(text="7\n", finish="stop", tokens=3, **more):
 
 @pytest.fixture
 def stub():
-    """A server that answers the next completion with what stands in `script`, (status, JSON or bytes), or else with
-    `answer()`."""
+    """A server that answers the next completion with what stands in `script`, (status, JSON or bytes), or
+    else with `answer()`."""
     lock = threading.Lock()
     state = types.SimpleNamespace(
         models=(200, {"data": [{"id": "m", "owned_by": "vllm"}]}), script=[], bodies=[]

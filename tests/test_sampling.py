@@ -1,4 +1,5 @@
-"""Sampling: PyTorch's greedy tokens, the model's own law, samples that no batch changes, pools that survive a kill."""
+"""Sampling: PyTorch's greedy tokens, the model's own law, samples that no batch changes, pools that survive a
+kill."""
 
 import dataclasses
 import json
@@ -71,7 +72,8 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_decoding_is_pytorchs_token_for_token(tmp_path, rng, tokenizer, family):
-    """Prompts of several lengths in one batch, Mistral's window shorter than any of them; both stop at the same token."""
+    """Prompts of several lengths in one batch, Mistral's window shorter than any of them; both stop at the
+    same token."""
     import torch
 
     theirs = torch_model(family=family, vocab_size=280, **FAMILIES[family])
@@ -129,7 +131,8 @@ def test_100_000_draws_have_the_law_by_chi_square(rng, temperature, top_k, top_p
 
 
 def test_samples_of_the_model_have_its_law_at_every_position(policy):
-    """5,000 samples of one prompt: the mean of -log p is the entropy, position by position, and so is its variance's."""
+    """5,000 samples of one prompt: the mean of -log p is the entropy, position by position, and so is its
+    variance's."""
     ((*samples,),), _ = sampled(policy, 256, 4000, problems=PROBLEMS[:1], max_tokens=2)
     first = np.array([c.ids_L[0] for c in samples])
     ids_L = policy.prefix_ids([(PROBLEMS[0], ())])[0]
@@ -174,7 +177,8 @@ def test_samples_depend_on_neither_batch_nor_neighbours(policy):
 
 
 def test_two_devices_draw_the_same(policy):
-    """In a process of its own, by data, fsdp and tensor; 6 rows and 3 prompts, which the devices do not divide."""
+    """In a process of its own, by data, fsdp and tensor; 6 rows and 3 prompts, which the devices do not
+    divide."""
     found, _ = sampled(policy, 6, 2, problems=PROBLEMS[:3], temperature=0.8, top_p=0.9)
     environment = with_devices(2) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     program = "import test_sampling; test_sampling.print_samples_on_two_devices()"
@@ -198,7 +202,8 @@ def print_samples_on_two_devices():
 
 
 def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
-    """The sign in two tokens of the vocabulary, alone and with text before it; what was cut by length has none."""
+    """The sign in two tokens of the vocabulary, alone and with text before it; what was cut by length has
+    none."""
     line_ends = [i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])]
     assert policy.stop_masks["step"].nonzero()[0].tolist() == sorted([*line_ends, tokenizer.eos_token_id])
     comma = dataclasses.replace(

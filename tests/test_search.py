@@ -1,4 +1,5 @@
-"""Search: methods on problems with known answers, against exact and ignorant verifiers, by hand and against mctx's own loop."""
+"""Search: methods on problems with known answers, against exact and ignorant verifiers, by hand and against
+mctx's own loop."""
 
 import dataclasses
 import json
@@ -39,7 +40,8 @@ PLAIN, LAW = Format("plain", "\n"), Sampling(1.0, None, 1.0, 80)
 
 @dataclasses.dataclass
 class Solver:
-    """The chain's noisy solver as a policy: a line, or all of them, as the language model writes them; a token a character."""
+    """The chain's noisy solver as a policy: a line, or all of them, as the language model writes them; a
+    token a character."""
 
     format: Format = PLAIN
     name: str = "solver"
@@ -70,7 +72,8 @@ class Solver:
 
 @dataclasses.dataclass
 class Scripted:
-    """A policy whose next steps are {steps so far: texts that it writes in turn}; after a text in upper case it ends."""
+    """A policy whose next steps are {steps so far: texts that it writes in turn}; after a text in upper case
+    it ends."""
 
     script: dict
     format: Format = PLAIN
@@ -181,7 +184,8 @@ def test_a_random_scorer_changes_nothing(alone, method, rule):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_spends_its_budget(alone, method):
-    """60 tokens are two solutions of this policy: the width is a small number, and a beam's cost far from its mean."""
+    """60 tokens are two solutions of this policy: the width is a small number, and a beam's cost far from its
+    mean."""
     problems = alone[0][:80]
     per_solution = search.tokens_per_solution(Solver(), problems, KEY)
     for budget in (60, 240):
@@ -226,7 +230,8 @@ def test_a_beam_keeps_the_best_of_all_and_of_each_group():
 
 
 def test_equal_texts_are_one_beam_and_a_beam_keeps_its_width():
-    """a is likely and scores a little more than b, under which the right answer R lies: two beams a would never see it."""
+    """a is likely and scores a little more than b, under which the right answer R lies: two beams a would
+    never see it."""
     script = {"": "aaab", "a": "cW", "b": "dR", "ac": "WW", "bd": "WW"}
     logits = {"a": 2, "b": 1, "ac": 1, "aW": 0, "bd": 0, "bR": 5, "acW": 0, "bdW": 0}
     state = explore(Table(logits), ["?"], Scripted(script), "last")
@@ -241,7 +246,8 @@ def test_equal_texts_are_one_beam_and_a_beam_keeps_its_width():
 
 
 def random_tree(rng, depth=4):
-    """(script, {path: whether a right leaf lies at or below it}) of a tree of three branches, some of which end early."""
+    """(script, {path: whether a right leaf lies at or below it}) of a tree of three branches, some of which
+    end early."""
     script, holds = {}, {}
 
     def grow(path):
@@ -257,7 +263,8 @@ def random_tree(rng, depth=4):
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_beams_of_random_trees_are_those_of_the_definition(apart):
-    """A beam keeps the best two of all open children; each of two subtrees its best child, until that is finished."""
+    """A beam keeps the best two of all open children; each of two subtrees its best child, until that is
+    finished."""
     rng = np.random.default_rng(1)
     for _ in range(40):
         script, holds = random_tree(rng)
@@ -300,7 +307,8 @@ def test_a_tree_search_finds_what_is_hidden_behind_a_poor_step():
 
 @pytest.mark.parametrize("rule", ["puct", "gumbel"])
 def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
-    """A random game of depth 4: values and priors of every state from a table that mctx can read under jit."""
+    """A random game of depth 4: values and priors of every state from a table that mctx can read under
+    jit."""
     P, K, simulations, states = 5, 3, 12, 1 + 3 + 9 + 27 + 81
     rng = np.random.default_rng(0)
     prior, value = (

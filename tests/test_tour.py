@@ -1,4 +1,5 @@
-"""docs/tour.md runs from top to bottom and prints what it shows; docs/tour.ipynb is the same. `python tests/test_tour.py` writes both."""
+"""docs/tour.md runs from top to bottom and prints what it shows; docs/tour.ipynb is the same. `python
+tests/test_tour.py` writes both."""
 
 import contextlib
 import io

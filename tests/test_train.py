@@ -83,7 +83,8 @@ def test_train_with_every_step_loss(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["bce", "pairwise"])
 def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_path, monkeypatch):
-    """CE and DPO form; the reference of an evaluation is what the run began with, so before the first step all ratios are 0."""
+    """CE and DPO form; the reference of an evaluation is what the run began with, so before the first step
+    all ratios are 0."""
     asked = [
         "objective=implicit",
         "batch.tokens=384",
@@ -191,7 +192,8 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
 
 
 def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatch, tmp_path):
-    """The package itself is optional; its run is one of its own, the same one when resumed, with the configuration."""
+    """The package itself is optional; its run is one of its own, the same one when resumed, with the
+    configuration."""
     begun, lines = [], []
     own = types.SimpleNamespace(log=lambda numbers, step: lines.append((step, numbers)))
     own.finish = lambda: lines.append("end")
@@ -209,7 +211,8 @@ def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatc
 
 
 def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch, tiny_model):
-    """Against brute force, solution by solution, with scores that some first errors pass: packing changes their order."""
+    """Against brute force, solution by solution, with scores that some first errors pass: packing changes
+    their order."""
     data = data_node("chain", samples="solver", test_solutions=200)
     solutions = load_splits(data_config(data), 0).splits["validation"]
     tokenizer = load_tokenizer(locate("embedded"))

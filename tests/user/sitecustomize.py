@@ -1,5 +1,5 @@
-"""Hides PyTorch from the commands that tests start: users need none, and transformers takes a second to import it.
-They collect garbage as rarely as conftest.py does."""
+"""Hides PyTorch from the commands that tests start: users need none, and transformers takes a second to
+import it. They collect garbage as rarely as conftest.py does."""
 
 import gc
 from importlib.machinery import PathFinder
