@@ -310,8 +310,8 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
 
 
 def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, errors) -> tuple[dict, dict]:
-    """(mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are
-    defined; of `missed_errors`). errors: `first_wrong` of each solution, if known."""
+    """Returns (mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where
+    they are defined; missed errors by kind). errors: `first_wrong` of each solution, if known."""
     totals, scored, order = collections.Counter(), [], []
     for indices, batch in batches:
         on_mesh = shard_batch(batch, len(batch["ids"]))

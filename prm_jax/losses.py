@@ -137,7 +137,7 @@ def implicit_logit(logit_BLV, batch, beta: float):
 
 def next_token_loss(logit_BLV, ids_BL, token_weight_BL):
     """Cross-entropy in nats of predicting the next token, at each token, loss_BL. token_weight_BL weights the
-    tokens to predict: 0 for the problem, padding and the first token of a row."""
+    tokens to predict: 0 for the problem, padding and the first token of a sequence."""
     target_BL, weight_BL = (jnp.roll(x_BL, -1, axis=1) for x_BL in (ids_BL, token_weight_BL))
     loss_BL = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, target_BL)
     return jnp.where(weight_BL != 0, weight_BL * loss_BL, 0.0)

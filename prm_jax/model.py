@@ -275,8 +275,9 @@ class PRM(nnx.Module):
 
         `visible_until_BL`: the last place of its row that sees each token (visibility.py). With a `cache`,
         whose rows these tokens continue, places are slots: a token with ALWAYS is seen by all that follow,
-        padding before a row's first token only by itself. The result is then (x, cache); tokens beyond the
-        last slot, and all after them, are NaN. `ropes`: those of pos_BL, where the caller has them."""
+        padding before a row's first token only by itself. The result is then (x, cache); a call that passes
+        the last slot is NaN throughout, and so are all after it. `ropes`: those of pos_BL, where the caller
+        has them."""
         cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
         x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:

@@ -175,7 +175,8 @@ class LikelihoodScorer(ModelScorer):
 
 def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
     """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows of few
-    shapes. Step slots and rows are powers of two, rows a multiple of the mesh's."""
+    shapes: step slots are row_tokens / 16 or that doubled a few times, rows powers of two that the mesh
+    divides."""
     check_divides(scorer.model.cfg, scorer.batch_rows, "batch.rows")
     L, stats, shards = scorer.row_tokens, scorer.stats, row_shards()
     sequences = [e.ids_L for e in encoded]

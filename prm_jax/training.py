@@ -57,7 +57,7 @@ class OptimizerConfig:
 
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
-    """Learning rate of each step, from 0: warm-up in equal parts, then a cosine. No step's rate is 0."""
+    """Learning rate of step i, counted from 0: lr (i + 1) / warm-up steps, then a cosine; never 0."""
     warmup, end = max(round(cfg.warmup * steps), 1), cfg.lr * cfg.final_lr
     return optax.warmup_cosine_decay_schedule(cfg.lr / warmup, cfg.lr, warmup - 1, max(steps, warmup), end)
 

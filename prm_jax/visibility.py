@@ -3,11 +3,11 @@
 Each key carries one integer, `until`: the last place of its row whose query may see it. With S keys in a row
 it describes a causal mask (S - 1 for all), packing (the last token of the key's own solution), a sliding
 window (j + window - 1), a prefix tree with tokens in depth-first order (the last token of the subtree below
-the key), a slot that is not filled yet (-1), padding after all tokens (S or more) and padding before them (j:
-only the key itself sees it).
+the key), a slot that is not filled yet (-1), padding after all tokens (S or more) and padding before them
+(its own place).
 
-Change `sees`, and all kernels follow; where the model is no longer causal, prefixes are not shared and tokens
-predict nothing by default. A kernel asks it of whole tiles too, so it must be made of comparisons of these
+Change `sees`, and all kernels follow; where the model is no longer causal, prefixes are not shared and
+lm_weight is 0 by default. A kernel asks it of whole tiles too, so it must be made of comparisons of these
 four by <= alone.
 
 Dimension key: B rows, L queries, S keys.

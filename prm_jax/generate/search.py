@@ -23,7 +23,7 @@ from prm_jax.generate.search_state import Node, SearchState
 from prm_jax.launch.config import Count, Positive, Share
 from prm_jax.protocols import Policy
 
-# The methods. Each searches the given problems (their numbers) once, at a cost that its plan fixes.
+# The methods. Each searches the given problems (their numbers) once, at a cost that grows with its plan.
 
 
 def best_of_n(state: SearchState, problems: Iterable[int], width: int):
@@ -40,16 +40,19 @@ def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, a
     `block`: least number of tokens between two choices; long blocks with a value or outcome model are
     value-guided search (2505.17373)."""
     groups = max(1, width // branch) if apart else 1
-    beams, n = [(Node(p), group) for p in problems for group in range(groups)], width // groups
+    beams = [(Node(p), group) for p in problems for group in range(groups)]
+    n = width // groups  # next steps of each beam: of the first round, then `branch`
     keep = max(1, n // branch)
     for _ in range(state.max_steps):
-        children, n = state.grow([node for node, _ in beams], n, block=block), branch
+        children = state.grow([node for node, _ in beams], n, block=block)
+        n = branch
         rivals = collections.defaultdict(dict)
         for (node, group), siblings in zip(beams, children, strict=True):
             live = [child for child in siblings if child.is_open or apart and child.finish_reason == "eos"]
             rivals[node.problem, group] |= {(child.steps, child.is_open): child for child in live}
         nodes = list(itertools.chain(*(distinct.values() for distinct in rivals.values())))
-        nodes, beams = iter(state.look_ahead(nodes, ahead) if ahead else nodes), []
+        nodes = iter(state.look_ahead(nodes, ahead) if ahead else nodes)
+        beams = []
         for (_, group), distinct in rivals.items():
             ranked = sorted(itertools.islice(nodes, len(distinct)), key=lambda node: node.value, reverse=True)
             still_open = itertools.cycle([node for node in ranked[:keep] if node.is_open])
@@ -114,6 +117,8 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
     searched first, with the width that per_solution pays for. Their measured cost of a unit of width sets the
     width of the others. `spend_rest` spends what is left. With options.stop_at see `search_unsolved`."""
     state.budget, state.per_solution, state.stop_at = budget, per_solution, options.stop_at
+    if not per_solution:  # a server's empty texts would never spend the budget
+        return None
     if options.stop_at is not None:
         return search_unsolved(state, method, budget, options)
     P = len(state.problems)
@@ -122,8 +127,9 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
         left = budget * P - state.tokens_P.sum()
         width = max(1.0, min(budget, left / len(problems)) / measured)
         measured = search_by_width(state, method, problems, width, options) / width
-    if measured:  # 0: a server's empty texts
-        spend_rest(state, method, budget, unit, options)
+        if not measured:
+            return None
+    return spend_rest(state, method, budget, unit, options)
 
 
 def spend_rest(state: SearchState, method: str, budget: float, unit: float, options: Options):

@@ -4,7 +4,8 @@ python -m prm_jax.rl    GRPO of the embedded policy by the answer checker; conf/
 means.
 
 Read `Trainer` from top to bottom. The roll-outs of a step depend only on the weights and on fold_in(seed,
-step), so a resumed run repeats the undisturbed one bit for bit.
+step), and of `steps` where select=mixed draws again; so a resumed run repeats the undisturbed one bit for
+bit.
 
 Dimension key: N roll-outs of a step, T steps, L tokens.
 """
@@ -211,10 +212,12 @@ class Trainer:
         return open_verifier(name, OpenOptions(dtype=choose_dtype(self.cfg.dtype), **options))
 
     def check_rows(self):
-        """InputError where steps cannot be rewarded, or a row of batch.tokens is shorter than a response."""
+        """InputError where a verifier cannot read steps, or a row of batch.tokens is shorter than a
+        response."""
         cfg = self.cfg
-        if cfg.reward.prm_checkpoint and self.policy.stop_masks["step"] is None:
-            raise InputError(f"format.separator: steps are rewarded: expected one token of {cfg.policy}")
+        judges_steps = cfg.reward.prm_checkpoint or cfg.reward.orm_checkpoint
+        if judges_steps and self.policy.stop_masks["step"] is None:
+            raise InputError(f"format.separator: a verifier reads steps: expected one token of {cfg.policy}")
         problems = (*self.problems.train, *self.problems.held_out)
         prompts = self.policy.prefix_ids([(problem, ()) for problem in problems])
         # A verifier reads a cut step with its mark.

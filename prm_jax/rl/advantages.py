@@ -92,7 +92,7 @@ def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalis
     """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R
     the outcome plus all step rewards, as in verl, whose std is the sample's: A is sqrt(1 - 1 / n) of this one
     there and in TRL. The division is a bias, towards groups that agree. Without it Dr. GRPO (Liu et al. 2025,
-    arXiv 2503.20783), which needs loss_norm=constant, too (experiment=dr_grpo)."""
+    arXiv 2503.20783), which needs loss_norm=constant, too (algorithm=dr_grpo)."""
     return np.where(mask_NL, centred(outcome_N + step_reward_NT.sum(1), group_N, normalise)[:, None], 0.0)
 
 

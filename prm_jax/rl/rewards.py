@@ -210,9 +210,9 @@ def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | l
         rows = []
     shapes = [row.shape for row in rows]
     step_shapes = [(len(r.steps),) for r in rollouts]
-    is_right = shapes in ([()] * len(rollouts), step_shapes) and all(row.dtype.kind in "biuf" for row in rows)
+    is_valid = shapes in ([()] * len(rollouts), step_shapes) and all(row.dtype.kind in "biuf" for row in rows)
     found = f"{type(reward).__name__} of {len(rows)}, of shapes {shapes[:3]}..."
-    expect(is_right, where, found, f"{len(rollouts)} numbers, or as many rows with a number for each step")
+    expect(is_valid, where, found, f"{len(rollouts)} numbers, or as many rows with a number for each step")
     is_finite = all((np.abs(row.astype(float)) <= LARGEST).all() for row in rows)
     expect(is_finite, where, "a number that is nan or too large", f"numbers of at most {LARGEST:g}")
     return rows if shapes == step_shapes else np.array(rows)
