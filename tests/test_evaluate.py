@@ -96,7 +96,7 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     args = ("task=best_of_n", "input=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
     monkeypatch.chdir(tmp_path)
     said = call(evaluate.main, monkeypatch, "evaluate.py", *args)  # whose checker is not guessed
-    assert said.startswith("error: pool.jsonl: task: found 'none'")
+    assert said.startswith("error: pool.jsonl: task: ")
     printed(evaluate.main, monkeypatch, *args, "data=chain", cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     names = list(results["scorers"])

@@ -753,11 +753,8 @@ def test_keys_beside_format_auto_change_the_format_that_is_found(tmp_path, small
     auto = parse({"name": "auto"} | keys, Format, "format")
     found = open_checkpoint(tmp_path, "best", auto, "float32").format
     assert found == dataclasses.replace(read_format("reasoneval"), shift=0, label_kind="unknown")
-    for changes, pattern in (
-        ({"shift": "x"}, "format.shift: got 'x', expected an integer"),
-        ({"shfit": 1}, "format.shfit"),
-    ):
-        with pytest.raises(InputError, match=pattern):
+    for changes, key in (({"shift": "x"}, "format.shift"), ({"shfit": 1}, "format.shfit")):
+        with pytest.raises(InputError, match=f"^{key}: "):
             open_checkpoint(tmp_path, "best", parse({"name": "auto"} | changes, Format, "format"), "float32")
 
 
