@@ -146,7 +146,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`.
     Returns the best validation value of `eval.best_by`: a loss, which is minimised, or one of the others,
     which are maximised."""
-    data = load_splits(data_cfg, cfg.seed, labels_required=cfg.objective == "prm")
+    data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     data.record(texts / "data.json")
     tokenizer = make_tokenizer(cfg, data.splits["train"])
     examples = tokenise(cfg, data_cfg, data, tokenizer)
@@ -210,6 +210,13 @@ class Examples(NamedTuple):
     parts: dict[str, tuple[int, float]]  # of a mixture: {source: (number of training examples, weight)}
     errors: list  # `first_wrong` of each validation solution, where the task knows it; else empty
     counts: dict[str, int]
+
+
+def draw_samples(*args):
+    """The samples of an embedded task's policy, as `policy_pool` draws them."""
+    from prm_jax.generate.samples import policy_pool  # not above: training on files needs no policy
+
+    return policy_pool(*args)
 
 
 def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:

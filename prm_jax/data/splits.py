@@ -138,15 +138,12 @@ def load_splits(
     cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False, key: str = "data"
 ) -> Data:
     """Returns the train, validation and test splits. An embedded task's solutions come from its solver, or
-    from its policy by `draw` (None: `policy_pool`). Of files, the test split is `test_path` or fold `fold` of
-    the problems, the validation split is `validation_path` or the next fold, and the rest trains. With
-    `labels_required` a native row without labels raises: a misspelt column would train on nothing. `key`: the
-    config's place."""
+    from its policy by `draw` (generate/samples.policy_pool). Of files, the test split is `test_path` or fold
+    `fold` of the problems, the validation split is `validation_path` or the next fold, and the rest trains.
+    With `labels_required` a native row without labels raises: a misspelt column would train on nothing.
+    `key`: the config's place."""
     if isinstance(cfg, TaskData):
         from prm_jax import tasks
-
-        if draw is None and cfg.samples == "policy":
-            from prm_jax.generate.samples import policy_pool as draw
 
         splits, counts = tasks.load_splits(cfg, seed, draw)
         return Data(splits, counts, {})
