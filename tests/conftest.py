@@ -42,6 +42,7 @@ from prm_jax.model import PRM, ModelConfig
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
+MODELS = Path(os.environ.get("PRM_JAX_MODELS", ROOT.parent / "shared" / "models"))
 
 # A problem, a right and a wrong solution: under embedded_orm the right one has the higher last score, the
 # wrong one the higher first and the higher lowest score.
@@ -105,6 +106,14 @@ def real_data(name: str) -> Path:
     path = DATA / name
     if not path.exists():
         pytest.skip(f"real data absent: {path} (set PRM_JAX_DATA)")
+    return path
+
+
+def real_model(name: str) -> Path:
+    """A folder of the real models, or a skip that says what is missing."""
+    path = MODELS / name
+    if not path.exists():
+        pytest.skip(f"real model absent: {path} (set PRM_JAX_MODELS)")
     return path
 
 
