@@ -86,7 +86,6 @@ LINES = [
     ("sampling input=q.jsonl sampling.top_p=1.5", "sampling.top_p"),
     ("sampling input=q.jsonl checkpoint=embedded_orm", "embedded_orm"),
     ("labeling input=good.jsonl k=0", "k"),
-    ("labeling input=good.jsonl label=advantage prover=9", "prover"),
     ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
     ("rl algorithm=none_such", "none_such"),

@@ -69,18 +69,6 @@ def kept(cache, monkeypatch, tmp_path):
     return problems, pool, folder
 
 
-@pytest.mark.parametrize("about", [None, '{"counts": 0}'])
-def test_kept_samples_that_are_damaged_are_drawn_again(kept, about):
-    problems, pool, folder = kept
-    path = folder / "pool.jsonl"
-    before = path.read_bytes()
-    if about is None:
-        path.write_bytes(b"".join(before.splitlines(keepends=True)[:2]))
-    else:
-        (folder / "about.json").write_text(about)
-    assert list(lab.policy_pool(CFG, problems, 8, 0)) == pool and path.read_bytes() == before
-
-
 def test_kept_samples_are_graded_by_the_checker_of_today(kept, monkeypatch, capsys):
     """With a checker that takes every answer, the second run printed the first one's share of right
     answers."""

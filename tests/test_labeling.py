@@ -15,7 +15,7 @@ from prm_jax.data.rows import write_rows
 from prm_jax.data.units import UNITS, as_probability
 from prm_jax.formats import Format
 from prm_jax.generate import labeling
-from prm_jax.generate.labeling import LABELS, MC, AdaptiveK, Completions, Labels, label_file
+from prm_jax.generate.labeling import LABELS, MC, Completions, Labels, label_file
 from prm_jax.generate.sampling import Sampling
 from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
@@ -30,13 +30,8 @@ GRADE = CHAIN.grade
 class Solver:
     """The noisy symbolic solver as a policy, with the keys of the real one."""
 
-    format, name, sampling, batch_rows, model = (
-        Format("plain", "\n"),
-        "solver",
-        Sampling(1.0, None, 1.0, 80),
-        32,
-        (),
-    )
+    name, batch_rows, model = "solver", 32, ()
+    format, sampling = Format("plain", "\n"), Sampling(1.0, None, 1.0, 80)
 
     def __init__(self):
         self.asked, self.calls, self.tokens = [], [], 0
@@ -62,13 +57,12 @@ class Solver:
 
 
 def settings(label="soft", **change):
-    plain = {"threshold": 0.8, "prover": 1, "k": 8, "adapt": None}
-    return Labels(label=label, **plain | change)
+    return Labels(label=label, **{"threshold": 0.8, "k": 8} | change)
 
 
-def labels(label, right, k=8, **change):
+def labels(label, right, k=8, threshold=0.8):
     """The labels of steps after which so many of k completions are right; first the bare problem."""
-    return LABELS[label]([MC(r, k) for r in right], settings(label, k=k, **change))
+    return LABELS[label]([MC(r, k) for r in right], threshold)
 
 
 def expected(of, v, k):
@@ -99,24 +93,16 @@ def test_ratio_compares_with_the_prefix_before_and_ends_where_nothing_is_right()
     assert labels("ratio", (5, 4, 8, 6, 7), 10) == [1, 1, 0, 1]  # .8, 2, .75, 7/6
     assert labels("ratio", (5, 4, 0, 3), 10) == [1, 0, None]
     assert labels("ratio", (0, 4, 5), 10) == [None, None]
-    assert labels("ratio", (5, 4, 0, 3), 10, threshold=0.0) == [
-        1,
-        0,
-        None,
-    ]  # 0 for the first step after which none is
+    assert labels("ratio", (5, 4, 0, 3), 10, threshold=0.0) == [1, 0, None]
     other_k = [MC(4, 8), MC(13, 32), MC(12, 32)]  # 26/32, 12/13
-    assert LABELS["ratio"](other_k, settings("ratio")) == [1, 1]
-    assert LABELS["ratio"](other_k, settings("ratio", threshold=0.82)) == [0, 1]
+    assert LABELS["ratio"](other_k, 0.8) == [1, 1]
+    assert LABELS["ratio"](other_k, 0.82) == [0, 1]
 
 
-def test_advantages_of_the_completer_and_of_the_best_of_several():
+def test_advantages_of_the_completer():
     assert labels("advantage", (4, 6, 0)) == [0.625, 0.125]  # A = 1/4, -3/4
-    assert labels("advantage", (0, 1, 6), prover=4) == [0.75, 0.75]  # Q of the best of 4: 0, 1/2, 1
-    for v in (0.05, 0.5):
-        assert expected(lambda r: MC(r, 8).best_of(4), v, 8) == pytest.approx(1 - (1 - v) ** 4)
-    assert np.tanh(UNITS["difference"].log_odds(0.25) / 2) == pytest.approx(
-        0.25
-    )  # what a file says and what it means
+    means = np.tanh(UNITS["difference"].log_odds(0.25) / 2)  # what a file says and what it means
+    assert means == pytest.approx(0.25)
     assert as_probability(0.25, "difference") == pytest.approx(labels("advantage", (4, 6))[0])
 
 
@@ -125,7 +111,7 @@ PROBLEM, STEPS = "4 *5 -3 max2 +6 mod7?", ("4*5=6", "6-3=3", "3max2+6=2")
 
 def test_counts_agree_with_the_exact_values():
     prefixes, k = [(PROBLEM, STEPS[:t]) for t in range(4)], 1500
-    complete = Completions(Solver(), {PROBLEM: None}, settings(k=k), 0, GRADE)
+    complete = Completions(Solver(), {PROBLEM: None}, k, 0, GRADE)
     exact = CHAIN.values(CFG, PROBLEM, ("4=4", *STEPS))  # the first line does nothing: the bare problem
     for mc, v in zip(complete(prefixes), exact, strict=True):
         assert abs(mc.share - v) <= 4 * np.sqrt(0.25 / k)
@@ -151,21 +137,12 @@ def test_rows_say_what_made_them_and_train(tmp_path, solutions):
     path, policy = tmp_path / "a/labels.jsonl", Solver()
     rows, _ = write(path, solutions, policy)
     prefixes = {(s.problem, s.steps[:t]) for s in solutions for t in range(1, len(s.steps))}
-    assert (
-        len(rows) == 30 and set(policy.asked) == prefixes and len(policy.asked) == len(prefixes)
-    )  # each once
+    assert len(rows) == 30 and sorted(policy.asked) == sorted(prefixes)  # each once
     assert len(prefixes) < sum(len(s.steps) - 1 for s in solutions)
-    for row, s in zip(
-        rows, solutions, strict=True
-    ):  # the last step has the solution's own outcome, and costs nothing
-        assert (
-            row["labels"] == [right / 8 for right in row["right"][:-1]] + [s.outcome]
-            and row["right"][-1] is None
-        )
-        assert row["k"] == (8 if len(s.steps) > 1 else None)
-        assert (
-            row["label_kind"] == "value" and row["completer"] == "solver" and row["labels"][-1] == s.outcome
-        )
+    for row, s in zip(rows, solutions, strict=True):  # the last step has the solution's own outcome
+        assert row["labels"] == [right / 8 for right in row["right"][:-1]] + [s.outcome]
+        assert row["right"][-1] is None and row["k"] == (8 if len(s.steps) > 1 else None)
+        assert row["label_kind"] == "value" and row["completer"] == "solver"
     about = json.loads((path.parent / "about.json").read_text())
     assert about["finished"]
     assert about["counts"]["policy_tokens"] == sum(row["policy_tokens"] for row in rows) == policy.tokens > 0
@@ -189,29 +166,10 @@ def test_solutions_of_one_problem_stand_together_and_share_what_they_begin_with(
     for row in rows:
         right = [*row["right"][:-1], 8 * row["outcome"]]
         mc = [MC(row["problem_right"], row["problem_k"]), *(MC(r, 8) for r in right)]
-        assert row["labels"] == LABELS["ratio"](mc, settings("ratio"))
-    moved, _ = write(tmp_path / "c/labels.jsonl", solutions, label="advantage", prover=4)
+        assert row["labels"] == LABELS["ratio"](mc, 0.8)
+    moved, _ = write(tmp_path / "c/labels.jsonl", solutions, label="advantage")
     assert [row["right"] for row in moved] == [row["right"] for row in rows]
-    assert {row["label_kind"] for row in moved} == {"advantage"} and {
-        y for row in moved for y in row["labels"]
-    } > {0.5}
-
-
-def test_difficulty_decides_on_the_number_of_completions(tmp_path, solutions):
-    adapt = AdaptiveK(below=(0.1, 0.9), k=(6, 4, 2))
-    assert [adapt.choose(x) for x in (0, 0.09, 0.1, 0.89, 0.9, 1)] == [6, 6, 4, 4, 2, 2]
-    policy = Solver()
-    policy.batch_rows = 1000  # one chunk
-    for label in ("soft", "first_error"):
-        policy.calls = []
-        rows, _ = write(tmp_path / label / "labels.jsonl", solutions, policy, label=label, adapt=adapt)
-        asked = [row for row in rows if row["k"]]  # first_error asks nothing of right answers
-        assert {row["problem_k"] for row in asked} == {8}
-        assert label != "soft" or {row["k"] for row in asked} == {2, 4, 6}
-        for row in asked:
-            assert row["k"] == adapt.choose(row["problem_right"] / 8)
-        (n, k), *calls = policy.calls
-        assert k == 8 and {k for _, k in calls} <= {2, 4, 6} and (n == 10 or label == "first_error")
+    assert {row["label_kind"] for row in moved} == {"advantage"}
 
 
 def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
@@ -245,17 +203,17 @@ def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
 
 @pytest.mark.parametrize("label", ["soft", "ratio", "first_error"])
 def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, label):
-    more, path = {"adapt": AdaptiveK((0.5,), (8, 4))}, tmp_path / "labels.jsonl"
-    write(path, solutions, label=label, **more)
+    path = tmp_path / "labels.jsonl"
+    write(path, solutions, label=label)
     rows = path.read_bytes()
     for part in (0, 100, len(rows) // 2, len(rows) - 1):
         path.write_bytes(rows[:part])
-        write(path, solutions, label=label, **more)
+        write(path, solutions, label=label)
         assert path.read_bytes() == rows
     with pytest.raises(InputError, match=r"jsonl: got \['k'"):
-        write(path, solutions, label=label, **more | {"k": 4})
+        write(path, solutions, label=label, k=4)
     with pytest.raises(InputError, match="jsonl line 1: "):
-        write(path, solutions[1:], label=label, **more)
+        write(path, solutions[1:], label=label)
 
 
 def test_completions_without_an_answer_are_counted(tmp_path, solutions):
@@ -282,11 +240,7 @@ def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, soluti
     assert len(rows) == 6 and {y for row in rows for y in row["labels"]} <= {0, 0.25, 0.5, 0.75, 1}
     # A finished solution is worth its outcome: its completion is the end alone.
     assert all(abs(row["labels"][-1] - row["outcome"]) < 0.5 for row in rows)
-    assert (
-        "policy_tokens" in out
-        and "data.label_kind=value" in out
-        and {row["task"] for row in rows} == {"chain"}
-    )
+    assert "data.label_kind=value" in out and {row["task"] for row in rows} == {"chain"}
     before = (tmp_path / "a/labels.jsonl").read_bytes()
     printed(labeling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a/labels.jsonl").read_bytes() == before

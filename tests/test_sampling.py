@@ -19,6 +19,7 @@ from prm_jax.checkpoints import hf, hf_config
 from prm_jax.data.grading import as_number
 from prm_jax.data.pools import Candidate, iter_pool
 from prm_jax.data.questions import make_candidate, read_questions
+from prm_jax.data.rows import write_rows
 from prm_jax.formats import Format, encode, read_format, train_tokenizer
 from prm_jax.generate import sampling
 from prm_jax.generate.sampling import Policy, Sampling
@@ -55,9 +56,8 @@ def policy(tokenizer):
 
 
 def sampled(policy, batch_rows=64, n=5, stop="end", problems=PROBLEMS, **law):
-    asked = dataclasses.replace(
-        policy, sampling=dataclasses.replace(policy.sampling, **law), batch_rows=batch_rows
-    )
+    law = dataclasses.replace(policy.sampling, **law)
+    asked = dataclasses.replace(policy, sampling=law, batch_rows=batch_rows)
     asked.stats = sampling.SamplingStats()
     return asked.extend([(problem, ()) for problem in problems], n, stop, jax.random.key(3)), asked
 
@@ -83,9 +83,8 @@ def test_greedy_decoding_is_pytorchs_token_for_token(tmp_path, rng, tokenizer, f
     greedy = Sampling(0.0, None, 1.0, 40)
     free = Policy(model, tokenizer, PLAIN, family, greedy, batch_rows=4, eos_ids=(279,))
     end = int(free.extend([(problems[1], ())], 1, "end", jax.random.key(0))[0][0].ids_L[20])
-    ours = dataclasses.replace(free, eos_ids=(end,)).extend(
-        [(p, ()) for p in problems], 1, "end", jax.random.key(0)
-    )
+    prefixes = [(p, ()) for p in problems]
+    ours = dataclasses.replace(free, eos_ids=(end,)).extend(prefixes, 1, "end", jax.random.key(0))
     for problem, (found,) in zip(problems, ours, strict=True):
         ids = torch.tensor([tokenizer.encode(problem)])
         with torch.no_grad():
@@ -169,9 +168,7 @@ def test_samples_depend_on_neither_batch_nor_neighbours(policy):
         assert texts(found) == texts(whole) and asked.stats.prompts == 4
     alone = policy.extend([(PROBLEMS[2], ())], 4, "end", jax.random.key(3), first=2)
     assert texts(alone)[0] == texts(whole)[2][:4]
-    assert (
-        len({tuple(ids) for own in texts(whole) for ids, _ in own}) > 30
-    )  # and they differ among themselves
+    assert len({tuple(ids) for own in texts(whole) for ids, _ in own}) > 30  # they differ among themselves
     twice = policy.extend([(PROBLEMS[0], ())] * 2, 9, "end", jax.random.key(3))
     assert texts(twice)[0] == texts(whole)[0] != texts(twice)[1]  # the same prompt, other keys
 
@@ -206,26 +203,20 @@ def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
     none."""
     line_ends = [i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])]
     assert policy.stop_masks["step"].nonzero()[0].tolist() == sorted([*line_ends, tokenizer.eos_token_id])
-    comma = dataclasses.replace(
-        policy, format=Format("plain", separator="5"), sampling=dataclasses.replace(ANY, max_tokens=60)
-    )
-    found = [
-        c for own in comma.extend([(p, ()) for p in PROBLEMS], 20, "step", jax.random.key(0)) for c in own
-    ]
+    law = dataclasses.replace(ANY, max_tokens=60)
+    comma = dataclasses.replace(policy, format=Format("plain", separator="5"), sampling=law)
+    drawn = comma.extend([(p, ()) for p in PROBLEMS], 20, "step", jax.random.key(0))
+    found = [c for own in drawn for c in own]
     assert {c.finish_reason for c in found} == {"eos", "stop", "length"}
     for c in found:
         n = c.text.count("5")
         assert (c.finish_reason == "stop") == (n == 1) == c.text.endswith("5") and len(c.ids_L) <= 60
-        assert (c.finish_reason == "length") == (
-            len(c.ids_L) == 60 and n == 0 and c.ids_L[-1] not in policy.eos_ids
-        )
-        assert (c.finish_reason == "eos") == (
-            c.ids_L[-1] in policy.eos_ids
-        ) and tokenizer.eos_token not in c.text
+        ends = c.ids_L[-1] in policy.eos_ids
+        assert (c.finish_reason == "length") == (len(c.ids_L) == 60 and n == 0 and not ends)
+        assert (c.finish_reason == "eos") == ends and tokenizer.eos_token not in c.text
+    odd = dataclasses.replace(policy, format=Format("odd", "\n=\n"))
     with pytest.raises(InputError, match="^format.separator: "):
-        dataclasses.replace(policy, format=Format("odd", "\n=\n")).extend(
-            [("4?", ())], 1, "step", jax.random.key(0)
-        )
+        odd.extend([("4?", ())], 1, "step", jax.random.key(0))
 
 
 def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokenizer):
@@ -233,10 +224,8 @@ def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokeni
     prefixes = [("4 + 3?", ()), ("4 + 3?", ("4+3=7",)), ("4 + 3?", ("4+3=7", "done"))]
     none, one, two = policy.prefix_ids(prefixes)
     assert none.tolist() == whole.ids_L[: whole.start].tolist() == tokenizer.encode("4 + 3?")
-    assert (
-        one.tolist() == whole.ids_L[: whole.step_end_T[0] + 1].tolist()
-        and two.tolist() == whole.ids_L.tolist()
-    )
+    assert one.tolist() == whole.ids_L[: whole.step_end_T[0] + 1].tolist()
+    assert two.tolist() == whole.ids_L.tolist()
     with pytest.raises(InputError, match="^format: "):
         dataclasses.replace(policy, format=read_format("qwen_prm"))
     with pytest.raises(InputError, match="^prefix ''"):
@@ -290,12 +279,8 @@ def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, fo
     assert counts["finished"] + counts["cut"] + counts["empty"] == 36
     cut = [c for p in pool for c in p.candidates if not c.finished]
     assert len(cut) == counts["cut"] + counts["empty"] > 0 < counts["finished"]
-    assert (
-        about["n"] == 3
-        and about["seed"] == 1
-        and about["sampling"]["max_tokens"] == 150
-        and about["finished"]
-    )
+    assert (about["n"], about["seed"], about["finished"]) == (3, 1, True)
+    assert about["sampling"]["max_tokens"] == 150
     assert len(about["weights"]) == 64 and about["policy"] == str(folder) and "jax" in about["versions"]
     assert "3 ungraded" in out and "36 continuations of 12 distinct prompts" in out
 
@@ -308,19 +293,9 @@ def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, fo
 
 def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp_path):
     file = tmp_path / "chains.jsonl"
-    file.write_text(
-        "".join(
-            json.dumps({"problem": p}) + "\n" for p in ("4 +5 *3 max2 -2 mod7?", "1 max2 min3 max4 +1 mod7?")
-        )
-    )
-    asked = (
-        f"input={file}",
-        "n=8",
-        "checker=chain",
-        "sampling.max_tokens=60",
-        "batch_rows=16",
-        "hydra.run.dir=a",
-    )
+    write_rows(file, [{"problem": "4 +5 *3 max2 -2 mod7?"}, {"problem": "1 max2 min3 max4 +1 mod7?"}])
+    asked = (f"input={file}", "n=8", "checker=chain", "sampling.max_tokens=60", "batch_rows=16")
+    asked += ("hydra.run.dir=a",)
     out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
     pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
     assert [p.answer for p in pool] == ["4", "5"] and "of 16 right by the task's checker" in out

@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -28,12 +27,12 @@ from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
 from prm_jax.data.rows import append_rows, is_pool, read_rows, require, require_same
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
-from prm_jax.generate.sampling import PolicyConfig, fingerprint, policy_at_work
+from prm_jax.generate.sampling import PolicyConfig, fingerprint, keep_rows, policy_at_work
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
-from prm_jax.launch.run_folder import described_file, start_command
+from prm_jax.launch.run_folder import start_command
 from prm_jax.protocols import Continuation, Prefix
 from prm_jax.solutions import Solution, native_row
 from prm_jax.tasks.checkers import choose_checker, is_own, open_grader
@@ -49,64 +48,40 @@ class MC(NamedTuple):
     def share(self) -> float:
         return self.right / self.k
 
-    def best_of(self, n: int) -> float:
-        """Unbiased P(any of n completions is right), pass@n: 1 - C(wrong, n) / C(k, n); n <= k."""
-        return 1 - math.comb(self.k - self.right, n) / math.comb(self.k, n)
 
-
-def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
+def ratio(mc: Sequence[MC], threshold: float) -> list[float | None]:
     """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else
     0. The first t with MC_t = 0 has 0; later steps, and all of a problem without a right completion, null."""
-    n_alive = next((t for t, x in enumerate(mc) if not x.right), len(mc))
-    alive = list(itertools.pairwise(mc))[:n_alive]
-    labels = [float(b.right > 0 and b.right * a.k / (a.right * b.k) >= cfg.threshold) for a, b in alive]
+    labels = []
+    for before, after in itertools.pairwise(mc):
+        if before.right == 0:
+            break
+        progress = after.right * before.k / (before.right * after.k)
+        labels.append(float(after.right > 0 and progress >= threshold))
     return labels + [None] * (len(mc) - 1 - len(labels))
 
 
-def advantage(mc: Sequence[MC], cfg: "Labels") -> list[float]:
-    """(1 + A_t) / 2 by PAV (Setlur et al. 2024): A_t = Q_t - Q_(t-1), Q = P(any of `prover` completions is
-    right)."""
-    q = [x.best_of(cfg.prover) for x in mc]
-    return [(1 + after - before) / 2 for before, after in itertools.pairwise(q)]
+def advantage(mc: Sequence[MC], _) -> list[float]:
+    """(1 + A_t) / 2 with A_t = MC_t - MC_(t-1), the completer's advantage: it is PAV's prover (Setlur et al.
+    2024)."""
+    return [(1 + after.share - before.share) / 2 for before, after in itertools.pairwise(mc)]
 
 
-# label -> f(MC of the bare problem and of every prefix, settings) -> label of every step
+# label -> f(MC of the bare problem and of every prefix, threshold) -> label of every step
 LABELS = {
-    "soft": lambda mc, cfg: [x.share for x in mc[1:]],
-    "hard": lambda mc, cfg: [float(x.right > 0) for x in mc[1:]],
-    "threshold": lambda mc, cfg: [float(x.share >= cfg.threshold) for x in mc[1:]],
+    "soft": lambda mc, _: [x.share for x in mc[1:]],
+    "hard": lambda mc, _: [float(x.right > 0) for x in mc[1:]],
+    "threshold": lambda mc, threshold: [float(x.share >= threshold) for x in mc[1:]],
     "ratio": ratio,
     "advantage": advantage,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptiveK:
-    """K of a problem's prefixes: k[i] where the MC of the bare problem is below below[i], else the last k."""
-
-    below: tuple[Share, ...]
-    k: tuple[Count, ...]
-
-    def __post_init__(self):
-        fits = list(self.below) == sorted(self.below) and len(self.k) == len(self.below) + 1
-        expect(fits, "adapt", self, "rising shares `below`, and one number `k` more")
-
-    def choose(self, share: float) -> int:
-        return self.k[sum(share >= bound for bound in self.below)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labels:  # settings of labels; conf/labeling.yaml says what each key means
     label: Annotated[str, one_of((*LABELS, "first_error"))]
     threshold: Share
-    prover: Count
     k: Count
-    adapt: AdaptiveK | None
-
-    def __post_init__(self):
-        fewest = min((self.k, *(self.adapt.k if self.adapt else ())))
-        fits = self.label != "advantage" or self.prover <= fewest
-        expect(fits, "prover", self.prover, f"at most {fewest}, the number of completions")
 
     @property
     def kind(self) -> str:
@@ -123,39 +98,34 @@ class Completions:
     """Counts of right completions of prefixes, each drawn once. Completions depend only on the seed, the
     prefix's text and their number, so labels of any kind and file see the same ones."""
 
-    def __init__(self, policy, golds: dict, cfg: Labels, seed: int, grade: Callable):
-        self.policy, self.golds, self.cfg = policy, golds, cfg
-        self.key, self.grade = jax.random.key(seed), grade
+    def __init__(self, policy, golds: dict, k: int, seed: int, grade: Callable):
+        self.policy = policy
+        self.golds = golds
+        self.k = k
+        self.key = jax.random.key(seed)
+        self.grade = grade
         self.mc: dict[Prefix, MC] = {}
         self.costs: dict[Prefix, dict] = {}  # of the prefixes that no row has been charged for
 
     def __call__(self, prefixes: Sequence[Prefix]) -> list[MC]:
-        """The MC of each prefix; new ones take one call of the policy for each K."""
-        cfg, by_k = self.cfg, collections.defaultdict(list)
-        if cfg.adapt:  # the MC of the bare problem decides about the others
-            self.draw([(problem, ()) for problem, _ in prefixes], cfg.k)
-        for problem, steps in prefixes:
-            k = cfg.adapt.choose(self.mc[problem, ()].share) if cfg.adapt and steps else cfg.k
-            by_k[k].append((problem, steps))
-        for k, some in sorted(by_k.items()):
-            self.draw(some, k)
+        """The MC of each prefix; new ones take one call of the policy."""
+        new = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in self.mc]
+        if new:
+            self.draw(new)
         return [self.mc[prefix] for prefix in prefixes]
 
-    def draw(self, prefixes: Sequence[Prefix], k: int):
-        new = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in self.mc]
-        if not new:
-            return
+    def draw(self, new: list[Prefix]):
         new.sort(key=lambda prefix: len(prefix[1]))  # a batch takes as long as its longest completion
         digests = [hashlib.sha256(json.dumps(prefix).encode()).digest() for prefix in new]
         numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
-        groups = self.policy.extend(new, k, "end", self.key, numbers)
+        groups = self.policy.extend(new, self.k, "end", self.key, numbers)
         for (problem, steps), samples in zip(new, groups, strict=True):
             candidates = tuple(complete_steps(self.policy.format, steps, sample) for sample in samples)
             graded = self.grade(Problem("", problem, self.golds[problem], candidates)).candidates
             n_right = sum(bool(c.finished and c.correct) for c in graded)  # a cut one is not right
             tokens = sum(len(sample.ids_L) for sample in samples)
             unanswered = sum(not c.finished or c.answer is None for c in graded)
-            self.mc[problem, steps] = MC(n_right, k)
+            self.mc[problem, steps] = MC(n_right, self.k)
             self.costs[problem, steps] = {"policy_tokens": tokens, "unanswered": unanswered}
 
     def charge(self, prefixes: Sequence[Prefix]) -> dict[str, int]:
@@ -173,17 +143,21 @@ def label_all_prefixes(solutions: Sequence[Solution], complete: Completions, cfg
     """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome,
     as in the programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
     first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
-    complete([p for s in solutions for p in prefixes_of(s)[first : None if s.outcome is None else -1]])
+    unknown = []
+    for s in solutions:
+        last = len(s.steps) if s.outcome is None else len(s.steps) - 1
+        unknown += prefixes_of(s)[first : last + 1]
+    complete(unknown)
     labels = []
     for s in solutions:
         mc = [complete.mc.get(prefix) for prefix in prefixes_of(s)]
         if s.outcome is not None:
             mc[-1] = MC(round(cfg.k * s.outcome), cfg.k)
-        labels.append(LABELS[cfg.label](mc, cfg))
+        labels.append(LABELS[cfg.label](mc, cfg.threshold))
     return labels
 
 
-def label_to_first_error(solutions: Sequence[Solution], complete: Completions, _) -> list[list]:
+def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -> list[list]:
     """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one.
     OmegaPRM's binary search for the first step whose prefix has no right completion, of all solutions at
     once: the bare problem counts as alive, the whole solution as dead; ceil(log2 T) prefixes of T steps."""
@@ -205,10 +179,18 @@ def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -
     """The native row of a solution; right: of k completions of each prefix, null where none were drawn."""
     problem, *mc = map(complete.mc.get, prefixes_of(s))
     row = native_row(s, labels)
-    row |= {"right": [x and x.right for x in mc], "k": next((x.k for x in mc if x), None)}
+    row["right"] = [x and x.right for x in mc]
+    row["k"] = complete.k if any(mc) else None
     if problem:
         row |= {"problem_right": problem.right, "problem_k": problem.k}
     return row | complete.charge(prefixes_of(s))
+
+
+def count_row(row: dict) -> collections.Counter:
+    """The counts of one row of labels."""
+    labelled = sum(y is not None for y in row["labels"])
+    costs = {name: row[name] for name in ("policy_tokens", "unanswered")}
+    return collections.Counter(solutions=1, steps=len(row["labels"]), labelled=labelled, **costs)
 
 
 def label_file(
@@ -219,37 +201,42 @@ def label_file(
     wrong. A stopped call is resumed as in `draw_pool`."""
     is_search = cfg.label == "first_error"
     used = [s for s in solutions if s.outcome is not None or not is_search]
-    by_problem = collections.defaultdict(list)
-    for s in used:
-        by_problem[s.problem].append(s)
     origin = {"label_kind": cfg.kind, "completer": policy.name, "seed": seed}
-    about = origin | {f.name: dataclasses.asdict(cfg)[f.name] for f in dataclasses.fields(Labels)}
-    about |= {"weights": fingerprint(policy.model), "format": policy.format.name}
-    about |= {"sampling": dataclasses.asdict(policy.sampling), "batch_rows": policy.batch_rows}
+    about = origin | {name: getattr(cfg, name) for name in ("label", "threshold", "k")}
+    about["weights"] = fingerprint(policy.model)
+    about["format"] = policy.format.name
+    about["sampling"] = dataclasses.asdict(policy.sampling)
+    about["batch_rows"] = policy.batch_rows
 
-    def make(items: list[Solution], _, old: int) -> list[dict]:
-        complete = Completions(policy, golds, cfg, seed, grade)
-        labels = (label_to_first_error if is_search else label_all_prefixes)(items, complete, cfg)
-        rows = [row_of(s, label_T, complete) | origin for s, label_T in zip(items, labels, strict=True)]
+    def label_rows(chunk: list[Solution], _, old: int) -> list[dict]:
+        complete = Completions(policy, golds, cfg.k, seed, grade)
+        if is_search:
+            labels = label_to_first_error(chunk, complete)
+        else:
+            labels = label_all_prefixes(chunk, complete, cfg)
+        rows = [row_of(s, label_T, complete) | origin for s, label_T in zip(chunk, labels, strict=True)]
         return rows[old:]
 
     def check(row: dict, s: Solution):
         require_same(row, id=s.id, prompt=s.problem, completions=list(s.steps))
 
     # Chunks of whole problems fill batches: with all prefixes of a solution, or in a search with one of each.
-    at_once = policy.batch_rows * (4 if is_search else 1) // (max(cfg.adapt.k) if cfg.adapt else cfg.k)
-    groups, size = list(by_problem.values()), max(1, at_once * len(by_problem) // max(1, len(used)))
-    chunks = [list(itertools.chain(*groups[i : i + size])) for i in range(0, len(groups), size)]
-    with described_file(path, about) as counts, progress("labelling", len(used), "solution") as bar:
-        for rows, old in append_rows(path, chunks, None, check, make):
-            counts.update(resumed=old, solutions=len(rows))
-            for row in rows:
-                counts.update({name: row[name] for name in ("policy_tokens", "unanswered")})
-                counts.update(steps=len(row["labels"]), labelled=sum(y is not None for y in row["labels"]))
-            bar.update(len(rows))
-        if is_search:
-            counts["without_outcome_left_out"] = len(solutions) - len(used)
-    return counts
+    at_once = policy.batch_rows * (4 if is_search else 1) // cfg.k
+    chunks = whole_problems(used, at_once)
+    appended = append_rows(path, chunks, None, check, label_rows)
+    counts = {"without_outcome_left_out": len(solutions) - len(used)} if is_search else {}
+    with progress("labelling", len(used), "solution") as bar:
+        return keep_rows(path, about, appended, count_row, counts, bar)
+
+
+def whole_problems(solutions: Sequence[Solution], at_once: int) -> list[list[Solution]]:
+    """Chunks of about `at_once` solutions, all those of a problem in one."""
+    by_problem = collections.defaultdict(list)
+    for s in solutions:
+        by_problem[s.problem].append(s)
+    groups = list(by_problem.values())
+    size = max(1, at_once * len(groups) // max(1, len(solutions)))
+    return [list(itertools.chain(*groups[i : i + size])) for i in range(0, len(groups), size)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from prm_jax.generate.search_state import Node, SearchState
 MAX_IDLE = 2  # descents in a row that end at a finished child, after which the tree has settled
 
 
-def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: int, rule: str = "puct"):
-    """Grows a tree a problem without roll-outs, as AlphaZero does, with the verifier's values (mctx; PUCT or
-    Gumbel). A simulation descends to an unvisited child and samples `branch` steps there. Equal steps are one
-    child, whose prior is proportional to its number of samples times its probability. Each node has one extra
+def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: int):
+    """Grows a tree a problem without roll-outs, as AlphaZero does, with the verifier's values (mctx, PUCT). A
+    simulation descends to an unvisited child and samples `branch` steps there. Equal steps are one child,
+    whose prior is proportional to its number of samples times its probability. Each node has one extra
     action, "sample this node again". Its value is the mean of the node's and its children's; its prior is how
     far that mean exceeds the best child. So the tree widens only where every sampled child is poor. A
     finished child ends the descent. A tree ends after `simulations`, after MAX_IDLE descents in a row that
@@ -39,11 +39,12 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
     value_P = np.array([nodes[0][-1].probability if nodes[0] else 0.0 for nodes in trees], np.float32)
     prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
     root = mctx.RootFnOutput(prior_logits=prior_PK, value=value_P, embedding=np.zeros(P, np.int32))
-    grow = functools.partial(mctx_step, root, key=state.key, rule=rule, simulations=simulations)
+    grow = functools.partial(mctx_step, root, key=state.key, simulations=simulations)
     tree, idle_P = None, np.zeros(P, int)  # simulations in a row that grew nothing
     for i in range(simulations):
-        new_node = np.zeros((P, K), np.float32), *np.zeros((3, P), np.float32)
-        prior_PK, reward_P, discount_P, value_P = new_node
+        prior_PK = np.zeros((P, K), np.float32)
+        reward_P, discount_P, value_P = np.zeros((3, P), np.float32)
+        new_node = prior_PK, reward_P, discount_P, value_P
         tree = grow(None, i, new_node) if tree is None else tree
         descent = grow(tree, i, new_node)
         parent_P = np.asarray(descent.parents[:, i + 1])
@@ -90,8 +91,8 @@ def expand(state: SearchState, leaves: Sequence[Child], n: int) -> list[list[Chi
     return expanded
 
 
-@functools.partial(jax.jit, static_argnames=("rule", "simulations"))
-def mctx_step(root, tree, i, new_node, key, *, rule: str, simulations: int):
+@functools.partial(jax.jit, static_argnames="simulations")
+def mctx_step(root, tree, i, new_node, key, *, simulations: int):
     """The tree after simulation i, which adds `new_node`: prior_PK, reward_P, discount_P, value_P; of None
     the root alone. mctx runs all simulations in one loop under jit, where the policy cannot be called for the
     new node's numbers. So each is two calls: one with zeros shows which child the descent reaches, the second
@@ -100,12 +101,12 @@ def mctx_step(root, tree, i, new_node, key, *, rule: str, simulations: int):
     output = mctx.RecurrentFnOutput(
         reward=reward_P, discount=discount_P, prior_logits=prior_PK, value=value_P
     )
-    recurrent = lambda params, key, action, embedding: (output, embedding)
+
+    def recurrent(params, key, action, embedding):
+        return output, embedding
 
     def one_simulation(low, high, body, start):
         return start if tree is None else body(i, (jax.random.fold_in(key, i), tree))
 
-    search, options = mctx.muzero_policy, {"dirichlet_fraction": 0.0}
-    if rule == "gumbel":
-        search, options = mctx.gumbel_muzero_policy, {"max_num_considered_actions": prior_PK.shape[1]}
-    return search((), key, root, recurrent, simulations, loop_fn=one_simulation, **options).search_tree
+    options = {"dirichlet_fraction": 0.0, "loop_fn": one_simulation}
+    return mctx.muzero_policy((), key, root, recurrent, simulations, **options).search_tree

@@ -18,7 +18,6 @@ from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
 from prm_jax.formats import read_format
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
-from prm_jax.launch import run_folder
 from prm_jax.launch.files import cache_folder
 from prm_jax.launch.hosts import max_over_processes
 
@@ -32,8 +31,7 @@ CODE += ["kernels/cpu.py", "kernels/accelerator.py", "kernels/draw.py"]
 
 def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:
     """The problems with n samples each of the task's policy, graded by the task's checker as it is now. A
-    folder of the cache, named by a hash of all that samples depend on, keeps them; damaged ones are drawn
-    again."""
+    folder of the cache, named by a hash of all that samples depend on, keeps them."""
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
     code = [file_fingerprint(Path(__file__).parents[1] / file) for file in CODE]
     model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.eos_ids
@@ -41,7 +39,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     origin = json.dumps([code, model, settings], sort_keys=True)
     name = f"{cfg.name}_{hashlib.sha256(origin.encode()).hexdigest()[:16]}"
     path = cache_folder() / "samples" / name / "pool.jsonl"
-    if int(max_over_processes(not is_whole(path))):  # a process that draws needs all the others
+    if int(max_over_processes(not path.exists())):  # a process that draws needs all the others
         draw_samples(path, policy, problems, n, seed)
     grade = tasks.find_task(cfg.name).grade
     right, texts = [], hashlib.sha256()
@@ -54,24 +52,14 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
 
 
 def draw_samples(path: Path, policy: Policy, problems: Sequence[str], n: int, seed: int):
-    """Writes pool.jsonl and about.json, which has its checksum; in another folder until they are complete,
-    since another run may be drawing the same."""
+    """Writes pool.jsonl, and about.json beside it; in another folder until they are complete, since another
+    run may be drawing the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
     with tempfile.TemporaryDirectory(dir=path.parents[1]) as folder:
-        new, about = Path(folder) / path.name, Path(folder) / "about.json"
-        draw_pool(new, policy, questions, n, seed, lambda ungraded: ungraded, len(questions))
-        run_folder.write_json(about, run_folder.read_json(about) | {"sha256": file_fingerprint(new)})
-        for file in (about, new):
-            os.replace(file, path.with_name(file.name))
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a file of samples is there, with the checksum that about.json beside it has."""
-    try:
-        return run_folder.read_json(path.with_name("about.json"))["sha256"] == file_fingerprint(path)
-    except (InputError, OSError, LookupError):  # absent or damaged
-        return False
+        draw_pool(Path(folder) / path.name, policy, questions, n, seed, lambda p: p, len(questions))
+        for name in ("about.json", path.name):
+            os.replace(Path(folder) / name, path.with_name(name))
 
 
 @functools.cache

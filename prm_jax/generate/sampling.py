@@ -18,7 +18,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +81,8 @@ def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
 def prefill(model: PRM, ids_PL, first_P):
     """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts; first_P: where they
     start."""
-    slot_L, cache = jnp.arange(ids_PL.shape[1]), make_cache(model.cfg, *ids_PL.shape)
+    slot_L = jnp.arange(ids_PL.shape[1])
+    cache = make_cache(model.cfg, *ids_PL.shape)
     is_real_PL = slot_L >= first_P[:, None]
     pos_PL = jnp.maximum(slot_L - first_P[:, None], 0)
     x_PLD, cache = for_decoding(model)(ids_PL, pos_PL, jnp.where(is_real_PL, ALWAYS, slot_L), cache=cache)
@@ -120,6 +121,14 @@ def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampli
 
     _, cache, id_B, done_B, out = jax.lax.while_loop(is_unfinished, step, (0, cache, id_B, done_B, empty))
     return (cache, id_B, done_B), mesh.replicate((*out, done_B.all()))
+
+
+class Row(NamedTuple):
+    """A sample to draw: the numbers of its prompt in a group, of its prefix in a call, and its own."""
+
+    prompt: int
+    prefix: int
+    sample: int
 
 
 @dataclasses.dataclass
@@ -173,7 +182,8 @@ class Policy:
 
     def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far), drawn as protocols.Policy says."""
-        start, stop_V = time.perf_counter(), self.stop_masks[stop]
+        start = time.perf_counter()
+        stop_V = self.stop_masks[stop]
         expected = f"a text within one token of {self.name}"
         expect(stop_V is not None, "format.separator", self.format.separator, expected)
         mesh.check_divides(self.model.cfg, self.batch_rows, "batch_rows")
@@ -185,10 +195,12 @@ class Policy:
         by_length = sorted(requests, key=padded_length)  # among equals the order stays
         for L, prompts in itertools.groupby(by_length, padded_length):
             for group in self.groups(prompts, lambda ids: n * len(requests[ids])):
-                rows = [(p, i, j) for p, ids in enumerate(group) for i in requests[ids] for j in range(n)]
+                rows = []
+                for p, ids in enumerate(group):
+                    rows += [Row(p, i, j) for i in requests[ids] for j in range(n)]
                 decoded = self.decode(group, rows, L, stop_V, key, number_P, CACHE_GROWTH[stop])
-                for (_, i, j), (ids_L, logp_L) in zip(rows, decoded, strict=True):
-                    samples[i][j] = self.continuation(ids_L, logp_L, stop_V)
+                for row, (ids_L, logp_L) in zip(rows, decoded, strict=True):
+                    samples[row.prefix][row.sample] = self.continuation(ids_L, logp_L, stop_V)
         self.stats.seconds += time.perf_counter() - start
         self.stats.prompts += len(requests)
         return samples
@@ -211,8 +223,8 @@ class Policy:
         rows = max(1, min(32, 512 // tokens), 1 << (n - 1).bit_length())
         return min(self.batch_rows, -(-rows // mesh.row_shards()) * mesh.row_shards())
 
-    def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number_P, stage: int):
-        """Yields (ids, log-probabilities) of each row (prompt, prefix, sample), cut where it stopped."""
+    def decode(self, group: list[tuple], rows: list[Row], L: int, stop_V, key, number_P, stage: int):
+        """Yields (ids, log-probabilities) of each row, cut where it stopped."""
         P = self.bucket_rows(len(group), L)
         ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
         for p, ids in enumerate(group):
@@ -234,7 +246,9 @@ class Policy:
         """The first n_rows of a batch as in `decode`; the others are padding."""
         s = self.sampling
         state, (id_B, logp_B) = first_token(self.model, x_PD, cache, batch, stop_V, s)
-        ids, logps, t, all_done = [id_B[None]], [logp_B[None]], 1, False
+        ids = [id_B[None]]
+        logps = [logp_B[None]]
+        t, all_done = 1, False
         while t < s.max_tokens and not all_done:
             slots = min(max(t, stage - 1), s.max_tokens - t)
             state, (id_tB, logp_tB, all_done) = decode_loop(self.model, state, batch, t, stop_V, slots, s)
@@ -302,6 +316,19 @@ def fingerprint(model: PRM | Served) -> str:
     return digest.hexdigest()
 
 
+def keep_rows(path: Path, about: dict, appended: Iterable, count: Callable, counts: dict, bar) -> dict:
+    """Runs `append_rows`, whose chunks of rows are `appended`, with about.json beside the file; returns
+    `counts` and the sums of count(row)."""
+    with described_file(path, about) as kept:
+        kept.update(counts)
+        for rows, old in appended:
+            kept["resumed"] += old
+            for row in rows:
+                kept.update(count(row))
+            bar.update(len(rows))
+    return kept
+
+
 def draw_pool(
     path: Path, policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
 ) -> dict:
@@ -310,7 +337,8 @@ def draw_pool(
     becomes that of an undisturbed call byte for byte, since problems are drawn in fixed chunks."""
     about = {"policy": policy.name, "weights": fingerprint(policy.model), "dtype": policy.dtype}
     about |= {"n": n, "seed": seed}
-    about |= {name: dataclasses.asdict(getattr(policy, name)) for name in ("format", "sampling")}
+    about["format"] = dataclasses.asdict(policy.format)
+    about["sampling"] = dataclasses.asdict(policy.sampling)
     about["batch_rows"] = policy.batch_rows
 
     def check(row: dict, q):
@@ -319,20 +347,19 @@ def draw_pool(
 
     def draw_rows(questions, first: int, old: int) -> list[dict]:
         prefixes = [(q.problem, ()) for q in questions]
-        drawn, rows = policy.extend(prefixes, n, "end", jax.random.key(seed), first), []
+        drawn = policy.extend(prefixes, n, "end", jax.random.key(seed), first)
+        rows = []
         for q, samples in zip(questions, drawn, strict=True):
             candidates = tuple(make_candidate(policy.format, c) for c in samples)
             graded = grade(Problem(q.id, q.problem, q.answer, candidates))
             rows.append({**dataclasses.asdict(graded), "policy_tokens": sum(len(c.ids_L) for c in samples)})
         return rows[old:]
 
-    policy.stats, size = SamplingStats(), max(1, 4 * policy.batch_rows // n)
-    with described_file(path, about) as counts, progress("sampling", total, "problem") as bar:
-        counts.update(dict.fromkeys(COUNTS, 0))
-        for rows, old in append_rows(path, problems, size, check, draw_rows):
-            counts.update(sum(map(count_line, rows), collections.Counter(resumed=old)))
-            bar.update(len(rows))
-    return counts
+    policy.stats = SamplingStats()
+    size = max(1, 4 * policy.batch_rows // n)
+    appended = append_rows(path, problems, size, check, draw_rows)
+    with progress("sampling", total, "problem") as bar:
+        return keep_rows(path, about, appended, count_line, dict.fromkeys(COUNTS, 0), bar)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

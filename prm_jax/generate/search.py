@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,7 +69,6 @@ class Options:
     ahead: Count
     block: Count
     simulations: Count
-    rule: Literal["puct", "gumbel"]
     stop_at: Share | None
     first: Positive
 
@@ -90,18 +89,26 @@ def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1,
     return {"width": width, "branch": branch, "apart": apart, "ahead": ahead, "block": block}
 
 
+def plan_lookahead(width: int, options: Options) -> dict:
+    return plan_beam(width, options, ahead=options.ahead)
+
+
+def plan_blocks(width: int, options: Options) -> dict:
+    return plan_beam(width, options, apart=True, block=options.block)
+
+
+def plan_tree(width: int, options: Options) -> dict:
+    return {"simulations": options.simulations, "branch": min(options.branch, width)}
+
+
 BRANCH = operator.attrgetter("branch")
 METHODS = {
     "best_of_n": Method(best_of_n, lambda width, o: {"width": width}),
     "beam": Method(beam, plan_beam, step=BRANCH),
     "dvts": Method(beam, lambda width, o: plan_beam(width, o, apart=True), step=BRANCH),
-    "lookahead": Method(
-        beam, lambda width, o: plan_beam(width, o, ahead=o.ahead), lambda o: 1 + o.ahead, BRANCH
-    ),
-    "vgs": Method(beam, lambda width, o: plan_beam(width, o, apart=True, block=o.block), step=BRANCH),
-    "mcts": Method(
-        mcts, lambda n, o: {"simulations": o.simulations, "branch": min(o.branch, n), "rule": o.rule}
-    ),
+    "lookahead": Method(beam, plan_lookahead, cost=lambda o: 1 + o.ahead, step=BRANCH),
+    "vgs": Method(beam, plan_blocks, step=BRANCH),
+    "mcts": Method(mcts, plan_tree),
 }
 
 
@@ -116,11 +123,14 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
     """Spends a mean of `budget` policy tokens a problem by a method of METHODS. Every second problem is
     searched first, with the width that per_solution pays for. Their measured cost of a unit of width sets the
     width of the others. `spend_rest` spends what is left. With options.stop_at see `search_unsolved`."""
-    state.budget, state.per_solution, state.stop_at = budget, per_solution, options.stop_at
+    state.budget = budget
+    state.per_solution = per_solution
+    state.stop_at = options.stop_at
     if not per_solution:  # a server's empty texts would never spend the budget
-        return None
+        return
     if options.stop_at is not None:
-        return search_unsolved(state, method, budget, options)
+        search_unsolved(state, method, budget, options)
+        return
     P = len(state.problems)
     unit = measured = per_solution * METHODS[method].cost(options)  # tokens a unit of width
     for problems in filter(None, (list(range(0, P, 2)), list(range(1, P, 2)))):
@@ -128,16 +138,17 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
         width = max(1.0, min(budget, left / len(problems)) / measured)
         measured = search_by_width(state, method, problems, width, options) / width
         if not measured:
-            return None
-    return spend_rest(state, method, budget, unit, options)
+            return
+    spend_rest(state, method, budget, unit, options)
 
 
 def spend_rest(state: SearchState, method: str, budget: float, unit: float, options: Options):
     """Searches the problems with more than a unit's estimated cost left again; the last tokens pay for one
     whole solution each of the cheapest problems."""
-    P, spent = len(state.problems), True
-    while spent:
-        left, least_first = budget * P - state.tokens_P.sum(), cheapest_first(state, range(P))
+    P, spent = len(state.problems), 1.0
+    while spent > 0:
+        left = budget * P - state.tokens_P.sum()
+        least_first = cheapest_first(state, range(P))
         problems = [p for p in least_first if state.tokens_P[p] + unit <= budget]
         if problems and left >= unit * len(problems):
             width = min(left, sum(budget - state.tokens_P[problems])) / len(problems) / unit
@@ -145,7 +156,7 @@ def spend_rest(state: SearchState, method: str, budget: float, unit: float, opti
             method, width, unit = "best_of_n", 1.0, state.per_solution
             lengths = [[x.tokens for x in state.finished(p)] or [unit] for p in least_first]
             problems = least_first[: np.searchsorted(np.cumsum([np.mean(x) for x in lengths]), left)]
-        spent = problems and search_by_width(state, method, problems, width, options)
+        spent = search_by_width(state, method, problems, width, options) if problems else 0.0
 
 
 def cheapest_first(state: SearchState, problems: Iterable[int]) -> list[int]:
