@@ -56,7 +56,8 @@ def evaluate(cfg) -> float | None:
     if not resumes:
         cfg.checkpoint = names or None  # a resumed evaluation must not find another newest run
     mesh = make_mesh(common.mesh, common.batch.rows)
-    with run_folder.locked_run_folder(folder, cfg, resumes), jax.set_mesh(mesh):
+    run_folder.claim_folder(folder, cfg, resumes)
+    with jax.set_mesh(mesh):
         (folder / "figures").mkdir(exist_ok=True)
         files = check_inputs(folder, cfg)
         results = task.run(Setup(common, names, cfg.data, folder, files))

@@ -7,7 +7,6 @@ import collections
 import contextlib
 import dataclasses
 import math
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +73,6 @@ class TrainConfig:
     resume: str | None
     log_every: Count
     checkpoint_every: Count
-    tensorboard: bool
     model: hf_config.ModelChoice
     format: Format
     loss: training.LossConfig
@@ -137,7 +135,8 @@ def main(cfg) -> float:
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         locate(name)  # refused before samples are drawn
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
-    with run_folder.locked_run_folder(texts, raw_cfg, resumes), jax.set_mesh(mesh):
+    run_folder.claim_folder(texts, raw_cfg, resumes)
+    with jax.set_mesh(mesh):
         print(f"run folder  {run}")
         return train(cfg, data_cfg, run, texts)
 
@@ -251,7 +250,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
     checkpoints, first, best = Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
-    before = {name: best.pop(name, 0.0) for name in run_log.clocks()}
+    before = best.pop("seconds", 0.0)
     b, together = cfg.batch, STEP_LOSSES[cfg.loss.step].together
     check_divides(model.cfg, b.rows, "batch.rows")
     validation = list(packing.eval_batches(examples.validation, b.tokens, b.rows, together))
@@ -262,7 +261,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
         return {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
 
     speaks = jax.process_index() == 0
-    log = run_log.MetricsLog(texts, first, cfg.tensorboard and speaks, cfg.wandb if speaks else None)
+    log = run_log.MetricsLog(texts, first, cfg.wandb if speaks else None)
     bar = progress("training", cfg.steps, "step", first)
     with contextlib.closing(checkpoints), contextlib.closing(log), run_log.StopSignal() as signals, bar:
         reader = run_log.StepReader(log, bar, cfg.log_every, before, position)
@@ -292,12 +291,11 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
                 log.write(record)
             stops = reader.stop and not is_last
             if saves or stops or is_best:
-                checkpoints.save(step, model, opt, best | reader.spent, model if is_best else None)
+                state = best | {"seconds": reader.seconds}
+                checkpoints.save(step, model, opt, state, model if is_best else None)
             if stops:
-                name = signal.Signals(reader.stop).name
-                print(f"stopped     by {name} after step {step}; continue with resume={run}")
-                sys.exit(128 + reader.stop)
-    return best | {"steps": cfg.steps, **reader.spent}
+                run_log.leave(reader.stop, step, run)
+    return best | {"steps": cfg.steps, "seconds": reader.seconds}
 
 
 def micro_batches(source: packing.TrainingRows, cfg: TrainBatch, first: int, steps: int):

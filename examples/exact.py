@@ -25,9 +25,8 @@ STEPS, LOGITS = 3, 5
 FIRST_IS_GOOD, IS_GOOD, ENDS = 0.6, (0.4, 0.7), (0.3, 0.5)  # the latter two after a bad and after a good step
 OPTIONS = {  # of the estimators; every value gets a row
     "normalise": (True, False),
-    "form": ("min", "sum", "mean"),
+    "form": ("min", "sum"),
     "discount": (1.0,),
-    "first_step": ("reward", "group"),
 }
 
 
@@ -97,11 +96,11 @@ def exact(estimator: Estimator, options: dict, r: Responses, goal_N, n: int = 3)
         **options,
     )
     advantage_GnL = advantage_NL.reshape(*members_Gn.shape, -1)
-    learns_GnL = estimator.learns(r.step_of_token_NL, r.mask_NL)[members_Gn]
+    mask_GnL = r.mask_NL[members_Gn]
     if estimator.whitens:
-        weight_GnL = chance_G[:, None, None] * learns_GnL
+        weight_GnL = chance_G[:, None, None] * mask_GnL
         advantage_GnL = advantage_GnL - (weight_GnL * advantage_GnL).sum() / weight_GnL.sum()
-    gradient_GK = np.einsum("gnl,gnlk->gk", advantage_GnL * learns_GnL, r.score_NLK[members_Gn]) / n
+    gradient_GK = np.einsum("gnl,gnlk->gk", advantage_GnL * mask_GnL, r.score_NLK[members_Gn]) / n
     expected_K = chance_G @ gradient_GK
     true_K = np.einsum("n,n,nlk->k", r.chance_N, goal_N, r.score_NLK)
     of_steps_K = np.einsum("n,n,nlk->k", r.chance_N, r.steps_N, r.score_NLK)

@@ -3,6 +3,7 @@ tokens alone, without padding. examples/bench_peers.py does the same jobs in PyT
 
 import dataclasses
 import functools
+import os
 import statistics
 import time
 import traceback
@@ -232,9 +233,12 @@ def main(cfg):
     raw_cfg, cfg = cfg, parse(cfg, BenchConfig, elsewhere=("cpu_devices", "distributed"))
     set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
     folder = run_folder.output_dir()
-    with run_folder.locked_run_folder(folder, raw_cfg), jax.set_mesh(mesh.modest_mesh(cfg.rows, cfg.mesh)):
+    run_folder.claim_folder(folder, raw_cfg)
+    used = mesh.modest_mesh(cfg.rows, cfg.mesh)
+    with jax.set_mesh(used):
         numbers = JOBS[cfg.what](cfg)
-        about = run_folder.machine() | run_folder.versions()
+    about = {"device": jax.devices()[0].device_kind, "devices": used.size, "cpus": os.cpu_count()}
+    about |= run_folder.versions()
     for name, x in (about | numbers).items():
         print(f"{name:<36}{f'{x:,.4g}' if isinstance(x, float) else x}")
     run_folder.write_json(folder / "results.json", numbers | about)

@@ -18,7 +18,6 @@ from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.generate import samples as lab
 from prm_jax.generate.sampling import Policy
-from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF
 
 CHAIN = OmegaConf.load(CONF / "data/chain.yaml")
@@ -75,7 +74,6 @@ def test_kept_samples_are_graded_by_the_checker_of_today(kept, monkeypatch, caps
     problems, pool, folder = kept
     assert '"correct": true' not in (folder / "pool.jsonl").read_text()
     monkeypatch.setattr(Policy, "extend", None)  # no sample is drawn anew
-    monkeypatch.setattr(run_folder, "machine", lambda: {"processor": "another"})
     monkeypatch.setattr(tasks.CHAIN, "solved", lambda problem, steps: True)
     assert all(c.correct for p in lab.policy_pool(CFG, problems, 8, 0) for c in p.candidates)
     texts = [

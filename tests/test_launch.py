@@ -191,17 +191,15 @@ def test_a_run_is_made_longer_on_purpose(monkeypatch, tmp_path):
     assert [word for word in told if word.startswith("steps=")][-1] == "steps=4"
 
 
-def test_one_process_works_in_a_folder(monkeypatch, tmp_path):
+def test_a_folder_is_claimed_once(monkeypatch, tmp_path):
     cfg = OmegaConf.create({"seed": 0})
     told = OmegaConf.create({"overrides": {"task": ["seed=0"]}})
     monkeypatch.setattr(run_folder.HydraConfig, "get", lambda: told)
-    first, second = (run_folder.locked_run_folder(tmp_path, cfg) for _ in range(2))
-    with first, pytest.raises(InputError, match=str(tmp_path)), second:
-        pass
-    with run_folder.locked_run_folder(tmp_path, cfg):  # nothing was done in it
-        (tmp_path / "scores.jsonl").write_text("{}\n")
-    with pytest.raises(InputError, match="hydra.run.dir"), run_folder.locked_run_folder(tmp_path, cfg):
-        pass
+    for _ in range(2):  # nothing was done in it
+        run_folder.claim_folder(tmp_path, cfg)
+    (tmp_path / "scores.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="hydra.run.dir"):
+        run_folder.claim_folder(tmp_path, cfg)
     assert run_folder.overrides_of(tmp_path) == ["seed=0"]
     assert run_folder.run_config(tmp_path) == cfg
 
@@ -261,10 +259,12 @@ def test_a_file_that_goes_on_is_of_the_same_settings(tmp_path):
 def test_a_log_goes_on_after_the_step_that_is_resumed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    log = MetricsLog(tmp_path, 2, tensorboard=False)
+    log = MetricsLog(tmp_path, 2)
     log.write({"step": 3, "loss": 0.5})
     log.close()
     assert list(files.read_lines(path)) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": 0.5}]
+    files.keep_steps(path, -1)
+    assert path.read_text() == ""
 
 
 def test_a_function_of_ones_own_fails_in_one_line_with_its_name(tmp_path):

@@ -43,14 +43,10 @@ from prm_jax.tasks.checkers import open_grader
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
 REWARD = RewardConfig(
-    **{
-        "answer": 1.0,
-        **dict.fromkeys(("steps", "process_accuracy", "prm", "psgrpo", "orm", "length", "own"), 0.0),
-    },
+    **{"answer": 1.0, **dict.fromkeys(("steps", "prm", "orm", "length", "own"), 0.0)},
     prm_checkpoint=None,
     prm_form="signed",
     prm_where="all",
-    prm_norm="none",
     orm_checkpoint=None,
     own_function=None,
 )
@@ -201,16 +197,13 @@ def test_dropped_groups_are_drawn_again(monkeypatch, rollouts):
         rewards = SimpleNamespace(right=lambda rollouts: np.array([is_right(r) for r in rollouts], float))
         trainer = SimpleNamespace(cfg=cfg, key=jax.random.key(0), policy=None, rewards=rewards)
         trainer.problems = SimpleNamespace(train=range(100))
+        trainer.keep = functools.partial(rl.Trainer.keep, trainer)
         drawn.clear()
         found = rl.Trainer.roll_out(trainer, 1)
-        keep_N = rl.keep_mixed(cfg, rewards.right(found), found)
-        assert (
-            len(drawn) == batches
-            and [r.group for r in found] == np.repeat(np.arange(2 * batches), 2).tolist()
-        )
-        assert [r.problem for r, keep in zip(found, keep_N, strict=True) if keep] == np.repeat(
-            kept, 2
-        ).tolist()
+        places = np.flatnonzero(trainer.keep(found, rewards.right(found)))
+        assert len(drawn) == batches
+        assert [r.group for r in found] == np.repeat(np.arange(2 * batches), 2).tolist()
+        assert [found[i].problem for i in places] == np.repeat(kept, 2).tolist()
 
 
 def test_responses_without_an_advantage_can_be_left_out(policy, rollouts):
@@ -312,10 +305,12 @@ def test_sources_give_what_they_say(policy, rollouts, tmp_path):
     reward = lambda name, **more: make_rewards(policy, own_function=f"{tmp_path}/mine.py:{name}", **more)(
         given
     )
-    found = reward("brevity", own=1.0, steps=2.0, process_accuracy=4.0)
+    found = reward("brevity", own=1.0, steps=2.0, length=-80.0)
     assert found.scores.right_N.tolist() == [1, 1, 0]
     assert found.step_NT.tolist() == [[1.5, 1.5], [-2.5, -2.5], [1.5, 1.5]]  # both lines of luck are wrong
-    assert found.outcome_N.tolist() == [1 + 4, 1, 0] and found.means["reward_own"] == -1.0
+    n_tokens = len(rollouts[0].ids_L)
+    assert found.outcome_N == pytest.approx([1 - n_tokens, 1 - n_tokens, -n_tokens])
+    assert found.means["reward_own"] == -1.0
     found = reward("first", own=10.0)
     assert found.outcome_N.tolist() == [11, 1, 10] and not found.step_NT.any()
 
@@ -328,16 +323,13 @@ def test_rewards_of_steps_only_where_the_answer_is_right(policy, rollouts):
     reward = lambda **more: dataclasses.replace(make_rewards(policy, prm_checkpoint="x", **more), prm=scorer)(
         given
     )
-    found = reward(prm=1.0, prm_form="log_odds", prm_where="right", prm_norm="return")
+    found = reward(prm=1.0, prm_form="log_odds", prm_where="right")
     assert found.outcome_N.tolist() == [1, 1, 0, 1]
-    assert found.step_NT == pytest.approx(
-        np.array([[2, 2, 0], [2, 2, 0], [0, 0, 0], [2, 2, -0.5]]) / 4, rel=1e-6
-    )
-    assert reward(answer=0.0, psgrpo=2.0).outcome_N.tolist() == [2, 2, 0, 1]
+    assert found.step_NT.tolist() == [[2, 2, 0], [2, 2, 0], [0, 0, 0], [2, 2, -0.5]]
 
 
 def own_reward(text, policy, rollouts, folder):
-    code = f"import itertools, jax.numpy as jnp, numpy as np, sys\ndef f(rollouts): return {text}\n"
+    code = f"import jax.numpy as jnp, sys\ndef f(rollouts): return {text}\n"
     (folder / "mine.py").write_text(code)
     rewards = make_rewards(policy, answer=0.0, own=1.0, own_function=f"{folder}/mine.py:f")
     return rewards(rollouts)
@@ -355,7 +347,7 @@ def test_a_users_reward_is_a_row_of_steps_for_each_roll_out(row, policy, rollout
     assert not reward.outcome_N.any()
 
 
-WRONG = ["itertools.count()", "[1e300] * 6", "None", "[1.0]", "['1'] * 6", "[float('nan')] * 6"]
+WRONG = ["[float('inf')] * 6", "None", "[1.0]", "['1'] * 6", "[float('nan')] * 6"]
 WRONG += ["1 / 0", "sys.exit(0)", "[[1.0], *('x' for x in 1 / 0)]"]
 
 
@@ -478,20 +470,6 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
     assert both[0].objective == "lm"
     for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in both), strict=True):
         assert (np.asarray(a) == np.asarray(b)).all()
-
-
-def test_samples_after_a_checkpoint_and_half_a_line_are_left_out(tmp_path):
-    path, rows = (
-        tmp_path / "samples.jsonl",
-        ['{"step": 0}\n', '{"step": 2}\n', '{"step": 4}\n', '{"step": 4, "pr'],
-    )
-    path.write_text("".join(rows))
-    rl.cut_samples(path, 4)
-    assert path.read_text() == "".join(rows[:3])
-    rl.cut_samples(path, 2)
-    assert path.read_text() == "".join(rows[:2])
-    rl.cut_samples(path, -1)
-    assert path.read_text() == ""
 
 
 @pytest.mark.parametrize("name", ["rloo_steps", "rloo_sources", "pure"])

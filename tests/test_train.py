@@ -41,7 +41,7 @@ THIN = [
     "model.kv_heads=1",
     "model.head_dim=8",
 ]
-TIMES = ("seconds", "cpu_seconds", "tokens_per_second")
+TIMES = ("seconds", "tokens_per_second")
 
 
 def records(folder):
@@ -149,7 +149,7 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     fresh = ("fresh.problems=6", "fresh.candidates=8")
     out = printed(evaluate.main, monkeypatch, "hydra.run.dir=runs/evaluate/a", *fresh, cwd=cwd)
     results = json.loads((cwd / "runs/evaluate/a/results.json").read_text())
-    assert results["machine"] == summary["machine"] and results["versions"] == summary["versions"]
+    assert results["versions"] == summary["versions"]
     numbers = "step_auroc step_accuracy bad_step_f1 brier ece first_error_accuracy first_error_f1 n_steps"
     assert all(isinstance(results[key], int | float) for key in numbers.split())
     assert results["n_solutions"] == 60 and results["baselines"].keys() == {

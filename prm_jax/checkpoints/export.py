@@ -34,11 +34,11 @@ def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
     raw_cfg, cfg = cfg, parse(cfg, ExportConfig)
     to = Path(cfg.to)
-    with run_folder.locked_run_folder(run_folder.output_dir(), raw_cfg):
-        require_free(to)
-        run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
-        loaded = open_checkpoint(run, cfg.which, None, "float32")
-        export(loaded, run, to)
+    run_folder.claim_folder(run_folder.output_dir(), raw_cfg)
+    require_free(to)
+    run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
+    loaded = open_checkpoint(run, cfg.which, None, "float32")
+    export(loaded, run, to)
     size = sum(path.stat().st_size for path in to.iterdir())
     print(f"exported    {loaded.name} to {to}, {size / 2**20:.2f} MiB")
 

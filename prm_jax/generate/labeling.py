@@ -271,8 +271,9 @@ def main(cfg):
     grader = open_grader(cfg.checker, [cfg.input])
     if grader.task:
         solutions = [dataclasses.replace(s, task=grader.checker) for s in solutions]
-    path, claim = folder / "labels.jsonl", run_folder.locked_run_folder(folder, raw_cfg, resumes)
-    with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
+    path = folder / "labels.jsonl"
+    run_folder.claim_folder(folder, raw_cfg, resumes)
+    with contextlib.closing(grader), policy_at_work(cfg) as policy:
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grader.grade)
     print_counts(counts, totals=())
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={cfg.kind}")

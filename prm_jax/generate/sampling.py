@@ -413,8 +413,8 @@ def main(cfg):
     cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
     questions = list(read_questions(cfg.input, is_own(cfg.checker)))
     path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
-    claim = run_folder.locked_run_folder(folder, raw_cfg, resumes)
-    with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
+    run_folder.claim_folder(folder, raw_cfg, resumes)
+    with contextlib.closing(grader), policy_at_work(cfg) as policy:
         counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grader.grade, len(questions))
     print_counts(counts, totals=())
     graded = counts["candidates"] - counts["ungraded"]  # a cut candidate fills a place, and is not right

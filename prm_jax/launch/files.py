@@ -87,6 +87,14 @@ def read_lines(path: Path, cuts: bool = False) -> Iterator[dict]:
                 file.truncate(file.tell() - len(line))
 
 
+def keep_steps(path: Path, last: int):
+    """Leaves the lines of a JSON Lines file whose `step` is at most `last`, from which a run resumes."""
+    path.touch()
+    kept = [row for row in read_lines(path) if row["step"] <= last]
+    with replaced(path) as temporary:  # a kill now loses no line
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+
+
 def append_lines(path: Path, rows: list[dict]):
     with path.open("ab") as file:
         file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)

@@ -2,9 +2,7 @@
 
 import collections
 import contextlib
-import fcntl
 import json
-import os
 import platform
 import re
 import subprocess
@@ -23,8 +21,7 @@ from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten
 from prm_jax.launch.files import read_json, read_yaml, replaced, write_json
 
 # What a resumed run may have otherwise: it changes no number, or (the last two) the order of sums alone.
-FREE = ("resume", "log_every", "checkpoint_every", "tensorboard", "wandb", "distributed", "server")
-FREE += ("cpu_devices", "mesh")
+FREE = ("resume", "log_every", "checkpoint_every", "wandb", "distributed", "server", "cpu_devices", "mesh")
 OVERRIDES = ".hydra/overrides.yaml"
 # Files of which one lies in the folder of a command that has begun its work.
 BEGUN = ("*.jsonl", "*.jsonl.gz", "checkpoints/*/*", "summary.json", "results.json")
@@ -80,25 +77,18 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     return run, stored
 
 
-@contextlib.contextmanager
-def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False):
-    """Records the configuration in a folder, free unless a run is resumed, and locks it for the command."""
+def claim_folder(folder: Path, cfg: DictConfig, resumes: bool = False):
+    """Records the configuration in a folder, which is free unless a run is resumed."""
     if not resumes and any(path for pattern in BEGUN for path in folder.glob(pattern)):
         hint = f"resume={folder} continues it" if "resume" in cfg else "choose another folder"
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation; {hint}")
     (folder / ".hydra").mkdir(exist_ok=True)
-    with (folder / ".hydra/lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{folder}: another process works in it; stop that one first") from None
-        before = overrides_of(folder) if resumes else []
-        words = dict.fromkeys([*before, *HydraConfig.get().overrides.task])
-        for name, value in {"config": cfg, "overrides": OmegaConf.create(list(words))}.items():
-            with replaced(folder / f".hydra/{name}.yaml") as temporary:
-                OmegaConf.save(value, temporary)
-        (folder / "summary.json").unlink(missing_ok=True)  # of a run that is made longer
-        yield
+    before = overrides_of(folder) if resumes else []
+    words = dict.fromkeys([*before, *HydraConfig.get().overrides.task])
+    for name, value in {"config": cfg, "overrides": OmegaConf.create(list(words))}.items():
+        with replaced(folder / f".hydra/{name}.yaml") as temporary:
+            OmegaConf.save(value, temporary)
+    (folder / "summary.json").unlink(missing_ok=True)  # of a run that is made longer
 
 
 @contextlib.contextmanager
@@ -115,7 +105,7 @@ def described_file(path: Path, about: dict):
     write_json(beside, about | {"finished": False})
     yield counts
     end = {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
-    write_json(beside, about | end | {"versions": versions(), "machine": machine()})
+    write_json(beside, about | end | {"versions": versions()})
 
 
 def newest_run() -> Path:
@@ -177,27 +167,16 @@ def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and packages, and the commit of this clone (`+`: with uncommitted changes)."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "grain")
     git = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
     commit = ""
     if ROOT == PACKAGE.parent:  # else installed, perhaps in somebody else's repository
         with contextlib.suppress(FileNotFoundError):  # a machine without git
             commit = subprocess.run(git, cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
-    python = {"prm_jax": __version__, "python": platform.python_version()}
-    return python | {p: metadata.version(p) for p in packages} | {"commit": commit or "unknown"}
-
-
-def machine() -> dict:
-    """What speed and rounding depend on: the system, its cores, the devices in use, XLA's flags."""
-    return {
-        "system": platform.platform(),
-        "cpus": os.cpu_count(),
-        "device": jax.devices()[0].device_kind,
-        "devices": max(1, jax.sharding.get_mesh().size),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-    }
+    packages = {name: metadata.version(name) for name in ("jax", "flax", "transformers")}
+    ours = {"prm_jax": __version__, "python": platform.python_version()}
+    return ours | packages | {"commit": commit or "unknown"}
 
 
 def made_by(folder: Path) -> dict:
     """What the record of a run or an evaluation says of how it was made."""
-    return {"overrides": overrides_of(folder), "versions": versions(), "machine": machine()}
+    return {"overrides": overrides_of(folder), "versions": versions()}

@@ -1,8 +1,9 @@
-"""Logs a training run to metrics.jsonl, TensorBoard, W&B and the bar, and receives the signal to stop."""
+"""Logs a training run to metrics.jsonl, W&B and the bar, and receives the signal to stop."""
 
 import json
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,74 +12,57 @@ from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from prm_jax import InputError
-from prm_jax.launch.files import read_lines, replaced, sha256
+from prm_jax.launch.files import keep_steps, sha256
 from prm_jax.launch.run_folder import run_config
 
 
 class MetricsLog:
     """metrics.jsonl with one JSON object per logged step, without the lines after step `first`, from which a
-    run resumes; the same numbers go to TensorBoard and W&B where these are asked for."""
+    run resumes; the same numbers go to W&B where it is asked for."""
 
-    def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None):
-        self.board = self.wandb = None
-        if tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
+    def __init__(self, run: Path, first: int, wandb: str | None = None):
+        self.wandb = None
         if wandb is not None:
             from wandb import init
 
             settings = OmegaConf.to_container(run_config(run))
             name = sha256(str(run.resolve()))[:16]  # the same for a resumed run
-            self.wandb = init(
-                project="prm_jax", id=name, resume="allow", mode=wandb, dir=run, config=settings
-            )
+            about = {"project": "prm_jax", "id": name, "resume": "allow", "config": settings}
+            self.wandb = init(mode=wandb, dir=run, **about)
         path = run / "metrics.jsonl"
-        path.touch()
-        kept = [row for row in read_lines(path) if row["step"] <= first]
-        with replaced(path) as temporary:  # a kill now loses no line
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        keep_steps(path, first)
         self.file = path.open("a")
 
     def write(self, record: dict):
         self.file.write(json.dumps(record) + "\n")
         self.file.flush()
-        scalars = {name: x for name, x in record.items() if name != "step" and not isinstance(x, dict)}
-        if self.board is not None:
-            for name, x in scalars.items():
-                self.board.add_scalar(name, x, record["step"])
         if self.wandb is not None:
+            scalars = {name: x for name, x in record.items() if name != "step" and not isinstance(x, dict)}
             self.wandb.log(scalars, step=record["step"])
 
     def close(self):
         self.file.close()
-        if self.board is not None:
-            self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
 
 
-def clocks() -> dict[str, float]:
-    """Seconds by the clock, and CPU seconds of all threads of this process, XLA's compiler among them."""
-    return {"seconds": time.perf_counter(), "cpu_seconds": time.process_time()}
-
-
 class StepReader:
     """Reads the numbers of a step while the device computes the next one, so that the device never waits.
-    `position(step)` adds what the caller knows, such as the learning rate; `before` are earlier clocks."""
+    `position(step)` adds what the caller knows, such as the learning rate; `before` are the seconds of
+    earlier sessions."""
 
-    def __init__(self, log: MetricsLog, bar: tqdm, every: int, before: dict[str, float], position: Callable):
+    def __init__(self, log: MetricsLog, bar: tqdm, every: int, before: float, position: Callable):
         self.log, self.bar, self.every, self.position = log, bar, every, position
         self.before = before
-        self.started = clocks()
+        self.started = time.perf_counter()
         self.tokens = 0.0
         self.pending = None  # (step, its numbers), still on the device
         self.stop = 0  # the number of a signal to stop that any process has received
 
     @property
-    def spent(self) -> dict[str, float]:
-        """What `clocks` count of the run in all its sessions."""
-        return {name: self.before[name] + now - self.started[name] for name, now in clocks().items()}
+    def seconds(self) -> float:
+        """The seconds of the run in all its sessions."""
+        return self.before + time.perf_counter() - self.started
 
     def add(self, step: int, metrics: dict):
         """Takes a step's numbers and logs those of the step before."""
@@ -92,11 +76,12 @@ class StepReader:
         self.stop = max(self.stop, int(metrics.pop("stop")))
         metrics = require_finite(step, {name: float(x) for name, x in metrics.items()})
         self.tokens += metrics["n_tokens"]
-        spent = self.spent
-        rate = self.tokens / (spent["seconds"] - self.before["seconds"])
+        seconds = self.seconds
+        rate = self.tokens / (seconds - self.before)
         self.bar.set_postfix({"loss": f"{metrics['loss']:.4f}", "tok/s": f"{rate:,.0f}"}, refresh=False)
         self.bar.update()
-        return {"step": step, **metrics, **self.position(step), "tokens_per_second": rate, **spent}
+        times = {"tokens_per_second": rate, "seconds": seconds}
+        return {"step": step, **metrics, **self.position(step), **times}
 
 
 def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
@@ -122,3 +107,10 @@ class StopSignal:
     def __exit__(self, *error):
         for s, handler in self.handlers.items():
             signal.signal(s, handler)
+
+
+def leave(received: int, step: int, run: Path):
+    """Ends the command after a checkpoint that the signal `received` asked for."""
+    name = signal.Signals(received).name
+    print(f"stopped     by {name} after step {step}; continue with resume={run}")
+    sys.exit(128 + received)

@@ -14,13 +14,10 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
-import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
 
 import jax
 import numpy as np
@@ -32,85 +29,27 @@ from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import TaskData, data_config
-from prm_jax.data.units import probability
-from prm_jax.generate.policies import Sampling, SamplingStats
-from prm_jax.generate.sampling import CommandConfig, open_policy
+from prm_jax.generate.policies import SamplingStats
+from prm_jax.generate.sampling import open_policy
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
-from prm_jax.launch.files import replaced
+from prm_jax.launch.config import expect, parse
+from prm_jax.launch.files import keep_steps
 from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.progress import progress
 from prm_jax.launch.run_folder import start_command
-from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite
-from prm_jax.lora import LoraConfig, attach
-from prm_jax.metrics import step_metrics
+from prm_jax.launch.run_log import MetricsLog, StopSignal, leave, require_finite
+from prm_jax.lora import attach
 from prm_jax.model import choose_dtype
 from prm_jax.packing import may_share, shuffled
 from prm_jax.rl import advantages
-from prm_jax.rl.problems import Problems, file_problems, known_problems, task_problems
-from prm_jax.rl.rewards import Reward, RewardConfig, Rewards, RolloutScores
+from prm_jax.rl.config import RLConfig
+from prm_jax.rl.measures import PARTS, cost, diagnose, show_summary, write_samples
+from prm_jax.rl.problems import Problems, load_problems
+from prm_jax.rl.rewards import Rewards, RolloutScores
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
-from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
-from prm_jax.tasks.checkers import CHECKERS, checker_rule, choose_checker, open_grader
-from prm_jax.training import OptimizerConfig, make_optimizer
-
-PARTS = ("roll_out", "reward", "update")  # of a step
-
-
-@dataclasses.dataclass(frozen=True)
-class RLBatch:
-    rows: Count
-    tokens: Count
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalConfig:
-    every: Count
-    problems: Count
-    n: Count
-    k: tuple[Count, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each key means
-    input: str | None
-    held_out: str | None
-    checker: Annotated[str, checker_rule(CHECKERS)] | None
-    apart: str | None
-    policy: str
-    seed: Seed
-    steps: Count
-    problems: Count
-    n: Count
-    sampling: Sampling
-    share_counts: bool
-    select: Literal["all", "mixed", "prof"]
-    accuracy_low: Share
-    accuracy_high: Share
-    resample: Natural
-    reward: RewardConfig
-    update: UpdateConfig
-    optimizer: OptimizerConfig
-    lora: LoraConfig
-    batch: RLBatch
-    eval: EvalConfig
-    objective: Literal["lm"]
-    log_every: Count
-    checkpoint_every: Count
-    tensorboard: bool
-    wandb: Literal["offline", "online"] | None
-
-    def __post_init__(self):
-        is_whole = self.sampling.temperature == 1 and self.sampling.top_k is None and self.sampling.top_p == 1
-        expect(is_whole, "sampling", str(self.sampling), "temperature 1 and all tokens")
-        has_group = self.n > 1 or not self.estimator.needs_group
-        expect(has_group, "n", self.n, f"at least 2, which advantage={self.advantage} compares")
-        expect(self.select == "mixed" or not self.resample, "resample", self.resample, "0, or select=mixed")
-        has_prm = self.select != "prof" or self.reward.prm_checkpoint is not None
-        expect(has_prm, "reward.prm_checkpoint", None, "a verifier, which select=prof asks")
-        is_pair = (self.input is None) == (self.held_out is None)
-        expect(is_pair, "held_out", self.held_out, "a file beside input, and only beside it")
+from prm_jax.rl.update import kl, loss_inputs, token_weights, update, written_logps
+from prm_jax.training import make_optimizer
 
 
 @cli.command("rl", RLConfig)
@@ -129,8 +68,8 @@ def train_policy(raw_cfg, make_problems: Callable | None = None, trainer: type |
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     texts = writable_folder(run)
     mesh = make_mesh(cfg.mesh, cfg.batch.rows)
+    run_folder.claim_folder(texts, raw_cfg, resumes)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(run_folder.locked_run_folder(texts, raw_cfg, resumes))
         stack.enter_context(jax.set_mesh(mesh))
         problems = make_problems(cfg, data_cfg) if make_problems else load_problems(cfg, data_cfg, stack)
         training = (trainer or Trainer)(cfg, problems)
@@ -145,31 +84,6 @@ def train_policy(raw_cfg, make_problems: Callable | None = None, trainer: type |
         run_folder.write_json(texts / "summary.json", summary)
     show_summary(run, summary)
     return final["eval_pass_at_1"]
-
-
-def load_problems(cfg: RLConfig, data_cfg: TaskData, stack: contextlib.ExitStack) -> Problems:
-    """The problems of the files `input` and `held_out`, else of the embedded task."""
-    if cfg.input is None:
-        known = known_problems(cfg.apart, [cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint])
-        return task_problems(data_cfg, cfg.eval.problems, cfg.seed, known)
-    files = [cfg.input, cfg.held_out]
-    grader = stack.enter_context(contextlib.closing(open_grader(choose_checker(cfg.checker, files), files)))
-    return file_problems(cfg.input, cfg.held_out, grader, cfg.eval.problems)
-
-
-def show_summary(run: Path, summary: dict):
-    """Prints what a run has learned and where its time went, and draws its learning curves."""
-    best = f"best {summary['best_pass_at_1']:.3f} at step {summary['best_step']}"
-    change = f"{summary['pass_at_1']:.3f} before, {summary['eval_pass_at_1']:.3f} now"
-    print(f"finished    pass@1 {change} ({best})")
-    shares = ", ".join(f"{summary[f'share_{part}']:.0%} {part}" for part in PARTS)
-    print(f"time        {shares}; {summary['tokens_per_second']:,.0f} tokens rolled out a second")
-    if jax.process_index() == 0:
-        from prm_jax.figures.learning import learning_figure  # imports matplotlib
-
-        verifier_tokens = sum(filter(None, summary["verifier_tokens"].values()))
-        print(f"figures     {learning_figure(run, verifier_tokens, summary)}")
-    print(f"next        python -m prm_jax.sampling checkpoint={run} input=FILE")
 
 
 class Trainer:
@@ -231,19 +145,20 @@ class Trainer:
         cfg = self.cfg
         checkpoints = Checkpoints(run)
         restored = checkpoints.restore(self.policy.model, self.learners()) if cfg.resume is not None else None
-        first, kept = restored or (0, {})
-        self.spent.update(kept.get("spent", {}))
-        started = time.perf_counter() - kept.get("seconds", 0.0)
-        best = kept.get("best", {})
-        scores = kept.get("last", {})
+        first, kept = restored or (0, {"spent": {}, "seconds": 0.0})
+        self.spent.update(kept["spent"])
+        started = time.perf_counter() - kept["seconds"]
+        newest = -1 if restored is None else first  # of the lines to keep
         samples = texts / "samples.jsonl"
-        cut_samples(samples, first if best else -1)
-        boards = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
-        log = MetricsLog(texts, first if best else -1, *boards)
-        if not best:
+        keep_steps(samples, newest)
+        log = MetricsLog(texts, newest, cfg.wandb if jax.process_index() == 0 else None)
+        if restored is None:
             scores = require_finite(0, self.evaluate(samples, 0))
-            best = {name.removeprefix("eval_"): x for name, x in scores.items() if "pass_at" in name}
             log.write({"step": 0, **scores, "seconds": time.perf_counter() - started})
+            before = {name.removeprefix("eval_"): x for name, x in scores.items() if "pass_at" in name}
+            best = {"best_step": 0, "best_pass_at_1": -1.0}  # of the steps to come
+        else:
+            before, best, scores = kept["before"], kept["best"], kept["last"]
         bar = progress("training", cfg.steps, "step", first)
         with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
             for step in range(first + 1, cfg.steps + 1):
@@ -256,14 +171,15 @@ class Trainer:
                 if evaluates:
                     scores = require_finite(step, self.evaluate(samples, step))
                     record |= scores
-                    bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
-                    is_best = scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
-                if is_best:
-                    best = {**best, **scores, "best_step": step}
+                    pass_at_1 = scores["eval_pass_at_1"]
+                    bar.write(f"step {step:>6}  pass@1 {pass_at_1:.3f}", file=sys.stderr)
+                    is_best = pass_at_1 > best["best_pass_at_1"]
+                    if is_best:
+                        best = {"best_step": step, "best_pass_at_1": pass_at_1}
                 if evaluates or is_stopping or step % cfg.checkpoint_every == 0:
                     norm = float(optax.tree.norm(nnx.state(self.policy.model)))
                     require_finite(step, {"parameter_norm": norm})  # no checkpoint of a broken update
-                    state = {"best": best, "last": scores, "spent": dict(self.spent)}
+                    state = {"before": before, "best": best, "last": scores, "spent": dict(self.spent)}
                     state["seconds"] = time.perf_counter() - started
                     model = self.policy.model
                     checkpoints.save(step, model, self.learners(), state, model if is_best else None)
@@ -273,24 +189,9 @@ class Trainer:
                 bar.set_postfix(shown, refresh=False)
                 bar.update()
                 if is_stopping:
-                    name = signal.Signals(received).name
-                    command = f"python -m prm_jax.rl resume={run}"
-                    print(f"stopped     by {name} after step {step}; continue with: {command}")
-                    sys.exit(128 + received)
-        return {**best, "best_pass_at_1": best["eval_pass_at_1"], **scores, **self.cost(started)}
-
-    def cost(self, started: float) -> dict:
-        """The seconds and tokens of a run, and the share of each part of its steps."""
-        spent = self.spent
-        whole = max(sum(spent[name] for name in PARTS), 1e-9)
-        return {
-            "steps": self.cfg.steps,
-            "seconds": time.perf_counter() - started,
-            **{f"share_{name}": spent[name] / whole for name in PARTS},
-            "seconds_evaluate": spent["evaluate"],
-            "policy_tokens": spent["tokens"],
-            "tokens_per_second": spent["tokens"] / max(spent["roll_out"], 1e-9),
-        }
+                    leave(received, step, run)
+        seconds = time.perf_counter() - started
+        return {**before, **best, **scores, "steps": cfg.steps, "seconds": seconds, **cost(self.spent)}
 
     def learners(self):
         """What a checkpoint holds beside the policy."""
@@ -304,7 +205,7 @@ class Trainer:
 
     def learn(self, step: int) -> dict[str, float]:
         """One step: roll out, reward, select, update; returns the numbers to log."""
-        cfg, before = self.cfg, collections.Counter(self.spent)
+        before = collections.Counter(self.spent)
         self.policy.stats = SamplingStats()
         with self.timed("roll_out"):
             rollouts = self.roll_out(step)
@@ -312,10 +213,10 @@ class Trainer:
         self.spent["tokens"] += tokens
         with self.timed("reward"):
             reward = self.rewards(rollouts)
-            keep_N = select(cfg, rollouts, reward.scores)
+            keep_N = self.keep(rollouts, reward.scores.right_N)
             learned = self.learn_beside(step, rollouts, reward.scores)
         with self.timed("update"):
-            kept = [r for r, keep in zip(rollouts, keep_N, strict=True) if keep]
+            kept = [rollouts[i] for i in np.flatnonzero(keep_N)]
             updated = self.update(kept, reward.step_NT[keep_N], reward.outcome_N[keep_N]) if kept else {}
         numbers = {
             **reward.means,
@@ -346,11 +247,19 @@ class Trainer:
             drawn = roll_out(self.policy, [train[i] for i in places], cfg.n, key)
             first = len(rollouts) // cfg.n
             rollouts += [dataclasses.replace(r, group=r.group + first) for r in drawn]
-            if more == cfg.resample:
-                break
-            if keep_mixed(cfg, self.rewards.right(rollouts), rollouts).sum() == len(drawn):
+            if more == cfg.resample or self.keep(rollouts, self.rewards.right(rollouts)).sum() == len(drawn):
                 break
         return rollouts
+
+    def keep(self, rollouts: list[Rollout], right_N: np.ndarray) -> np.ndarray:
+        """Which roll-outs are learned from, keep_N: of select=mixed the first `problems` groups that have
+        right and wrong answers, else all."""
+        cfg = self.cfg
+        if cfg.select == "all":
+            return np.ones(len(rollouts), bool)
+        group_N = np.array([r.group for r in rollouts])
+        keep_N = advantages.keep_mixed(right_N, group_N, cfg.accuracy_low, cfg.accuracy_high)
+        return keep_N & (np.cumsum(keep_N) <= cfg.problems * cfg.n)
 
     def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
         """Makes `passes` updates on the roll-outs with a nonzero advantage; with a KL loss, on all."""
@@ -370,17 +279,10 @@ class Trainer:
         teaches_N = (advantage_NL != 0).any(1) | cfg.has_kl_loss
         metrics = {}
         if teaches_N.any():
-            layout = self.lay_out(
-                [r for r, teaches in zip(rollouts, teaches_N, strict=True) if teaches], most
-            )
-            inputs = loss_inputs(
-                layout,
-                weight_NL[teaches_N],
-                advantage_NL[teaches_N],
-                old_NL[teaches_N],
-                reference_NL[teaches_N],
-                mask_NL[teaches_N],
-            )
+            taught = np.flatnonzero(teaches_N)
+            layout = self.lay_out([rollouts[i] for i in taught], most)
+            given = weight_NL, advantage_NL, old_NL, reference_NL, mask_NL
+            inputs = loss_inputs(layout, *(x_NL[taught] for x_NL in given))
             batch = shard_batch(layout.batch | inputs, self.cfg.batch.rows, axis=1)
             for _ in range(cfg.passes):
                 new = update(self.policy.model, self.opt, batch, layout.used, cfg)
@@ -419,82 +321,7 @@ class Trainer:
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
 
     def diagnose(self, rollouts: list[Rollout], scores: RolloutScores) -> dict[str, float]:
-        """Numbers that show hacking: gold beside proxy, lengths, restated steps, the PRM's quality."""
-        verdicts = scores.verdicts or [[""] * len(r.steps) for r in rollouts]
-        restated = []  # whether a step does nothing, or repeats the one before
-        for r, verdict_T in zip(rollouts, verdicts, strict=True):
-            before_T = ("", *r.steps)
-            for verdict, step, before in zip(verdict_T, r.steps, before_T, strict=False):
-                restated.append(verdict == "neutral" or step == before)
-        numbers = {
-            "entropy": -np.concatenate([r.logp_L for r in rollouts]).mean(),  # of the sampled distribution
-            "right": scores.right_N.mean(),
-            "cut": np.mean([not r.finished for r in rollouts]),
-            "steps_a_solution": np.mean([len(r.steps) for r in rollouts]),
-            "tokens_a_solution": np.mean([len(r.ids_L) for r in rollouts]),
-            "restated": np.mean(restated),
-        }
-        if scores.verdicts is None:
-            return numbers
-        labels = [tasks.correctness(verdict_T) for verdict_T in verdicts]
-        is_sound_N = [
-            right and label_T[-1] > 0 for right, label_T in zip(scores.right_N, labels, strict=True)
-        ]
-        numbers["sound"] = np.mean(is_sound_N)
-        if scores.prm is not None:
-            p_good = [probability(log_odds_T) for log_odds_T in scores.prm]
-            metrics = step_metrics(p_good, labels, [r.group for r in rollouts])
-            for name in ("step_auroc", "ece"):
-                if np.isfinite(metrics[name]):
-                    numbers[f"prm_{name}"] = metrics[name]
-        return numbers
-
-
-def keep_mixed(cfg: RLConfig, right_N: np.ndarray, rollouts: list[Rollout]) -> np.ndarray:
-    """The first `problems` groups with right and wrong answers, keep_N."""
-    group_N = np.array([r.group for r in rollouts])
-    keep_N = advantages.keep_mixed(right_N, group_N, cfg.accuracy_low, cfg.accuracy_high)
-    return keep_N & (np.cumsum(keep_N) <= cfg.problems * cfg.n)
-
-
-def select(cfg: RLConfig, rollouts: list[Rollout], scores: RolloutScores) -> np.ndarray:
-    """Which roll-outs are learned from, keep_N; conf/rl.yaml says what each rule keeps."""
-    if cfg.select == "mixed":
-        return keep_mixed(cfg, scores.right_N, rollouts)
-    if cfg.select == "prof":
-        mean_N = np.array([probability(log_odds_T).mean() for log_odds_T in scores.prm])
-        return advantages.keep_prof(mean_N, scores.right_N, np.array([r.group for r in rollouts]))
-    return np.ones(len(rollouts), bool)
-
-
-def cut_samples(path: Path, step: int):
-    """Leaves the samples of evaluations up to `step`, from which a run resumes."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith("\n")]
-    with replaced(path) as temporary:
-        temporary.write_text("".join(line for line in whole if json.loads(line)["step"] <= step))
-
-
-def write_samples(path: Path, step: int, rollouts: Sequence[Rollout], reward: Reward):
-    """Appends an evaluation's roll-outs to samples.jsonl. A step's reward is the weighted sum of its sources,
-    `p_good` the PRM's probability (also of one that is only watched), a verdict the exact checker's."""
-    scores = reward.scores
-    with path.open("a") as file:
-        for i, r in enumerate(rollouts):
-            row = {
-                "step": step,
-                "problem": r.problem,
-                "steps": r.steps,
-                "step_rewards": reward.step_NT[i, : len(r.steps)].round(4).tolist(),
-                "outcome_reward": float(reward.outcome_N[i]),
-                "right": bool(scores.right_N[i]),
-                "finished": r.finished,
-            }
-            if scores.prm:
-                row["p_good"] = probability(scores.prm[i]).round(4).tolist()
-            if scores.verdicts:
-                row["verdicts"] = list(scores.verdicts[i])
-            file.write(json.dumps(row) + "\n")
+        return diagnose(rollouts, scores)
 
 
 if __name__ == "__main__":

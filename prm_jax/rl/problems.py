@@ -1,20 +1,21 @@
 """Problems to learn from and to evaluate on: those of an embedded task, or of files."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from prm_jax import InputError, tasks
+from prm_jax import tasks
 from prm_jax.checkpoints.verifiers import members_of, needs_folder
 from prm_jax.data.grading import RULES
 from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import TaskData, problem_hash
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
+from prm_jax.rl.config import RLConfig
 from prm_jax.rl.rollouts import Rollout
-from prm_jax.tasks.checkers import Grader, is_own
+from prm_jax.tasks.checkers import Grader, choose_checker, is_own, open_grader
 
-VERIFIER = "verifier"
 DISTINCT = 4096  # problems of an embedded task to learn from; then they come again in another order
 
 
@@ -25,17 +26,27 @@ class Problems(NamedTuple):
     task: tasks.EmbeddedTask | None = None  # the embedded task whose exact checker judges the steps
 
 
+def load_problems(cfg: RLConfig, data: TaskData, stack: contextlib.ExitStack) -> Problems:
+    """The problems of the files `input` and `held_out`, else of the embedded task. The stack closes the
+    grader."""
+    if cfg.input is None:
+        known = known_problems(cfg.apart, [cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint])
+        return task_problems(data, cfg.eval.problems, cfg.seed, known)
+    files = [cfg.input, cfg.held_out]
+    grader = stack.enter_context(contextlib.closing(open_grader(choose_checker(cfg.checker, files), files)))
+    return file_problems(*files, grader, cfg.eval.problems)
+
+
 def known_problems(apart: str | None, verifiers: Iterable[str | None]) -> set[str]:
     """Hashes of the problems that the run `apart` was trained or validated on; of apart=verifier all runs
     among the `verifiers` and their members."""
     runs = [apart] if apart else []
-    if apart == VERIFIER:
+    if apart == "verifier":
         members = dict.fromkeys(member for name in verifiers if name for member in members_of(name))
         runs = [name for name in members if (Path(name) / "data.json").exists()]
         for name in filter(needs_folder, members.keys() - {*runs}):
-            print(
-                f"note        {name} does not say on which problems it was trained: some may be among these"
-            )
+            note = "does not say on which problems it was trained: some may be among these"
+            print(f"note        {name} {note}")
     known = set()
     for run in runs:
         file = Path(run) / "data.json"
@@ -59,25 +70,25 @@ def task_problems(data: TaskData, n_held_out: int, seed: int, known: Iterable[st
 
 def file_problems(train: str, held_out: str, grader: Grader, n_held_out: int) -> Problems:
     """All problems of the file `train`, the first of `held_out`; InputError where one is in both."""
-    answers = {}
-    compares_answers = grader.checker in RULES
-    splits = []
-    for path in (train, held_out):
-        problems = {}
-        for question in read_questions(path, is_own(grader.checker)):
-            place = f"{path}: {question.id}"
-            has_answer = question.answer is not None or not compares_answers
-            expect(has_answer, f"{place}: answer", None, "the right answer")
-            is_new = question.problem not in answers or question.problem in problems
-            expect(is_new, place, question.problem[:60], "a problem that is not learned from")
-            if answers.setdefault(question.problem, question.answer) != question.answer:
-                raise InputError(
-                    f"{place}: answer: has two, {answers[question.problem]} and {question.answer}"
-                )
-            problems[question.problem] = None
-        splits.append(list(problems))
+    to_learn = read_answers(train, grader)
+    to_solve = read_answers(held_out, grader)
+    for problem in to_solve:
+        expect(problem not in to_learn, held_out, problem[:60], f"a problem that is not in {train}")
+    answers = to_learn | to_solve
 
     def is_right(r: Rollout) -> bool:
         return grader.right(r.problem, r.steps, answers[r.problem])
 
-    return Problems(splits[0], splits[1][:n_held_out], is_right, grader.task)
+    return Problems([*to_learn], [*to_solve][:n_held_out], is_right, grader.task)
+
+
+def read_answers(path: str, grader: Grader) -> dict[str, str | None]:
+    """{problem: its answer} of a file; InputError where a checker that compares answers lacks one."""
+    answers = {}
+    for question in read_questions(path, is_own(grader.checker)):
+        place = f"{path}: {question.id}: answer"
+        has_answer = question.answer is not None or grader.checker not in RULES
+        expect(has_answer, place, None, "the right answer")
+        answer = answers.setdefault(question.problem, question.answer)
+        expect(answer == question.answer, place, question.answer, f"{answer}, as this problem has above")
+    return answers

@@ -8,7 +8,6 @@ Dimension key: N roll-outs, T steps, L tokens.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -20,7 +19,6 @@ from prm_jax.formats import Encoded
 from prm_jax.generate.sampling import Policy
 from prm_jax.launch.config import Finite, expect, one_of
 from prm_jax.launch.own import read_function
-from prm_jax.rl.advantages import returns
 from prm_jax.rl.rollouts import Rollout, padded
 from prm_jax.scoring import ModelScorer
 
@@ -39,30 +37,9 @@ class RolloutScores(NamedTuple):
 
 def exact_steps(rollouts, scores: RolloutScores) -> list[np.ndarray]:
     """+1 for each right or neutral step, -1 for the others (VPRM, arXiv 2601.17223)."""
-    expect(
-        scores.verdicts is not None,
-        "reward",
-        "steps",
-        "problems of an embedded task, whose steps can be checked",
-    )
+    expected = "problems of an embedded task, whose steps can be checked"
+    expect(scores.verdicts is not None, "reward", "steps", expected)
     return [np.array([1.0 if v in tasks.RATINGS else -1.0 for v in row]) for row in scores.verdicts]
-
-
-def process_accuracy(rollouts, scores: RolloutScores) -> np.ndarray:
-    """The share of right steps where the answer is right, else 0 (Interplay, arXiv 2512.07783)."""
-    shares = [(step_T.mean() + 1) / 2 for step_T in exact_steps(rollouts, scores)]
-    return scores.right_N * shares
-
-
-def has_drop(log_odds_T: np.ndarray, share: float = 0.3) -> bool:
-    """Whether P(good) falls by more than this share of it from one step to the next (URSA's drop-moment)."""
-    p_T = probability(log_odds_T)
-    return bool((p_T[1:] < (1 - share) * p_T[:-1]).any())
-
-
-def psgrpo(rollouts, scores: RolloutScores) -> np.ndarray:
-    """PS-GRPO (URSA, arXiv 2501.04686, eq. 6): 1 of a right answer, .5 if P(good) falls on the way."""
-    return scores.right_N * [0.5 if has_drop(log_odds_T) else 1.0 for log_odds_T in scores.prm]
 
 
 def orm_last(rollouts, scores: RolloutScores) -> np.ndarray:
@@ -78,14 +55,12 @@ def length(rollouts, scores: RolloutScores) -> np.ndarray:
 SOURCES = {
     "answer": lambda rollouts, scores: scores.right_N,
     "steps": exact_steps,
-    "process_accuracy": process_accuracy,
     "prm": lambda rollouts, scores: scores.prm_reward,
-    "psgrpo": psgrpo,
     "orm": orm_last,
     "length": length,
     "own": lambda rollouts, scores: scores.custom(rollouts),
 }
-NEEDS = {"prm": "prm_checkpoint", "psgrpo": "prm_checkpoint", "orm": "orm_checkpoint", "own": "own_function"}
+NEEDS = {"prm": "prm_checkpoint", "orm": "orm_checkpoint", "own": "own_function"}
 # reward.prm_form -> f(log_odds_T, P(good) before the first step) -> reward_T
 FORMS = {
     "probability": lambda log_odds_T, before: probability(log_odds_T),
@@ -94,30 +69,19 @@ FORMS = {
     # p_t - p_(t-1): of a value model the advantage of the step (PAV)
     "difference": lambda log_odds_T, before: np.diff(probability(log_odds_T), prepend=before),
 }
-LARGEST = 1e9  # of a reward: squares of more do not fit float32
-
-
-def over_largest_return(rows: list[np.ndarray]) -> list[np.ndarray]:
-    """Step rewards divided by the largest absolute sum from a step on of the batch (PRIME-RL/PRIME at
-    18ad596, prime_norm=batch_norm in verl/workers/actor/dp_prime.py). A factor, such as beta, cancels."""
-    largest = np.abs(returns(padded(rows))).max()
-    return [row / (largest + 1e-6) for row in rows]
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:  # weights of SOURCES, and what some of them ask; conf/rl.yaml says what each key means
     answer: Finite
     steps: Finite
-    process_accuracy: Finite
     prm: Finite
-    psgrpo: Finite
     orm: Finite
     length: Finite
     own: Finite
     prm_checkpoint: str | None
     prm_form: Annotated[str, one_of(FORMS)]
     prm_where: Literal["all", "right"]
-    prm_norm: Literal["none", "return"]
     orm_checkpoint: str | None
     own_function: str | None
 
@@ -194,18 +158,18 @@ class Rewards:
         )
 
     def prm_rewards(self, log_odds: list[np.ndarray], right_N: np.ndarray) -> list[np.ndarray]:
-        """The PRM's log-odds as step rewards: reward.prm_form, then prm_where, then prm_norm."""
+        """The PRM's log-odds as step rewards: reward.prm_form, then prm_where."""
         before = 1.0 if self.prm.label_kind == "correctness" else 0.5  # an empty solution is right
         rows = [FORMS[self.cfg.prm_form](log_odds_T, before) for log_odds_T in log_odds]
         if self.cfg.prm_where == "right":
             rows = [right * row for right, row in zip(right_N, rows, strict=True)]
-        return over_largest_return(rows) if self.cfg.prm_norm == "return" else rows
+        return rows
 
 
 def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | list[np.ndarray]:
     """A source's result as outcome_N or as a list of step rewards; InputError where it is neither."""
     try:
-        rows = [np.asarray(row) for row in itertools.islice(reward, len(rollouts) + 1)]  # it may be endless
+        rows = [np.asarray(row) for row in reward]
     except (TypeError, ValueError):  # None, a number, ragged lists
         rows = []
     shapes = [row.shape for row in rows]
@@ -213,19 +177,25 @@ def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | l
     is_valid = shapes in ([()] * len(rollouts), step_shapes) and all(row.dtype.kind in "biuf" for row in rows)
     found = f"{type(reward).__name__} of {len(rows)}, of shapes {shapes[:3]}..."
     expect(is_valid, where, found, f"{len(rollouts)} numbers, or as many rows with a number for each step")
-    is_finite = all((np.abs(row.astype(float)) <= LARGEST).all() for row in rows)
-    expect(is_finite, where, "a number that is nan or too large", f"numbers of at most {LARGEST:g}")
+    is_finite = all(np.isfinite(row).all() for row in rows)
+    expect(is_finite, where, "a number that is nan or infinite", "finite numbers")
     return rows if shapes == step_shapes else np.array(rows)
 
 
 def score(scorer, policy: Policy, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-    """Log-odds of the steps. A verifier with the policy's tokenizer and format reads the sampled ids."""
-    if isinstance(scorer, ModelScorer):
-        of_scores = {name: getattr(policy.format, name) for name in ("head", "score", "beta", "label_kind")}
-        is_same_format = dataclasses.replace(scorer.format, **of_scores) == policy.format
-        if is_same_format and scorer.tokenizer.get_vocab() == policy.tokenizer.get_vocab():
-            return scorer.score_encoded([as_scored(policy, r) for r in rollouts])
+    """Log-odds of the steps. A verifier that turns texts into the policy's ids reads those that were sampled;
+    any other reads the texts."""
+    if isinstance(scorer, ModelScorer) and reads_alike(scorer, policy):
+        return scorer.score_encoded([as_scored(policy, r) for r in rollouts])
     return scorer.score([(r.problem, r.steps) for r in rollouts])
+
+
+def reads_alike(scorer: ModelScorer, policy: Policy) -> bool:
+    """Whether a verifier and the policy have one tokenizer, and formats that differ in scores alone."""
+    ours, theirs = dataclasses.asdict(policy.format), dataclasses.asdict(scorer.format)
+    differing = {key for key in ours if ours[key] != theirs[key]}
+    is_one_text = differing <= {"head", "score", "beta", "label_kind"}
+    return is_one_text and scorer.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
 
 
 def as_scored(policy: Policy, r: Rollout) -> Encoded:
