@@ -202,7 +202,7 @@ def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatc
     (tmp_path / "r/.hydra").mkdir(parents=True)
     OmegaConf.save({"optimizer": {"lr": 1e-3}, "seed": 4}, tmp_path / "r/.hydra/config.yaml")
     for _ in range(2):
-        log = MetricsLog(tmp_path / "r", 0, False, "offline")
+        log = MetricsLog(tmp_path / "r", 0, "offline")
         log.write({"step": 3, "loss": 0.5})
         log.close()
     assert lines == [(3, {"loss": 0.5}), "end"] * 2 and begun[0] == begun[1] and begun[0]["mode"] == "offline"
