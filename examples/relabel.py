@@ -21,7 +21,7 @@ import numpy as np
 import prm_jax
 from prm_jax import tasks
 from prm_jax.data import sources
-from prm_jax.data.pools import pool_solutions, read_pool, scores_in_unit
+from prm_jax.data.pools import pool_solutions, read_pool
 from prm_jax.data.rows import read_rows, write_rows
 from prm_jax.data.units import as_probability
 from prm_jax.generate.labeling import read_input
@@ -48,9 +48,13 @@ def by_scorer(args) -> Labelled:
 def by_scores(args) -> Labelled:
     """Step scores that a pool holds, as probabilities."""
     pool = read_pool(args.input, [args.scores])
-    scores, unit = scores_in_unit(pool, args.scores, "probability")
-    solutions = [s for p in pool for s in pool_solutions(p)]
-    return Labelled(solutions, [as_probability(score_T, unit) for score_T in scores], None)
+    units = {p.scores_unit.get(args.scores, "probability") for p in pool}
+    expect(len(units) == 1, f"scores_unit.{args.scores}", sorted(units), "one unit in all problems")
+    (unit,) = units
+    scores = [as_probability(c.step_scores[args.scores], unit) for p in pool for c in p.candidates]
+    is_right = all((p_T >= 0).all() and (p_T <= 1).all() for p_T in scores)
+    expect(is_right, f"{args.input}: scores_unit.{args.scores}", unit, "a unit in whose range all scores are")
+    return Labelled([s for p in pool for s in pool_solutions(p)], scores, None)
 
 
 def td_targets(value_T: np.ndarray, outcome: float, lambda_: float) -> np.ndarray:

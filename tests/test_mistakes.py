@@ -57,14 +57,9 @@ def test_mr_gsm8k_rows(tmp_path):
     assert [s.outcome for s in solutions] == [1, 0, 1] and counts[
         "wrong_solutions_without_a_place_dropped"
     ] == 1
-    with pytest.raises(
-        InputError, match="line 1: model_output_solution_first_error_step: found 3, expected 1 to 2"
-    ):
-        load(write(tmp_path / "far.jsonl", mr("wrong", 3)), "mr_gsm8k")
-    with pytest.raises(
-        InputError, match="first_error_step: found '²', expected a step number from 1, or N/A"
-    ):
-        load(write(tmp_path / "odd.jsonl", mr("wrong", "²")), "mr_gsm8k")
+    for error in (3, "²"):
+        with pytest.raises(InputError, match="line 1: model_output_solution_first_error_step: "):
+            load(write(tmp_path / "far.jsonl", mr("wrong", error)), "mr_gsm8k")
 
 
 def test_hard2verify_rows_plain_and_hidden(tmp_path):
@@ -82,7 +77,7 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
         (a.problem, a.steps, a.labels) == (b.problem, b.steps, b.labels) == ("x = 1?", ("é", "b"), (1.0, 0.0))
     )
     assert c.problem == "41"
-    with pytest.raises(InputError, match=r"line 1: human_labels\[1\]: found 2, expected 0 or 1"):
+    with pytest.raises(InputError, match=r"line 1: human_labels\[1\]: "):
         load(write(tmp_path / "bad.jsonl", plain | {"human_labels": [1, 2]}), "hard2verify")
 
 

@@ -11,7 +11,6 @@ from prm_jax.data.pools import (
     Problem,
     note_unsplit,
     read_pool,
-    scores_in_unit,
     with_scores,
     write_pool,
 )
@@ -42,7 +41,7 @@ def jsonl(tmp_path, *rows):
 def test_a_list_of_steps_is_a_candidate_and_a_row_without_an_id_is_named_by_its_problem(tmp_path):
     [problem] = read_pool(jsonl(tmp_path, {"problem": "p", "candidates": [["a", "b"], {"steps": ["c"]}]}))
     assert problem == Problem("p", "p", None, (Candidate(("a", "b")), Candidate(("c",))))
-    with pytest.raises(InputError, match=r"candidates\[0\].steps: found no steps, expected at least one"):
+    with pytest.raises(InputError, match=r"candidates\[0\].steps: "):
         read_pool(jsonl(tmp_path, {"problem": "p", "candidates": [[]]}))
 
 
@@ -125,12 +124,6 @@ def test_scores_keep_their_unit_and_are_added_under_a_new_name(tmp_path):
     assert json.loads((tmp_path / "scored.jsonl").read_text())["scores_unit"] == {"new": "logit"}
     [again] = read_pool(tmp_path / "scored.jsonl", ["new"])
     assert again == scored and [c.step_scores for c in old.candidates] == [{}, {}]
-    scores, unit = scores_in_unit([again], "new", "probability")
-    assert unit == "logit" and [x.tolist() for x in scores] == [[3.5], [-1, 20]]
-    [other] = with_scores([old], "new", [[3.5], [-1, 20]], "log_ratio")
-    for problems in ([again, other], [dataclasses.replace(again, scores_unit={"new": "probability"})]):
-        with pytest.raises(InputError, match="new"):
-            scores_in_unit(problems, "new", "probability")
     with pytest.raises(InputError, match="^scores: "):
         list(with_scores([scored], "new", [[3.5], [-1, 20]]))
     with pytest.raises(InputError, match="step_scores.more: "):
@@ -157,7 +150,7 @@ def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
     with pytest.raises(InputError, match="pool.jsonl line 1: labels: "):
         load(path, "native", labels_required=True)
     with pytest.raises(InputError, match="pool.jsonl line 1: scores: "):
-        read_pool(jsonl(tmp_path, row | {"scores": [[0.5], None, [0.6]]}))
+        read_pool(jsonl(tmp_path, row | {"scores": [[0.5]]}))
     assert not is_pool({"problem": "2+5", "completions": ["a"], "outcome": 1.0})  # nobody labelled it
 
 

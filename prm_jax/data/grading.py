@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from prm_jax.data.rows import require
+from prm_jax.launch.config import expect
 from prm_jax.launch.progress import progress
 
 RULES = ("string", "number", "math")
@@ -188,7 +188,7 @@ def grade_pool(problems: Sequence, rule: str):
     answer); checked: those that Math-Verify saw."""
     for problem in problems:
         expected = "the right answer; task=score ranks without"
-        require(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
+        expect(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
     with contextlib.closing(Checker(rule)) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
@@ -221,7 +221,7 @@ class Checker:
     """Compares answers by one rule; safe to use from several threads, each with a Math-Verify of its own."""
 
     def __init__(self, rule: str):
-        require(rule in RULES, "how", rule, "string, number or math")
+        expect(rule in RULES, "how", rule, "string, number or math")
         self.rule, self.name = rule, rule
         self.known: dict[tuple[str, str], str] = {}  # Math-Verify's verdicts
         self.idle: list[subprocess.Popen] = []  # its processes that wait; last used first

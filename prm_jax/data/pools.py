@@ -6,20 +6,30 @@ Dimension key: T steps.
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
-
-from prm_jax import InputError
 from prm_jax.data.grading import extract, read_gold
-from prm_jax.data.rows import field, is_pool, optional, read_rows, require, row_place, texts, write_rows
+from prm_jax.data.rows import (
+    PROBLEM,
+    TEXT,
+    field,
+    first_name,
+    is_pool,
+    is_sample,
+    optional,
+    placed,
+    read_rows,
+    row_place,
+    short_text,
+    texts,
+    verdict,
+    write_rows,
+)
 from prm_jax.data.steps import split_steps
 from prm_jax.data.units import UNITS
+from prm_jax.launch.config import expect
 from prm_jax.solutions import Solution
-
-# Names of a row's id, problem and gold answer, and of a candidate's answer and step scores.
-NATIVE = ("id", "problem", "answer", "answer", "step_scores")
-STRICTPRMBENCH = ("problem_id", "question", "gold", "extracted_answer", "prm_step_scores")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +46,15 @@ class Candidate:
 
     def __post_init__(self):
         n = len(self.steps)
-        require(n > 0, "steps", self.steps, "at least one")
+        expect(n > 0, "steps", self.steps, "at least one")
         rows = {f"step_scores.{name}": scores for name, scores in self.step_scores.items()}
         if self.logp is not None:
             rows["logp"] = self.logp
         for name, numbers in rows.items():
-            require(len(numbers) == n, name, len(numbers), f"one number for each of {n} steps")
+            expect(len(numbers) == n, name, len(numbers), f"one number for each of {n} steps")
             for index, x in enumerate(numbers):
                 is_finite = type(x) in (int, float) and math.isfinite(x)
-                require(is_finite, f"{name}[{index}]", x, "a finite number")
+                expect(is_finite, f"{name}[{index}]", x, "a finite number")
 
     @property
     def outcome(self) -> float | None:
@@ -65,97 +75,138 @@ class Problem:
     policy_tokens: int | None = None  # what the candidates cost, if a policy of ours drew them
 
     def __post_init__(self):
-        require(len(self.candidates) > 0, "candidates", self.candidates, "at least one")
+        expect(len(self.candidates) > 0, "candidates", self.candidates, "at least one")
         for name, unit in self.scores_unit.items():
-            require(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
+            expect(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
 
-def read_pool(path, names: Sequence[str] | None = None, as_written=False, split_by=None) -> list[Problem]:
+def read_pool(path, names: Sequence[str] | None = None, **options) -> list[Problem]:
     """`iter_pool` as a list."""
-    return list(iter_pool(path, names, as_written, split_by))
+    return list(iter_pool(path, names, **options))
 
 
 def iter_pool(
-    path, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None
+    path,
+    names: Sequence[str] | None = None,
+    as_written: bool = False,
+    split_by: str | None = None,
+    columns: dict[str, str] | None = None,
 ) -> Iterator[Problem]:
-    """Yields the problems of a pool file, with all step scores or only the required `names`. A row is id,
-    problem, answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit ({name:
-    unit}), task; only problem, candidates and steps are needed: a list of steps is a candidate, too.
-    StrictPRMBench's rows are read, but not source_is_correct, graded against wrong answers. A gold answer
-    that is a whole solution is the one that it states, unless as_written. split_by: how whole texts are cut
-    into steps, null: at blank lines. InputError names line and field."""
-    place_of = {}
-    for number, row in read_rows(path):
+    """Yields the problems of a pool file, with all step scores or only the required `names`.
+
+    A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit
+    ({name: unit}), task; problem and candidates are enough, a candidate may be a list of steps. Its steps may
+    be a whole text (completion, response or solution), cut by `split_by` or else at blank lines; `completions`
+    may be the texts, `scores` theirs. Rows of one sample each are joined by problem_id or else problem, and
+    come last. StrictPRMBench's names are read, but not source_is_correct, graded against wrong answers. A gold
+    answer that is a whole solution is the one that it states, unless as_written. `columns` are as in
+    rows.rename. InputError names line and field."""
+    place_of, samples = {}, {}
+    for number, row in read_rows(path, columns):
         place = row_place(path, number)
-        try:
+        with placed(place):
             problem = parse_problem(row, names, as_written, split_by)
+            if is_sample(row):
+                join_sample(samples, problem)
+                continue
             other = place_of.setdefault(problem.id, place)
-            require(other is place, "id", problem.id, f"an id not seen before, {other} has it")
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from None
+            expect(other is place, "id", problem.id, f"an id not seen before, {other} has it")
         yield problem
+    for problem, candidates in samples.values():
+        yield dataclasses.replace(problem, candidates=tuple(candidates))
 
 
-def as_native(row: dict, split_by: str | None = None) -> dict:
-    """A row of search-and-learn's output as a pool's: problem, completions (texts whose steps stand between
-    blank lines unless split_by says otherwise), scores (of each a number a step, or they are left out)."""
-    solutions, scores = texts(row, "completions"), optional(row, "scores", list) or []
-    are_lists = len(scores) <= len(solutions) and all(isinstance(score_T, list) for score_T in scores)
-    require(are_lists, "scores", scores, "a list of numbers for each completion")
-    candidates = []
-    for text, score_T in itertools.zip_longest(solutions, scores, fillvalue=()):
-        pieces = split_steps(text, split_by) if split_by else text.split("\n\n")
-        steps = [piece for piece in pieces if piece.strip()]
-        if len(score_T) == len(pieces):  # some of its verifiers score blank pieces too
-            score_T = [score for score, piece in zip(score_T, pieces, strict=True) if piece.strip()]
-        stored = {"prm": score_T} if len(score_T) == len(steps) else {}
-        candidates.append({"steps": steps or [""], "answer": extract(text), "step_scores": stored})
-    name = row.get("unique_id") or row.get("id") or row["problem"]
-    return row | {"id": str(name), "candidates": candidates}
+def join_sample(samples: dict[str, tuple[Problem, list]], sample: Problem):
+    """Adds a problem with one candidate to the others of this problem."""
+    problem, candidates = samples.setdefault(" ".join(sample.id.split()), (sample, []))
+    expected = f"{problem.answer!r} as before; the answer that a sample states is extracted_answer"
+    expect(sample.answer == problem.answer, "answer", sample.answer, expected)
+    candidates += sample.candidates
 
 
 def parse_problem(row: dict, names=None, as_written=False, split_by: str | None = None) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
-    require(not (split_by and "candidates" in row), "split_by", split_by, "null: the candidates have steps")
-    if is_pool(row) and "candidates" not in row:
-        row = as_native(row, split_by)
-    id_name, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
-    candidates = []
-    for index, candidate in enumerate(field(row, "candidates", list)):
-        candidate = {"steps": candidate} if isinstance(candidate, list) else candidate
-        expected = "an object or a list of steps"
-        require(isinstance(candidate, dict), f"candidates[{index}]", candidate, expected)
-        try:
-            candidates.append(parse_candidate(candidate, names, answer, scores))
-        except InputError as error:
-            raise InputError(f"candidates[{index}].{error}") from None
+    id_name = first_name(row, "id", "problem_id", "unique_id")
+    if is_sample(row):
+        id_name, candidates = "problem_id", [row | {"answer": None}]
+    elif is_pool(row) and "candidates" not in row:
+        candidates = whole_texts(row)
+    else:
+        candidates = field(row, "candidates", list)
+    parsed = []
+    for index, candidate in enumerate(candidates):
+        is_known = isinstance(candidate, dict | list)
+        expect(is_known, f"candidates[{index}]", candidate, "an object or a list of steps")
+        with placed(f"candidates[{index}].", ""):
+            parsed.append(parse_candidate(candidate, names, split_by))
+    gold, text = (
+        short_text(row, first_name(row, "gold", "answer")),
+        field(row, first_name(row, *PROBLEM), str),
+    )
     units = optional(row, "scores_unit", dict) or {}
-    gold, text = optional(row, gold, str), field(row, problem, str)
     return Problem(
-        id=optional(row, id_name, str) or text,
+        id=short_text(row, id_name) or text,
         problem=text,
         answer=gold if as_written else read_gold(gold),
-        candidates=tuple(candidates),
+        candidates=tuple(parsed),
         scores_unit={name: unit for name, unit in units.items() if names is None or name in names},
         task=optional(row, "task", str),
         policy_tokens=optional(row, "policy_tokens", int),
     )
 
 
-def parse_candidate(row: dict, names, answer: str, scores: str) -> Candidate:
-    """The candidate of an object of a pool; `answer` and `scores`: the names of these fields."""
-    steps, stored, logp = texts(row, "steps"), optional(row, scores, dict) or {}, optional(row, "logp", list)
+def whole_texts(row: dict) -> list[dict]:
+    """The candidates of a row of search-and-learn: texts under completions, lists of step scores under
+    scores."""
+    completions = texts(row, "completions")
+    scores = optional(row, "scores", list) or [None] * len(completions)
+    expect(len(scores) == len(completions), "scores", len(scores), f"{len(completions)}, one a completion")
+    return [{"response": text, "step_scores": x} for text, x in zip(completions, scores, strict=True)]
+
+
+def parse_candidate(row: dict | list, names: Sequence[str] | None, split_by: str | None) -> Candidate:
+    """The candidate of an object of a pool, or of a list of steps."""
+    row = {"steps": row} if isinstance(row, list) else row
+    stated = short_text(row, first_name(row, "extracted_answer", "answer"))
+    stored_name = first_name(row, "step_scores", "prm_step_scores", "scores")
+    if isinstance(row.get(stored_name), list):
+        row = row | {stored_name: {"prm": row[stored_name]}}
+    stored = optional(row, stored_name, dict) or {}
+    wanted = [name for name, score_T in stored.items() if score_T is not None] if names is None else names
+    step_scores = {name: tuple(field(stored, name, list, f"{stored_name}.")) for name in wanted}
+    if "steps" in row:
+        expect(not split_by, "split_by", split_by, "null: the candidates have steps")
+        steps = texts(row, "steps")
+    else:
+        text_name = first_name(row, *TEXT)
+        expected = f"a list of steps, or a text under {', '.join(TEXT)}"
+        expect(isinstance(row.get(text_name), str), "steps", row.get(text_name), expected)
+        steps, step_scores = cut_text(row[text_name], split_by, step_scores)
+        stated = extract(row[text_name]) if stated is None else stated
+    logp = optional(row, "logp", list)
     return Candidate(
         steps,
-        answer=optional(row, answer, str),
-        correct=optional(row, "correct", bool),
-        finished=optional(row, "finished", bool) is not False,
-        step_scores={
-            name: tuple(field(stored, name, list, f"{scores}."))
-            for name in (stored if names is None else names)
-        },
+        answer=stated,
+        correct=verdict(row, "correct"),
+        finished=verdict(row, "finished") is not False,
+        step_scores=step_scores,
         logp=logp and tuple(logp),
     )
+
+
+def cut_text(text: str, split_by: str | None, step_scores: dict[str, tuple]) -> tuple[tuple[str, ...], dict]:
+    """(steps, step scores) of a whole text. Some verifiers score the blank pieces of a text, too; scores that
+    fit neither these nor the steps were made for other steps, and are left out."""
+    pieces = split_steps(text, split_by) if split_by else re.split(r"\r?\n\r?\n", text)
+    is_step = [bool(piece.strip()) for piece in pieces]
+    steps = tuple(itertools.compress(pieces, is_step)) or ("",)
+    fitting = {}
+    for name, score_T in step_scores.items():
+        if len(score_T) == len(steps):
+            fitting[name] = score_T
+        elif len(score_T) == len(pieces):
+            fitting[name] = tuple(itertools.compress(score_T, is_step))
+    return steps, fitting
 
 
 def pool_solutions(p: Problem) -> list[Solution]:
@@ -186,28 +237,6 @@ def note_unsplit(rows: Iterable[tuple]):
         print(f"note        {share} are one step of several lines; split_by=line cuts whole texts")
 
 
-def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:
-    """(score_T of every candidate in order, their unit by the file, or `default`); InputError if the file
-    names two units, or a score is outside the range."""
-    units = sorted({problem.scores_unit.get(name, default) for problem in problems})
-    require(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
-    unit, scores = UNITS[units[0]], []
-    for p in problems:
-        for n, c in enumerate(p.candidates):
-            score_T = np.array(c.step_scores[name], np.float64)
-            for t in np.flatnonzero((score_T < unit.low) | (score_T > unit.high)):
-                raise range_error(p.id, n, name, t, score_T[t], units[0])
-            scores.append(score_T)
-    return scores, units[0]
-
-
-def range_error(problem_id: str, n: int, name: str, t: int, score: float, unit: str) -> InputError:
-    """The error of a step score outside its unit's range."""
-    allowed = f"a {unit} in [{UNITS[unit].low:g}, {UNITS[unit].high:g}]"
-    place = f"pool: problem {problem_id}: candidates[{n}].step_scores.{name}[{t}]"
-    return InputError(f"{place}: got {score:g}, expected {allowed}; scores_unit=logit takes unbounded scores")
-
-
 def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit="logit") -> Iterator[Problem]:
     """Yields the problems with new step scores `name`, given for all candidates in order. InputError if the
     name is taken or a candidate's count is wrong, ValueError if there are too many or too few."""
@@ -217,7 +246,7 @@ def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit="
         rows = list(itertools.islice(scores, len(problem.candidates)))
         for candidate, score_T in zip(problem.candidates, rows, strict=True):
             is_new = name not in candidate.step_scores
-            require(is_new, "scores", name, f"a new name, problem {problem.id} has scores of this one")
+            expect(is_new, "scores", name, f"a new name, problem {problem.id} has scores of this one")
             new = candidate.step_scores | {name: tuple(map(float, score_T))}
             candidates.append(dataclasses.replace(candidate, step_scores=new))
         units = problem.scores_unit | {name: unit}

@@ -2,15 +2,15 @@
 
 import collections
 import dataclasses
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.pools import Candidate
-from prm_jax.data.rows import field, read_rows, require, row_place
+from prm_jax.data.rows import PROBLEM, field, first_name, placed, read_rows, row_place, short_text
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
+from prm_jax.launch.config import expect
 from prm_jax.protocols import Continuation
 
 
@@ -23,24 +23,19 @@ class Question:
     answer: str | None = None
 
 
-def read_questions(path: str | Path, as_written=False) -> Iterator[Question]:
+def read_questions(path: str | Path, as_written=False, columns=None) -> Iterator[Question]:
     """Reads rows with problem, prompt or question, and optionally id (else their number) and gold or answer.
-    The answer of a whole solution is the one that it states, unless as_written."""
+    The answer of a whole solution is the one that it states, unless as_written. columns: as in rows.rename."""
     place_of = {}
-    for number, row in read_rows(path):
+    for number, row in read_rows(path, columns):
         place = row_place(path, number)
-        problem = next((row[name] for name in ("problem", "prompt", "question") if name in row), None)
-        is_text = isinstance(problem, str) and problem != ""
-        require(is_text, f"{place}: problem", problem, "a text under problem, prompt or question")
-        answer, name = row.get("gold", row.get("answer")), row.get("id", row.get("problem_id"))
-        for key, value in (("answer", answer), ("id", name)):
-            is_finite = not isinstance(value, float) or math.isfinite(value)
-            is_right = type(value) in (str, int, float, type(None)) and is_finite
-            require(is_right, f"{place}: {key}", value, "a text, a finite number or null")
-        name = str(number if name is None else name)
-        other = place_of.setdefault(name, place)
-        require(other is place, f"{place}: id", name, f"an id not seen before, {other} has it")
-        answer = answer if answer is None else str(answer)
+        with placed(place):
+            problem = field(row, first_name(row, *PROBLEM), str)
+            expect(problem, "problem", problem, "a text")
+            answer = short_text(row, first_name(row, "gold", "answer"))
+            name = short_text(row, first_name(row, "id", "problem_id")) or str(number)
+            other = place_of.setdefault(name, place)
+            expect(other is place, "id", name, f"an id not seen before, {other} has it")
         yield Question(name, problem, answer if as_written else read_gold(answer))
 
 

@@ -3,10 +3,12 @@
 datasets would force one type on all values of a column: PRM800K's and TRL's labels mix booleans and nulls.
 """
 
+import contextlib
 import gzip
 import hashlib
 import itertools
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -16,31 +18,51 @@ from prm_jax import InputError
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import append_lines, decode_json, read_lines, replaced
 
-KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
+KIND_WORDS = {str: "a text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
+PROBLEM, TEXT = ("problem", "question", "prompt"), ("completion", "response", "solution")  # names of columns
+VERDICTS = {"true": 1.0, "false": 0.0, "+": 1.0, "-": 0.0, "1": 1.0, "0": 0.0}  # texts of labels and verdicts
 
 
-def field_error(name: str, value, expected: str) -> InputError:
-    """The one-line error of a field."""
-    text = "null" if value is None else repr(value)
-    return InputError(f"{name}: found {text if len(text) <= 60 else text[:57] + '...'}, expected {expected}")
+class MissingField(InputError):
+    """A row lacks a field."""
 
 
-def require(is_right: bool, name: str, value, expected: str):
-    """Raises `field_error` unless `is_right`."""
-    if not is_right:
-        raise field_error(name, value, expected)
+@contextlib.contextmanager
+def placed(place: str, between: str = ": "):
+    """Puts a place before the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(f"{place}{between}{error}") from None
+
+
+def rename(row: dict, columns: dict[str, str] | None) -> dict:
+    """The row under native names: `columns` is {native name: the file's}, where a.b is b of the object a. NaN,
+    which pandas writes for what is missing, is None."""
+    row = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in row.items()}
+    if not columns:
+        return row
+    renamed = {name: x for name, x in row.items() if name not in columns.values()}
+    for name, column in columns.items():
+        value = row
+        for part in [column] if column in row else column.split("."):
+            is_known = isinstance(value, dict) and part in value
+            expect(is_known, f"columns.{name}", column, f"one of {', '.join(map(str, row))}")
+            value = value[part]
+        renamed[name] = value
+    return renamed
 
 
 def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):
     """The value of a required field of this type; a bool is not an int. inside: a part's place and "."."""
-    require(isinstance(row, dict), inside.removesuffix("."), row, "an object")
+    expect(isinstance(row, dict), inside.removesuffix("."), row, "an object")
     if name not in row:
-        found = ", ".join(map(str, row))
-        raise InputError(f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {found}")
+        missing = f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}"
+        hint = f"; data.columns='{{{name}: COLUMN}}' (of input=: columns) reads another column as {name}"
+        raise MissingField(missing + ("" if inside else hint))
     value = row[name]
     is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if not is_kind and not (null and value is None):
-        raise field_error(inside + name, value, KIND_WORDS[kind])
+    expect(is_kind or (null and value is None), inside + name, value, KIND_WORDS[kind])
     return value
 
 
@@ -49,14 +71,39 @@ def optional(row: dict, name: str, kind: type, inside: str = ""):
     return field(row, name, kind, inside, null=True) if name in row else None
 
 
+def first_name(row: dict, *names: str) -> str:
+    """The first of these fields that the row has; without any the first name."""
+    return next((name for name in names if row.get(name) is not None), names[0])
+
+
+def short_text(row: dict, name: str) -> str | None:
+    """An answer or id as text, None where it is missing or null; the number 12.0 is 12."""
+    value = row.get(name)
+    is_number = type(value) in (int, float) and math.isfinite(value)
+    expect(is_number or value is None or isinstance(value, str), name, value, "a text, a number or null")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return None if value is None else str(value)
+
+
+def verdict(row: dict, name: str) -> bool | None:
+    """A verdict of true and false, 1 and 0, or "true" and "false"; None where it is missing or null."""
+    value = as_label(row.get(name))
+    expect(value in (None, 0, 1), name, value, 'true or false, 1 or 0, "true" or "false", or null')
+    return None if value is None else bool(value)
+
+
+def as_label(value):
+    """A label, of which a text such as "+" or "true" is 1 or 0; who stores it refuses other texts."""
+    return VERDICTS.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
 def texts(row: dict, name: str) -> tuple[str, ...]:
     """A field that holds a list of at least one text."""
     values = field(row, name, list)
-    if not values:
-        raise InputError(f"{name}: found no steps, expected at least one")
+    expect(values, name, "no steps", "at least one")
     for index, value in enumerate(values):
-        if not isinstance(value, str):
-            raise field_error(f"{name}[{index}]", value, "text")
+        expect(isinstance(value, str), f"{name}[{index}]", value, "a text")
     return tuple(values)
 
 
@@ -70,18 +117,28 @@ def row_place(path, number: int) -> str:
     return f"{path} {'line' if str(path).removesuffix('.gz').endswith('.jsonl') else 'row'} {number}"
 
 
-def read_rows(path) -> Iterator[tuple[int, dict]]:
-    """Yields (number as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file. A .json
-    file is a list of objects, or objects one after another; blank lines do not count. Raises InputError if
-    the file is missing, empty or broken, or a row is not an object."""
-    path, number = Path(path), 0
-    readers = {".jsonl": json_lines, ".json": json_values, ".parquet": parquet_rows}
+def read_rows(
+    path, columns: dict[str, str] | None = None, split: str | None = None
+) -> Iterator[tuple[int, dict]]:
+    """Yields (number as in `row_place`, row as of `rename`) of a file, or of the split of a Hugging Face data
+    set. Raises InputError if it is missing, empty or broken, or a row is not an object."""
+    for number, row in load_hub(path, split) if split else file_rows(Path(path)):
+        place = row_place(path, number)
+        expect(isinstance(row, dict), place, row, "an object with named fields")
+        with placed(place):
+            row = rename(row, columns)
+        yield number, row
+
+
+def file_rows(path: Path) -> Iterator[tuple[int, dict]]:
+    """Yields (number, row) of a .jsonl, .json (either with .gz) or .parquet file. A .json file is a list of
+    objects, or objects one after another; blank lines do not count."""
+    number, readers = 0, {".jsonl": json_lines, ".json": json_values, ".parquet": parquet_rows}
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if not path.is_file() or suffix not in readers:
         raise InputError(f"{path}: expected a file .jsonl, .json (or .gz of these) or .parquet")
     try:
         for number, row in readers[suffix](path):
-            require(isinstance(row, dict), row_place(path, number), row, "an object with named fields")
             yield number, row
     except InputError:
         raise
@@ -125,9 +182,15 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def is_pool(row: dict) -> bool:
-    """Whether a file's row is one of a pool: it has candidates, or is as search-and-learn writes it."""
+    """Whether a file's row is a problem with candidates, or with whole texts as search-and-learn writes it."""
     is_texts = {"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys()
     return "candidates" in row or is_texts
+
+
+def is_sample(row: dict) -> bool:
+    """Whether a file's row is one sample of a pool, as a table has them."""
+    has_problem = row.get(first_name(row, *PROBLEM)) is not None
+    return has_problem and row.get(first_name(row, *TEXT)) is not None and "candidates" not in row
 
 
 def load_hub(name: str, split: str) -> Iterator[tuple[int, dict]]:
@@ -144,8 +207,7 @@ def load_hub(name: str, split: str) -> Iterator[tuple[int, dict]]:
 def write_rows(path, rows: Iterable[dict]):
     """Writes .jsonl or .jsonl.gz; the file appears only when it is complete."""
     path = Path(path)
-    if not path.name.endswith((".jsonl", ".jsonl.gz")):
-        raise InputError(f"{path}: unknown type of file to write, expected .jsonl or .jsonl.gz")
+    expect(path.name.endswith((".jsonl", ".jsonl.gz")), "output", str(path), "a file .jsonl or .jsonl.gz")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary, open_file(temporary, "wb") as file:
         file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)

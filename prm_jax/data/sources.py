@@ -12,16 +12,24 @@ import re
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, is_pool, load_hub, optional, read_rows, require, row_place, texts
-from prm_jax.launch.own import load_object
-from prm_jax.solutions import (
-    Solution,
-    first_error,
-    is_probability,
-    packed_solutions,
-    relabel_after_error,
-    up_to_error,
+from prm_jax.data import test_sets
+from prm_jax.data.rows import (
+    PROBLEM,
+    MissingField,
+    as_label,
+    field,
+    first_name,
+    is_pool,
+    optional,
+    placed,
+    read_rows,
+    row_place,
+    short_text,
+    texts,
 )
+from prm_jax.launch.config import expect
+from prm_jax.launch.own import load_object
+from prm_jax.solutions import Solution, is_probability, packed_solutions, relabel_after_error, up_to_error
 
 # The values of each option of `load`; the first leaves a file as it is.
 OPTIONS = {
@@ -34,17 +42,15 @@ OPTIONS = {
 
 
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
-    """TRL's prompt, completions, labels (null masks; `labels_required` or optional), or problem and steps in
-    place of the first two; optional ratings, outcome, answer, id, task. A pool's row is the solutions of its
+    """TRL's prompt, completions, labels (null masks; `labels_required` or optional); other names are problem
+    and question, steps. Optional ratings, outcome, answer, id, task. A pool's row is the solutions of its
     candidates. Hub rows without a step are dropped, as by TRL's training script."""
     if is_pool(row):
         from prm_jax.data.pools import parse_problem, pool_solutions  # not above: with it comes the grading
 
-        require(not labels_required, "labels", None, "those of steps, but a pool has none: prm_jax.labeling")
+        expect(not labels_required, "labels", None, "those of steps, but a pool has none: prm_jax.labeling")
         return pool_solutions(parse_problem(row))
-    is_ours = {"problem", "steps"} <= row.keys()
-    prompt = "problem" if is_ours and "prompt" not in row else "prompt"
-    completions = "steps" if is_ours and "completions" not in row else "completions"
+    completions = first_name(row, "completions", "steps")
     if from_hub and row.get(completions) == []:
         counts["rows_without_steps_dropped"] += 1
         return []
@@ -52,12 +58,12 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
     ratings = optional(row, "ratings", list)
     return [
         Solution(
-            field(row, prompt, str),
+            field(row, first_name(row, "prompt", *PROBLEM), str),
             texts(row, completions),
             labels=labels and tuple(map(as_probability, labels)),
             ratings=ratings and tuple(ratings),
             outcome=as_probability(row.get("outcome")),
-            answer=optional(row, "answer", str),
+            answer=short_text(row, "answer"),
             id=own_id(row, row_id),
             task=optional(row, "task", str),
         )
@@ -65,11 +71,12 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
 
 
 def own_id(row: dict, row_id: str) -> str:
-    return row_id if row.get("id") is None else str(row["id"])
+    return short_text(row, "id") or row_id
 
 
 def as_probability(value):
-    """A float; Solution refuses what is not a probability."""
+    """A label as a float; Solution refuses what is not a probability."""
+    value = as_label(value)
     return float(value) if is_probability(value) else value
 
 
@@ -97,7 +104,6 @@ def prm800k(
         tail = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
         answer = tail and tail[1].strip()
         solution = Solution(problem, steps, labels, tuple(ratings), answer=answer, id=branch_id)
-        counts["alternatives_after_first_error"] += first_error(labels[:start]) >= 0
         solution = relabel(solution, after_first_error, counts, start)
         labels, ratings = ((None,) * start + values[start:] for values in (solution.labels, solution.ratings))
         if any(label is not None for label in labels):
@@ -127,30 +133,26 @@ def unusable_kind(row: dict) -> str | None:
 
 def read_branches(row: dict, row_id: str, counts, alternatives: str) -> list[tuple]:
     """(id, steps, ratings) of a raw row's trajectory, then of each alternative to one of its steps."""
-    path, others, is_over = (), [], False  # path and each of others: (text, rating) of every step
+    path, others = (), []  # path and each of others: (text, rating) of every step
     for t, shown in enumerate(field(field(row, "label", dict), "steps", list, "label.")):
         inside = f"label.steps[{t}]."
         completions = field(shown, "completions", list, inside, null=True) or []
         chosen = field(shown, "chosen_completion", int, inside, null=True)
         human = optional(shown, "human_completion", dict, inside)
-        if is_over:
-            counts["steps_after_end_dropped"] += bool(completions or human)
-            continue
-        n = len(completions)
-        is_index = chosen is None or 0 <= chosen < n
-        require(is_index, f"{inside}chosen_completion", chosen, f"an index into {n} completions")
+        read = [read_completion(value, f"{inside}completions[{c}]") for c, value in enumerate(completions)]
+        is_index = chosen is None or 0 <= chosen < len(read)
+        expect(is_index, f"{inside}chosen_completion", chosen, f"an index into {len(read)} completions")
         # Without a choice phase 1 continues with the labeller's own step. Without that too the row ends here,
         # and the step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
         is_over = chosen is None and human is None
-        read = [read_completion(value, f"{inside}completions[{c}]") for c, value in enumerate(completions)]
-        if human is not None and chosen is None:
-            chosen = n
+        if chosen is None and human is not None:
+            chosen = len(read)
             read.append(read_completion(human, f"{inside}human_completion"))
             counts["human_steps_without_rating"] += read[-1][1] is None
-        elif human is not None:
-            counts["human_steps_not_chosen_dropped"] += 1
         others += [(f"{row_id}/{t}.{c}", (*path, step)) for c, step in enumerate(read) if c != (chosen or 0)]
         path = (*path, read[chosen or 0]) if read else path
+        if is_over:
+            break
     if not path:
         counts["rows_without_steps_dropped"] += 1
         return []
@@ -162,43 +164,97 @@ def read_branches(row: dict, row_id: str, counts, alternatives: str) -> list[tup
 def read_completion(completion, name: str) -> tuple[str, int | None]:
     """(text, rating) of a completion."""
     text, rating = field(completion, "text", str, f"{name}."), optional(completion, "rating", int, f"{name}.")
-    require(rating in (-1, 0, 1, None), f"{name}.rating", rating, "-1, 0, 1 or null")
+    expect(rating in (-1, 0, 1, None), f"{name}.rating", rating, "-1, 0, 1 or null")
     return text, rating
 
 
 def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
-    """Math-Shepherd's input and label: the same text, but each ки of the input is + or - in the label. The
-    problem is the text before "Step 1:", which stays in the step; without it the problem ends with the last
-    question mark before the first ки, or else at that ки (as in TRL's script)."""
+    """Texts with a mark, ки, after each step. Math-Shepherd's input and label: the same text, in which each ки
+    of the input is + or -. OpenRLHF's input and value (or label): a list of a label for each ки. MATH-APS's
+    question, process and label, whose steps may end with five line ends or be lines: labels of all steps, or
+    of the last alone. The problem of an input is as of `divide`."""
+    label_name = first_name(row, "label", "value")
+    if "process" in row:
+        return [math_aps(row, row_id, field(row, label_name, list))]
     *steps, tail = field(row, "input", str).split("ки")
-    signs, position, labels = field(row, "label", str), -1, []
-    if not steps:
-        raise InputError("input: found no ки, expected one after each step")
-    for step in steps:
-        position += len(step) + 1
-        sign = signs[position : position + 1]
-        require(sign in ("+", "-"), f"label[{position}]", sign, "the + or - of a ки of input")
-        labels.append(float(sign == "+"))
+    expect(steps, "input", row["input"], "ки after each step")
+    labels, position = row.get(label_name), -1
+    if not isinstance(labels, list):  # a text with the sign of each step where its ки is
+        signs, labels = field(row, label_name, str), []
+        for step in steps:
+            position += len(step) + 1
+            labels.append(signs[position : position + 1])
+            expect(labels[-1] in ("+", "-"), f"label[{position}]", labels[-1], "the + or - of a ки of input")
+    expect(len(labels) == len(steps), label_name, labels, f"one for each of {len(steps)} ки of input")
+    counts["texts_after_last_mark_dropped"] += bool(tail.strip())
+    return [divide(steps, labels, own_id(row, row_id), counts)]
+
+
+def math_aps(row: dict, row_id: str, labels: list) -> Solution:
+    process = field(row, "process", str)
+    mark = next((mark for mark in ("ки", "\n\n\n\n\n") if mark in process), "\n")
+    steps = [step.strip() for step in process.split(mark) if step.strip()]
+    expect(
+        len(labels) in (1, len(steps)), "label", labels, f"one for each of {len(steps)} steps, or the last"
+    )
+    labels = [None] * (len(steps) - len(labels)) + labels
+    problem = field(row, "question", str)
+    return Solution(problem, tuple(steps), tuple(map(as_probability, labels)), id=own_id(row, row_id))
+
+
+def conversations(row: dict, row_id: str, counts) -> list[Solution]:
+    """RLHFlow's turns, or ShareGPT's: each step is a user's turn, its label (+ or -) the assistant's after it.
+    The problem begins the first turn, as of `divide`."""
+    steps, labels = [], []
+    for index, turn in enumerate(field(row, "conversations", list)):
+        inside = f"conversations[{index}]."
+        role = field(turn, first_name(turn, "role", "from"), str, inside)
+        text = field(turn, first_name(turn, "content", "value"), str, inside)
+        if role == "system":
+            counts["system_turns_dropped"] += 1
+            continue
+        is_step = len(steps) == len(labels)
+        roles = ("user", "human") if is_step else ("assistant", "gpt")
+        expect(role in roles, f"{inside}role", role, f"{roles[0]}: a step and its label in turn")
+        if is_step:
+            steps.append(text)
+        else:
+            is_label = is_probability(as_label(text))
+            expect(is_label, f"{inside}content", text, "+ or -, the label of the step before")
+            labels.append(text)
+    counts["texts_after_last_mark_dropped"] += len(steps) - len(labels)
+    steps = steps[: len(labels)]
+    expect(steps, "conversations", row["conversations"], "a step of the user and a label of the assistant")
+    return [divide(steps, labels, own_id(row, row_id), counts)]
+
+
+def divide(steps: list[str], labels: list, solution_id: str, counts) -> Solution:
+    """The solution of steps and labels the first of which begin with the problem. It is the text before "Step
+    1:"; without it the problem ends at the first step's last blank line or question mark, or at its end (as
+    in TRL's script)."""
     starts = [re.search("[Ss]tep 1:", step) for step in steps]
     first = next((index for index, start in enumerate(starts) if start), 0)
-    cut = starts[first].start() if starts[first] else steps[0].rfind("?") + 1 or len(steps[0])
-    problem = "".join(steps[:first]) + steps[first][:cut]
-    steps[first] = steps[first][cut:]
-    first += not steps[first].strip()
+    head = steps[first]
+    ends = head.rfind("\n\n") + 1, head.rfind("?") + 1
+    cut = starts[first].start() if starts[first] else max(ends) or len(head)
+    problem = "".join(steps[:first]) + head[:cut]
+    steps = [head[cut:], *steps[first + 1 :]]
+    if not steps[0].strip():
+        steps, first = steps[1:], first + 1
     counts["rows_without_step_1"] += not any(starts)
     counts["marks_inside_problem_dropped"] += first
-    counts["texts_after_last_mark_dropped"] += bool(tail.strip())
-    steps = tuple(step.strip() for step in steps[first:])
+    steps = tuple(step.strip() for step in steps)
     stated = steps and re.search(r"The answer is:(.*)\Z", steps[-1], re.DOTALL)
     answer = stated[1].strip() if stated else None
-    return [Solution(problem.strip(), steps, tuple(labels[first:]), answer=answer, id=own_id(row, row_id))]
+    labels = tuple(map(as_probability, labels[first:]))
+    return Solution(problem.strip(), steps, labels, answer=answer, id=solution_id)
 
 
 def processbench(row: dict, row_id: str, counts) -> list[Solution]:
     """ProcessBench's problem, steps, label (first wrong step from 0, -1 none), final_answer_correct."""
     steps, error = texts(row, "steps"), field(row, "label", int)
     n = len(steps)
-    require(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
+    expect(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
     labels = up_to_error(n, None if error == -1 else error)
     outcome = float(field(row, "final_answer_correct", bool))
     return [Solution(field(row, "problem", str), steps, labels, outcome=outcome, id=own_id(row, row_id))]
@@ -210,7 +266,7 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     The id is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep."""
     steps, errors = texts(row, "modified_process"), field(row, "error_steps", list)
     for index, error in enumerate(errors):
-        require(type(error) is int and error >= 1, f"error_steps[{index}]", error, "a step number from 1")
+        expect(type(error) is int and error >= 1, f"error_steps[{index}]", error, "a step number from 1")
     beyond = sum(error > len(steps) for error in errors)
     counts["error_steps_out_of_range"] += beyond
     counts["rows_with_error_steps_out_of_range"] += beyond > 0
@@ -224,9 +280,9 @@ def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[S
     from prm_jax.data.grading import extract  # not above: other rows have steps and state their answers
     from prm_jax.data.steps import split_steps
 
-    require(not labels_required, "labels", None, "those of steps, but a text has none: prm_jax.labeling")
-    problem = first_text(row, "problem", "question", "prompt")
-    solution = first_text(row, "solution", "response", "answer", "text")
+    expect(not labels_required, "labels", None, "those of steps, but a text has none: prm_jax.labeling")
+    problem = field(row, first_name(row, *PROBLEM), str)
+    solution = field(row, first_name(row, "solution", "completion", "response", "answer", "text"), str)
     steps = tuple(split_steps(solution, split_by))
     if not steps:
         counts["rows_without_steps_dropped"] += 1
@@ -235,37 +291,42 @@ def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[S
     return [Solution(problem, steps, outcome=outcome, answer=answer, id=own_id(row, row_id))]
 
 
-def first_text(row: dict, *names: str) -> str:
-    """The first of these fields that is there."""
-    return field(row, next((name for name in names if row.get(name) is not None), names[0]), str)
-
-
-READERS = {f.__name__: f for f in (native, prm800k, math_shepherd, processbench, prmbench, text)}
-# The readers of test_sets.py, which training does without.
-TEST_SETS = ("big_bench_mistake", "mr_gsm8k", "hard2verify")
+READERS = {
+    reader.__name__: reader
+    for reader in (
+        *(native, prm800k, math_shepherd, conversations, processbench, prmbench, text),
+        *(test_sets.big_bench_mistake, test_sets.mr_gsm8k, test_sets.hard2verify),
+    )
+}
+# Columns by which an error names the reader of such rows.
+TELLING = {
+    "conversations": "conversations",
+    "process": "math_shepherd",
+    "input": "math_shepherd",
+    "modified_process": "prmbench",
+    "final_answer_correct": "processbench",
+    "is_quality_control_question": "prm800k",
+}
 
 
 @functools.cache
 def find_reader(kind: str):
-    """The reader of a name in READERS or TEST_SETS, or FILE.py:FUNCTION of your own."""
-    if kind in TEST_SETS:
-        from prm_jax.data import test_sets
-
-        return getattr(test_sets, kind)
+    """The reader of a name in READERS, or FILE.py:FUNCTION of your own."""
     return READERS[kind] if kind in READERS else load_object("data.name", kind)
 
 
-def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
-    """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set.
-    Without options the rows are taken as they are; conf/data/files.yaml explains the options. Duplicates
-    repeat problem, steps, labels, ratings and outcome. InputError names file, line and field."""
+def load(path, kind: str, **options):
+    """(solutions, counts of events) of `load_placed`."""
     counts = collections.Counter()
-    placed = load_placed(path, kind, counts, split=split, labels_required=labels_required, **options)
-    return packed_solutions(solution for *_, solution in placed), dict(counts)
+    placed_solutions = load_placed(path, kind, counts, **options)
+    return packed_solutions(solution for *_, solution in placed_solutions), dict(counts)
 
 
-def load_placed(path, kind: str, counts, *, split=None, labels_required=False, **options):
-    """Yields (the row's place in an error, row, solution) of what `load` reads; adds events to `counts`."""
+def load_placed(path, kind: str, counts, *, split=None, columns=None, labels_required=False, **options):
+    """Yields (the row's place in an error, row, solution) of a file, several files or (with `split`) a Hugging
+    Face data set, and adds events to `counts`. Without options the rows are taken as they are;
+    conf/data/files.yaml explains the options. Duplicates repeat problem, steps, labels, ratings and outcome.
+    InputError names file, line and field."""
     options = {name: values[0] for name, values in OPTIONS.items()} | {"split_by": "line"} | options
     available = options | {"labels_required": labels_required, "from_hub": split is not None}
     read = find_reader(kind)
@@ -274,13 +335,11 @@ def load_placed(path, kind: str, counts, *, split=None, labels_required=False, *
     keywords, seen = {name: available[name] for name in takes}, set()
     counts.update(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
     for source in [path] if isinstance(path, str | Path) else path:
-        for number, row in load_hub(source, split) if split else read_rows(source):
+        for number, row in read_rows(source, columns, split):
             counts["rows"] += 1
             place = row_place(source, number)
-            try:
-                row_solutions = read(row, f"{Path(source).name}:{number}", counts, **keywords)
-            except InputError as error:
-                raise InputError(f"{place}: {error}") from None
+            with placed(place):
+                row_solutions = read_row(read, row, f"{Path(source).name}:{number}", counts, keywords)
             for s in row_solutions:
                 if "after_first_error" not in takes:  # else the reader did it
                     s = relabel(s, options["after_first_error"], counts)
@@ -294,3 +353,13 @@ def load_placed(path, kind: str, counts, *, split=None, labels_required=False, *
                 yield place, row, s
     if not seen:
         raise InputError(f"{path}: no solution left, expected at least one; counts: {dict(+counts)}")
+
+
+def read_row(read, row: dict, row_id: str, counts, keywords: dict) -> list[Solution]:
+    """What a reader makes of a row; where a field is missing, the error names the reader of such rows."""
+    try:
+        return read(row, row_id, counts, **keywords)
+    except MissingField as error:
+        kinds = [kind for column, kind in TELLING.items() if column in row and kind != read.__name__]
+        hint = f"; such rows are those of data.name={kinds[0]}" if kinds else ""
+        raise InputError(f"{error}{hint}") from None

@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 
 from omegaconf import OmegaConf
 
-from prm_jax import InputError
 from prm_jax.data import sources
-from prm_jax.data.rows import file_fingerprint, require
+from prm_jax.data.rows import file_fingerprint
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse
 from prm_jax.launch.files import sha256
@@ -21,6 +20,7 @@ from prm_jax.solutions import Packed, Solution, packed_solutions
 LabelKind = Literal["correctness", "value", "advantage"]
 FileList = Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")]
 Files = str | FileList | None
+TOTALS = ("rows", "solutions", "steps", "labels")  # counts of all that was read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,9 @@ class FileData:
     folds: int
     fold: int | None
     validation_path: Files
-    validation_name: Annotated[str, one_of(sources.READERS)] | None
     test_path: Files
     split_by: str  # a name of steps.SPLITS
+    columns: dict[str, str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +105,14 @@ def data_config(node, key: str = "data") -> DataConfig:
     if name == "mixture" and key == "data":
         return mixture_config(node)
     is_own = ".py:" in str(name)  # FILE.py:CLASS of a task, or FILE.py:FUNCTION of a reader
-    if name in (*sources.TEST_SETS, *sources.READERS) or is_own and "path" in node:
+    if name in sources.READERS or is_own and "path" in node:
         cfg = parse(node, FileData, key)
+        expected = f"a file, or a hub data set ({key}.hub=OWNER/NAME), and not both"
+        expect(bool(cfg.path) != bool(cfg.hub), f"{key}.path", cfg.path, expected)
     else:
         from prm_jax import tasks  # not above: data of files need no embedded task
 
-        names = ", ".join((*tasks.TASKS, "mixture", *sources.TEST_SETS, *sources.READERS))
+        names = ", ".join((*tasks.TASKS, "mixture", *sources.READERS))
         is_known = name in tasks.TASKS or is_own
         expect(is_known, f"{key}.name", name, f"{names} or one of your own, FILE.py:NAME")
         section = parse(node.get("task"), tasks.find_task(name).Config, f"{key}.task")
@@ -124,24 +126,19 @@ def data_config(node, key: str = "data") -> DataConfig:
 def mixture_config(node) -> Mixture:
     section = node.get("sources") or {}
     parts = {name: data_config(part, f"data.sources.{name}") for name, part in section.items()}
-    expect(len(parts) > 1, "data.sources", list(parts), "two or more, each by +data@data.sources.NAME=DATA")
     cfg = parse(node, Mixture, "data", elsewhere=("sources",), sources=parts)
-    weights = cfg.weights or parts
+    weights, kinds = cfg.weights or parts, {part.label_kind for part in parts.values()}
+    expect(len(parts) > 1, "data.sources", list(parts), "two or more, each by +data@data.sources.NAME=DATA")
     expect(weights.keys() == parts.keys(), "data.weights", weights, f"one of each: {', '.join(parts)}")
-    kinds = {name: part.label_kind for name, part in parts.items()}
-    is_one = set(kinds.values()) == {cfg.label_kind}
-    expect(is_one, "data.sources", kinds, f"data.label_kind={cfg.label_kind} of all: they are never mixed")
+    expect(kinds == {cfg.label_kind}, "data.sources", kinds, f"data.label_kind={cfg.label_kind} of all")
     return cfg
 
 
-def load_splits(
-    cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False, key: str = "data"
-) -> Data:
+def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False) -> Data:
     """Returns the train, validation and test splits. An embedded task's solutions come from its solver, or
     from its policy by `draw` (generate/samples.policy_pool). Of files, the test split is `test_path` or fold
     `fold` of the problems, the validation split is `validation_path` or the next fold, and the rest trains.
-    With `labels_required` a native row without labels raises: a misspelt column would train on nothing.
-    `key`: the config's place."""
+    With `labels_required` a native row without labels raises: a misspelt column would train on nothing."""
     if isinstance(cfg, TaskData):
         from prm_jax import tasks
 
@@ -149,12 +146,9 @@ def load_splits(
         return Data(splits, counts, {})
     if isinstance(cfg, Mixture):
         return load_mixture(cfg, seed, draw, labels_required)
-    data = load_files(cfg, labels_required, key, test=cfg.test_path, validation=cfg.validation_path)
+    data = load_files(cfg, labels_required, {"validation": cfg.validation_path, "test": cfg.test_path})
     hashed = [side for side in ("test", "validation") if side not in data.splits]
-    try:
-        splits = data.splits | split_by_problem(data.splits["train"], cfg.folds, cfg.fold or 0, hashed)
-    except InputError as error:
-        raise InputError(f"{key}.{error}") from None
+    splits = data.splits | split_by_problem(data.splits["train"], cfg.folds, cfg.fold or 0, hashed)
     return dataclasses.replace(data, splits=splits, counts=data.counts | count_overlaps(splits))
 
 
@@ -168,53 +162,52 @@ def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, nam
     return load_splits(cfg, seed, draw, labels_required=True)
 
 
-def load_files(cfg: FileData, labels_required: bool, key: str = "data", **extra_paths) -> Data:
-    """The rows of `path` or `hub` as `train`, those of extra files by name."""
-    is_one = bool(cfg.path) != bool(cfg.hub)
-    expect(is_one, f"{key}.path", cfg.path, f"a file, or a hub data set ({key}.hub=OWNER/NAME), and not both")
-    options = {name: getattr(cfg, name) for name in (*sources.OPTIONS, "split_by")}
-    splits, counts, fingerprints = {}, {}, {}
-    given = {side: path for side, path in extra_paths.items() if path is not None}
-    for side, path in {"train": cfg.path or cfg.hub, **given}.items():
-        hub_split = cfg.hub_split if side == "train" and cfg.hub else None
-        reader = cfg.validation_name or cfg.name if side == "validation" else cfg.name
-        reading = options | {"split": hub_split, "labels_required": labels_required}
-        events, solutions, digest = collections.Counter(), packed_solutions(), hashlib.sha256()
-        for place, row, solution in sources.load_placed(path, reader, events, **reading):
-            kind = row.get("label_kind")
-            is_same = kind in (None, "unknown", cfg.label_kind)
-            expect(is_same, f"{key}.label_kind", cfg.label_kind, f"{kind}, as {place} states")
-            solutions.append(solution)
-            if hub_split:
-                digest.update(repr(solution).encode())
-        splits[side] = solutions
-        if side == "train":
-            counts |= events
-        else:
-            totals = ("rows", "solutions", "steps", "labels")
-            counts |= {f"{side}_{name}": n for name, n in events.items() if name not in totals}
+def load_files(cfg: FileData, labels_required: bool, others: dict[str, Files] | None = None) -> Data:
+    """The rows of `path` or `hub` as `train`, and those of other files by their side."""
+    data = load_side(cfg, cfg.path or cfg.hub, cfg.hub_split if cfg.hub else None, labels_required)
+    for side, path in (others or {}).items():
+        if path is not None:
+            other = load_side(cfg, path, None, labels_required)
+            data.splits[side] = other.splits["train"]
+            losses = {f"{side}_{name}": n for name, n in other.counts.items() if name not in TOTALS}
+            data.counts.update(losses)
+            data.fingerprints.update(other.fingerprints)
+    return data
+
+
+def load_side(cfg: FileData, path: Files, hub_split: str | None, labels_required: bool) -> Data:
+    """The rows of one or several files, or of a hub data set, as `train`."""
+    reading = {name: getattr(cfg, name) for name in (*sources.OPTIONS, "split_by", "columns")}
+    reading |= {"split": hub_split, "labels_required": labels_required}
+    counts, solutions, digest = collections.Counter(), packed_solutions(), hashlib.sha256()
+    for place, row, solution in sources.load_placed(path, cfg.name, counts, **reading):
+        kind = row.get("label_kind")
+        is_same = kind in (None, "unknown", cfg.label_kind)
+        expect(is_same, "data.label_kind", cfg.label_kind, f"{kind}, as {place} states")
+        solutions.append(solution)
         if hub_split:
-            fingerprints[f"{path} split {hub_split}"] = digest.hexdigest()
-        else:
-            files = [path] if isinstance(path, str) else path
-            fingerprints |= {str(file): file_fingerprint(file) for file in files}
-    return Data(splits, counts, fingerprints)
+            digest.update(repr(solution).encode())
+    if hub_split:
+        fingerprints = {f"{path} split {hub_split}": digest.hexdigest()}
+    else:
+        files = [path] if isinstance(path, str) else path
+        fingerprints = {str(file): file_fingerprint(file) for file in files}
+    return Data({"train": solutions}, dict(counts), fingerprints)
 
 
 def load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:
-    """Training solutions stand source by source, other splits alternate; an id begins with its source."""
-    splits, counts, fingerprints, parts = {}, {}, {}, {}
-    for name, part in cfg.sources.items():
-        data = load_splits(part, seed, draw, labels_required, f"data.sources.{name}")
-        parts[name] = data.splits
+    """Training solutions stand source by source, those of the other splits alternate."""
+    parts = {name: load_splits(part, seed, draw, labels_required) for name, part in cfg.sources.items()}
+    counts, fingerprints = {}, {}
+    for name, data in parts.items():
         counts |= {f"{name}_{event}": n for event, n in data.counts.items()}
         fingerprints |= data.fingerprints
-    for side in ("train", "validation", "test"):
-        rows = [zip(itertools.repeat(name), part[side]) for name, part in parts.items()]
-        turns = rows if side == "train" else itertools.zip_longest(*rows)
-        named = (pair for turn in turns for pair in turn if pair is not None)
-        splits[side] = packed_solutions(dataclasses.replace(s, id=f"{name}/{s.id}") for name, s in named)
-    sizes = {name: len(part["train"]) for name, part in parts.items()}
+    train = itertools.chain(*(data.splits["train"] for data in parts.values()))
+    splits = {"train": packed_solutions(train)}
+    for side in ("validation", "test"):
+        turns = itertools.zip_longest(*(data.splits[side] for data in parts.values()))
+        splits[side] = packed_solutions(s for turn in turns for s in turn if s is not None)
+    sizes = {name: len(data.splits["train"]) for name, data in parts.items()}
     return Data(splits, counts | count_overlaps(splits), fingerprints, sizes)
 
 
@@ -225,15 +218,15 @@ def assign_fold(problem: str, folds: int) -> int:
 
 def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "validation")) -> dict:
     """Returns {train, *sides: solutions}: the first of `sides` is fold `fold`, the second the next one."""
-    require(folds > len(sides), "folds", folds, f"more, for train, {' and '.join(sides)}")
-    require(0 <= fold < folds, "fold", fold, f"0 to {folds - 1}")
+    expect(folds > len(sides), "data.folds", folds, f"more, for train, {' and '.join(sides)}")
+    expect(0 <= fold < folds, "data.fold", fold, f"0 to {folds - 1}")
     splits = {side: packed_solutions() for side in ("train", *sides)}
     for row, solution in zip(solutions.rows, solutions, strict=True):
         offset = (assign_fold(solution.problem, folds) - fold) % folds
         splits[sides[offset] if offset < len(sides) else "train"].rows.append(row)
     for side, members in splits.items():
         expected = f"some that leave a {side} solution of {len(solutions)}, or data.{side}_path=FILE"
-        require(len(members) > 0, "folds", folds, expected)
+        expect(len(members) > 0, "data.folds", folds, expected)
     return splits
 
 

@@ -7,25 +7,18 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from prm_jax.data.rows import require
+from prm_jax.launch.config import expect
 
 # "Step 3:", "3." or "3)" at a line's start, also as a heading or in bold; not 3.5, "3) = 7" or a nested list.
 NUMBERED = re.compile(
     r"^ {0,2}(?:#{1,6} )?\*{0,2}(?:step \d{1,3}\b|\d{1,3}[.)]\*{0,2}[^\S\n](?![=+/^<>]|[*-]\s))",
     re.IGNORECASE | re.MULTILINE,
 )
-FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 FORMULA = re.compile(
     r"\\\\|\\\$|(?P<open>\\[\[(]|\\begin\{\w{1,20}\*?\}|\$\$|`{3}|`)|(?P<close>\\[\])]|\\end\{\w{1,20}\*?\})"
     r"|\$(?=\S)[^$\n]*(?<=\S)\$(?!\d)"  # Pandoc's rule, which tells $x$ from $3 and $4
 )
 ENDS = re.compile(r"[.!?]+(?:[\"'”’)\]*]|\$\$?|\\[\])]){0,3}(?=\s)|\n\s*")
-# A sentence or line that begins with such words, where a trace turns around.
-CUE = re.compile(
-    r"(?:(?<=[.!?])\s+|^[^\S\n]*)"
-    r"(?=(?:Wait|Alternatively|But|Hmm|However|Actually|Let me check|On second thought|Hold on)\b)",
-    re.MULTILINE,
-)
 SPACES = re.compile(r"\s*")
 NO_START = re.compile(r"[a-z]|[=+/^<>&|,;:]|[*-]\s|\\\[|\$\$|\\begin")  # continues the sentence before
 # An abbreviation, or the number of an item.
@@ -39,7 +32,7 @@ NO_END = re.compile(
 
 def split_steps(text: str, way: str) -> list[str]:
     """The non-empty steps of a text without outer white space; `way` is a name of SPLITS."""
-    require(way in SPLITS, "split_by", way, ", ".join(SPLITS))
+    expect(way in SPLITS, "split_by", way, ", ".join(SPLITS))
     return cut(text, SPLITS[way](text))
 
 
@@ -90,34 +83,12 @@ def formulas(text: str) -> Iterator[tuple[int, int]]:
             yield match.span()
 
 
-def code_cuts(text: str) -> Iterator[int]:
-    """Cuts at lines, but not inside a fenced block of code; an unclosed fence reaches to the end."""
-    fence, start = None, 0
-    for line in text.split("\n"):  # splitlines would cut at form feeds, with which a broken \frac begins
-        mark = FENCE.match(line)
-        if fence is None:
-            yield start
-            fence = mark and mark[1]
-        elif mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
-            fence = None
-        start += len(line) + 1
-
-
-def word_cuts(text: str) -> Iterator[int]:
-    """Cuts before every 100th word: a budget of words, since no tokenizer is at hand."""
-    words = re.finditer(r"\S+", text)
-    return (match.start() for match in itertools.islice(words, 0, None, 100))
-
-
 SPLITS = {
     "line": cut_before("\n"),
     "blank": cut_before(r"\n[^\S\n]*\n\s*"),
     "sentence": sentence_cuts,
     "numbered": cut_before(NUMBERED),  # what precedes the first number is a step too
-    "code": code_cuts,
     "think": cut_before(r"<think>|(?<=</think>)"),  # what precedes a block, the block, what follows
-    "cue": cut_before(CUE),
-    "words": word_cuts,
 }
 
 

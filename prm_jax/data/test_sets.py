@@ -8,7 +8,9 @@ import hashlib
 import itertools
 import json
 
-from prm_jax.data.rows import field, field_error, optional, require, texts
+from prm_jax import InputError
+from prm_jax.data.rows import field, optional, texts
+from prm_jax.launch.config import expect, shown
 from prm_jax.solutions import Solution, up_to_error
 
 
@@ -17,7 +19,7 @@ def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
     steps, target, answer, mistake_index (from 0, or null). The outcome: are answer and target equal."""
     steps, error = texts(row, "steps"), field(row, "mistake_index", int, null=True)
     expected = f"0 to {len(steps) - 1} for {len(steps)} steps, or null"
-    require(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
+    expect(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
     answer = optional(row, "answer", str)
     outcome = float(answer is not None and answer.strip() == field(row, "target", str).strip())
     labels = up_to_error(len(steps), error)
@@ -32,16 +34,16 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
     for part in ("solution", "answer"):
         key = f"model_output_{part}_correctness"
         verdict = field(row, key, str).lower()
-        require(verdict in ("correct", "wrong"), key, verdict, "correct or wrong")
+        expect(verdict in ("correct", "wrong"), key, verdict, "correct or wrong")
         is_right[part] = verdict == "correct"
     error = row.get(name)
     if is_right["solution"]:
         error = None
     elif str(error).strip().isdecimal():
         error = int(error) - 1
-        require(0 <= error < len(steps), name, row[name], f"1 to {len(steps)} for {len(steps)} steps")
+        expect(0 <= error < len(steps), name, row[name], f"1 to {len(steps)} for {len(steps)} steps")
     else:
-        require(error in (None, "", "N/A"), name, error, "a step number from 1, or N/A")
+        expect(error in (None, "", "N/A"), name, error, "a step number from 1, or N/A")
         counts["wrong_solutions_without_a_place_dropped"] += 1
         return []
     labels, outcome = up_to_error(len(steps), error), float(is_right["answer"])
@@ -57,7 +59,7 @@ def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
         row = row | {name: reveal(name, row[name], canary) for name in HIDDEN if name in row}
     steps, values = texts(row, "model_response_by_step"), field(row, "human_labels", list)
     for index, value in enumerate(values):
-        require(value in (0, 1), f"human_labels[{index}]", value, "0 or 1")
+        expect(value in (0, 1), f"human_labels[{index}]", value, "0 or 1")
     return [Solution(field(row, "question", str), steps, tuple(map(float, values)), id=row_id)]
 
 
@@ -70,4 +72,4 @@ def reveal(name: str, value: str, canary: str):
         text = bytes(a ^ b for a, b in zip(base64.b64decode(value, validate=True), key)).decode()
         return text if name == "question" else json.loads(text)
     except ValueError:
-        raise field_error(name, value, "base64 that the canary reveals") from None
+        raise InputError(f"{name}: got {shown(value)}, expected base64 that the canary reveals") from None

@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, optional, read_rows, require, row_place
+from prm_jax.data.rows import field, optional, read_rows, row_place
 from prm_jax.data.score_files import score_into
 from prm_jax.data.sources import load_placed
 from prm_jax.data.splits import Files
@@ -110,7 +110,7 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
     for place, split, group in places(source):
         for line, raw, solution in load_placed(place, kind, counts, split=split):
             try:
-                require(solution.id not in ids, "id", solution.id, "each id once")
+                expect(solution.id not in ids, "id", solution.id, "each id once")
                 group = field(raw, GROUP_FIELDS[kind], str) if kind in GROUP_FIELDS else group
                 problem = optional(raw, "question", str) if kind == "prmbench" else None
             except InputError as error:
@@ -134,13 +134,13 @@ def read_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.nda
     for number, row in read_rows(path):
         try:
             i, unit = field(row, "id", str), optional(row, "unit", str) or default_unit
-            require(unit in UNITS, "unit", unit, ", ".join(UNITS))
+            expect(unit in UNITS, "unit", unit, ", ".join(UNITS))
             given, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
             score_T = np.array(given, np.float64)
             is_right = len(score_T) == n_steps.get(i, len(score_T)) and np.isfinite(score_T).all()
             is_right = is_right and low <= score_T.min() and score_T.max() <= high
             expected = f"{n_steps.get(i)} of a {unit} in [{low:g}, {high:g}]"
-            require(is_right, f"scores of {i!r}", given, expected)
+            expect(is_right, f"scores of {i!r}", given, expected)
         except (InputError, ValueError, TypeError) as error:
             raise InputError(f"{row_place(path, number)}: {error}") from None
         scores[i] = as_probability(score_T, unit)

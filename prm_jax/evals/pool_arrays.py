@@ -16,8 +16,8 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.grading import is_blank
 from prm_jax.data.pools import Problem
-from prm_jax.data.rows import require
 from prm_jax.data.units import UNITS, as_probability, log_p_to_log_odds
+from prm_jax.launch.config import expect
 
 POLICY = "policy"  # the name of the policy's own likelihood, log p of each step, among step scores
 
@@ -62,10 +62,10 @@ class Pool:
         """The unit of step scores by the file, or `default`; InputError if it names two, or a score is out of
         range."""
         units = sorted({unit or default for unit in self.units[name]})
-        require(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
+        expect(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
         low, high = UNITS[units[0]].low, UNITS[units[0]].high
         for x in (float(self.scores[name].min()), float(self.scores[name].max())):
-            require(low <= x <= high, f"scores_unit.{name}", x, f"a {units[0]} in [{low:g}, {high:g}]")
+            expect(low <= x <= high, f"scores_unit.{name}", x, f"a {units[0]} in [{low:g}, {high:g}]")
         return units[0]
 
 

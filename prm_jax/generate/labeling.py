@@ -24,7 +24,7 @@ import jax
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
 from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
-from prm_jax.data.rows import append_rows, is_pool, read_rows, require, require_same
+from prm_jax.data.rows import append_rows, is_pool, read_rows, require_same
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
 from prm_jax.generate.sampling import PolicyConfig, fingerprint, keep_rows, policy_at_work
@@ -257,7 +257,7 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
     golds = {p.problem: p.answer for p in pool}
     for p in pool:
         is_known = checker not in RULES or p.answer is not None
-        require(is_known, f"{path}: problem {p.id}: answer", p.answer, f"one for checker={checker}")
+        expect(is_known, f"{path}: problem {p.id}: answer", p.answer, f"one for checker={checker}")
     return [solution for p in pool for solution in pool_solutions(p)], golds
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem
-from prm_jax.data.rows import read_rows, require
+from prm_jax.data.rows import read_rows
 from prm_jax.launch.config import expect
 from prm_jax.launch.own import load_object
 from prm_jax.solutions import Solution, relabel_after_error
@@ -43,7 +43,7 @@ def read_task(paths: Sequence[str], name: str | None = None) -> EmbeddedTask:
         named = named - {"none"} | {name}
     place = ": ".join([*map(str, paths), "task"])
     is_one = len(named) == 1 and named <= TASKS.keys() | {name}
-    require(is_one, place, sorted(named), f"one of {', '.join(TASKS)} in all rows, or checker=NAME")
+    expect(is_one, place, sorted(named), f"one of {', '.join(TASKS)} in all rows, or checker=NAME")
     return find_task(named.pop())
 
 
