@@ -6,14 +6,7 @@ import pytest
 from conftest import real_data
 
 from prm_jax import InputError
-from prm_jax.data.pools import (
-    Candidate,
-    Problem,
-    note_unsplit,
-    read_pool,
-    with_scores,
-    write_pool,
-)
+from prm_jax.data.pools import Candidate, Problem, note_unsplit, read_pool, with_scores, write_pool
 from prm_jax.data.rows import is_pool
 from prm_jax.data.sources import load
 from prm_jax.evals.pool_arrays import log_scores, pool_arrays
