@@ -20,7 +20,7 @@ from prm_jax import packing, training
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
-from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits
+from prm_jax.data.splits import Data, TaskData, data_config, load_splits
 from prm_jax.data.units import probability
 from prm_jax.examples import Example, make_examples
 from prm_jax.formats import Format, train_tokenizer
@@ -45,10 +45,6 @@ class TrainBatch:
     too_long: Literal["error", "drop", "cut"]
     step_weights: Literal["uniform", "later"]
     share_prefixes: bool
-
-    def __post_init__(self):
-        step_tokens = self.rows * self.accumulate * (self.tokens or 1)
-        expect(step_tokens <= 10**8, "batch.accumulate", self.accumulate, "at most 10^8 tokens of a step")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,35 +79,16 @@ class TrainConfig:
     eval: EvalConfig
     wandb: Literal["offline", "online"] | None
 
-    def check(self, data_cfg):
-        """Raises InputError where keys do not fit each other, or the data."""
-        objective, head, loss = self.objective, self.model.head, STEP_LOSSES[self.loss.step]
-        is_implicit, is_lm = objective == "implicit", objective in ("implicit", "lm")
-        where = f"with objective={objective}"
-        trainable, fmt = self.optimizer.trainable, self.format
-        expect(not is_lm or trainable != "head", "optimizer.trainable", trainable, f"all or lora {where}")
-        expect(not is_implicit or self.init != "random", "init", self.init, f"a language model {where}")
-        expect(is_implicit or fmt.score != "log_ratio", "format", fmt.name, "one with a step head to train")
-        expect(is_lm or fmt.head in (None, head), "model.head", head, f"{fmt.head}, as format={fmt.name} has")
-
-        where += f", loss.step={self.loss.step}"
-        compares = is_implicit or loss.ranks  # steps or solutions, not tokens
-        expect(not compares or self.outcome_at == "last", "outcome_at", self.outcome_at, f"last {where}")
-        weight = self.loss.pos_weight
-        expect(not loss.ranks or weight == 1, "loss.pos_weight", weight, f"1 {where}, which learns ranks")
-
-        measured = ["loss", "accuracy"]
-        if objective != "lm":
-            measured.append("step_auroc")
-        if objective == "prm" and data_cfg.label_kind == "correctness":
-            measured.append("first_error_f1")
-        expect(self.eval.best_by in measured, "eval.best_by", self.eval.best_by, f"one of {measured} here")
-
-        shares = self.batch.share_prefixes
-        has_next_tokens = is_lm or bool(self.loss.lm_weight)  # of which a shared token has several
-        expect(not (shares and has_next_tokens), "batch.share_prefixes", True, "false with a next-token loss")
-        is_mixture = isinstance(data_cfg, Mixture)  # whose solutions are drawn one by one, by weight
-        expect(not (is_mixture and (shares or loss.together)), "data", "mixture", f"another {where}")
+    def __post_init__(self):
+        is_lm = self.objective in ("implicit", "lm")
+        if not is_lm:
+            expected = f"{self.format.head}, as format={self.format.name} has"
+            expect(self.format.head in (None, self.model.head), "model.head", self.model.head, expected)
+        if self.objective != "orm":
+            expect(self.outcome_at == "last", "outcome_at", self.outcome_at, "last unless objective=orm")
+        if is_lm or self.loss.lm_weight:  # a shared token has several next ones
+            is_shared = self.batch.share_prefixes
+            expect(not is_shared, "batch.share_prefixes", is_shared, "false with a next-token loss")
 
 
 def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
@@ -130,7 +107,6 @@ def main(cfg) -> float:
     run, raw_cfg, resumes = run_folder.start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
-    cfg.check(data_cfg)
     cfg = with_lm_weight(cfg, data_cfg)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         locate(name)  # refused before samples are drawn
@@ -154,13 +130,10 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print_counts(examples.counts)
 
     model = make_model(cfg, tokenizer)
+    cfg = with_width(cfg, examples)
     width, share = cfg.batch.tokens, cfg.batch.share_prefixes
-    if width is None:
-        width = packing.training_width(examples.train + examples.validation, share)
-        cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
-    if share:
-        expected = f"at most the model's window of {model.cfg.window} with prefix trees"
-        expect(packing.may_share(model.cfg, width), "batch.tokens", width, expected)
+    expected = f"at most the model's window of {model.cfg.window} with prefix trees"
+    expect(not share or packing.may_share(model.cfg, width), "batch.tokens", width, expected)
     positions = model.cfg.max_positions
     if n_long := sum(len(e.ids_L) > positions for e in examples.train):
         print(f"note        {n_long} training solutions have more than the model's {positions:,} tokens")
@@ -170,6 +143,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
         examples = examples._replace(train=train_set, validation=validation_set)
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
     n_all, n_trained = count_parameters(model, ...), count_parameters(model, opt.wrt)
+    expect(n_trained > 0, "optimizer.trainable", cfg.optimizer.trainable, "all or lora: no step head trains")
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {processes}")
@@ -178,23 +152,28 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     plan = packing.make_plan(examples.train, width, share, STEP_LOSSES[cfg.loss.step].together)
     source = packing.TrainingRows(examples.train, plan, cfg.seed, examples.parts)
     print(source.summary())
-    best = fit(cfg, run, texts, model, opt, source, examples, data_cfg.label_kind)
+    best = fit(cfg, run, texts, model, opt, source, examples.validation, data_cfg.label_kind)
 
     metric = best[f"eval_{cfg.eval.best_by}"]
     summary = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind}
     summary |= {"seed": cfg.seed, **best, "metric": metric}
     summary |= {"parameters": n_all, "trained_parameters": n_trained, "counts": examples.counts}
     summary["examples"] = {"train": len(examples.train), "validation": len(examples.validation)}
-    if examples.parts:
-        summary["drawn"] = source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)
     run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
     numbers = f"eval loss {best['eval_loss']:.4f}, accuracy {best['eval_accuracy']:.4f}"
     print(f"finished    {numbers} at step {best['best_step']}")
-    if cfg.objective == "lm":
-        print(f"next        python -m prm_jax.sampling checkpoint={run} input=FILE")
-    else:
-        print(f"next        python -m prm_jax evaluate checkpoint={run}")
+    is_policy = cfg.objective == "lm"
+    command = "prm_jax.sampling input=FILE" if is_policy else "prm_jax evaluate"
+    print(f"next        python -m {command} checkpoint={run}")
     return metric
+
+
+def with_width(cfg: TrainConfig, examples: "Examples") -> TrainConfig:
+    """The configuration with a number for batch.tokens=null: as the solutions' lengths need."""
+    if cfg.batch.tokens is not None:
+        return cfg
+    width = packing.training_width(examples.train + examples.validation, cfg.batch.share_prefixes)
+    return dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
 
 
 def count_parameters(model: PRM, which) -> int:
@@ -207,7 +186,6 @@ class Examples(NamedTuple):
     train: Sequence[Example]
     validation: Sequence[Example]
     parts: dict[str, tuple[int, float]]  # of a mixture: {source: (number of training examples, weight)}
-    errors: list  # `first_wrong` of each validation solution, where the task knows it; else empty
     counts: dict[str, int]
 
 
@@ -224,28 +202,20 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
     about |= {"limit": cfg.batch.tokens, "too_long": cfg.batch.too_long}
     teaching = {"weights": cfg.batch.step_weights, "outcome_at": cfg.outcome_at}
     solutions, held_out = data.splits["train"], data.splits["validation"][: cfg.eval.solutions]
-    train, parts, dropped, start = None, {}, collections.Counter(), 0
+    train, parts, counts, start = None, {}, collections.Counter(), 0
     for source, n in (data.parts or {"": len(solutions)}).items():
         made, lost = make_examples(solutions[start : start + n], **about, **teaching)
         train = made if train is None else train + made
-        dropped.update({f"train_{name}": n_lost for name, n_lost in lost.items()})
+        counts.update({f"train_{name}": n_lost for name, n_lost in lost.items()})
         start += n
         if source:
             parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
     validation, lost = make_examples(held_out, **about)
-    dropped.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
-
-    errors = []
-    learns_errors = cfg.objective == "prm" and data_cfg.label_kind == "correctness"
-    if learns_errors and isinstance(data_cfg, TaskData) and not any(lost.values()):
-        from prm_jax.tasks import find_task  # not above: training on files needs no embedded task
-
-        task = find_task(data_cfg.name)
-        errors = [task.first_wrong(s.problem, s.steps) for s in held_out]
-    return Examples(train, validation, parts, errors, data.counts | dropped)
+    counts.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
+    return Examples(train, validation, parts, data.counts | counts)
 
 
-def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examples, label_kind) -> dict:
+def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, held_out, label_kind) -> dict:
     """Trains from the newest checkpoint, or from step 1; returns the numbers of the best evaluation."""
     checkpoints, first, best = Checkpoints(run), 0, {}
     if cfg.resume is not None:
@@ -253,7 +223,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
     before = best.pop("seconds", 0.0)
     b, together = cfg.batch, STEP_LOSSES[cfg.loss.step].together
     check_divides(model.cfg, b.rows, "batch.rows")
-    validation = list(packing.eval_batches(examples.validation, b.tokens, b.rows, together))
+    validation = list(packing.eval_batches(held_out, b.tokens, b.rows, together))
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = training.make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
 
@@ -277,13 +247,12 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, examp
 
             # Before each save too: the loss was finite before the step's update, perhaps not after.
             record, is_best = reader.read(), False
-            held_out = validation if evaluates else validation[:1]
-            scores, kinds = evaluate(model, held_out, cfg.loss, label_kind, examples.errors)
+            scores = evaluate(model, validation if evaluates else validation[:1], cfg.loss, label_kind)
             run_log.require_finite(step, scores)
             if evaluates:
                 is_best = is_better(scores, best, cfg.eval.best_by)
                 best = {**scores, "best_step": step} if is_best else best
-                record |= scores | ({"eval_errors": kinds} if kinds else {})
+                record |= scores
                 shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
                 if speaks:
                     bar.write(f"step {step:>6}  {shown}", file=sys.stderr)
@@ -314,40 +283,28 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
     return "best_step" not in best or sign * (scores[name] - best[name]) > 0
 
 
-def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, errors) -> tuple[dict, dict]:
-    """Returns (mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where
-    they are defined; missed errors by kind). errors: `first_wrong` of each solution, if known."""
-    totals, scored, order = collections.Counter(), [], []
-    for indices, batch in batches:
+def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str) -> dict[str, float]:
+    """The mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are
+    defined."""
+    totals, scored = collections.Counter(), []
+    for batch in batches:
         on_mesh = shard_batch(batch, len(batch["ids"]))
         sums = training.eval_step(model, on_mesh, cfg, logits=cfg.objective != "lm")
         if "logit" in sums:
             scored += packing.unpack_steps(batch, np.asarray(sums.pop("logit")))
-            order += indices
         totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
     if cfg.objective == "lm":
-        return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}, {}
+        return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}
     loss = totals["step"] / n_steps + cfg.lm_weight * totals["lm"] / n_next
     if not math.isfinite(loss):
-        return {"eval_loss": loss}, {}  # NaN scores have no metrics
+        return {"eval_loss": loss}  # NaN scores have no metrics
     p = [probability(logit_T) for logit_T, _ in scored]
     labels = [[None if np.isnan(y) else float(y) for y in label_T] for _, label_T in scored]
     metrics = step_metrics(p, labels, range(len(scored)), label_kind=label_kind)
     names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
     defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
-    numbers = {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}
-    return numbers, missed_errors(p, [errors[i] for i in order] if errors else [])
-
-
-def missed_errors(p: list[np.ndarray], errors: list) -> dict[str, dict]:
-    """{kind of error: how many first errors, share missed at .5} of solutions with step scores p_T."""
-    missed = collections.defaultdict(list)
-    for p_T, error in zip(p, errors):
-        if error is not None:
-            t, kind = error
-            missed[kind].append(p_T[t] >= 0.5)
-    return {kind: {"n": len(x), "missed": float(np.mean(x))} for kind, x in sorted(missed.items())}
+    return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}
 
 
 def make_tokenizer(cfg: TrainConfig, solutions):

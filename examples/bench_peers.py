@@ -118,7 +118,7 @@ def compare(peer: str, python: str, **changes) -> dict[str, float]:
     from prm_jax.training import make_schedule
 
     sizes = {"shape": "small", "rows": 1, "mean_tokens": 204, "solutions": 8, "problems": 1}
-    sizes |= {"new_tokens": 1, "repeats": 5, "seed": 0, "dtype": "float32"}
+    sizes |= {"new_tokens": 1, "repeats": 5, "dtype": "float32"}
     cfg = bench.BenchConfig(what="train", mesh=MeshConfig(1, 1, 1), **sizes | changes)
     schedule = make_schedule(bench.OPTIMIZER, 1000)
     rates = [float(schedule(i)) for i in range(bench.WARMUP + cfg.repeats)]

@@ -1,5 +1,5 @@
 """Measures speed and memory of models with random weights; conf/bench.yaml lists what. Rates count useful
-tokens alone, without padding. examples/bench_peers.py does the same jobs in PyTorch and TRL."""
+tokens alone, without padding. examples/bench_peers.py trains the same in PyTorch and TRL."""
 
 import dataclasses
 import functools
@@ -23,12 +23,12 @@ from prm_jax.examples import Example
 from prm_jax.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling
 from prm_jax.launch import cli, mesh, run_folder
-from prm_jax.launch.config import Count, Seed, one_of, parse
+from prm_jax.launch.config import Count, one_of, parse
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.sharding import platform
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.packing import pack_batch
-from prm_jax.scoring import HeadScorer, step_log_odds
+from prm_jax.scoring import HeadScorer
 
 SHAPE_FIELDS = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn")
 SHAPES = {
@@ -37,14 +37,13 @@ SHAPES = {
     "500m": (151_936, 896, 24, 14, 2, 64, 4864),  # this and the next ones: Qwen2.5's
     "1500m": (151_936, 1536, 28, 12, 2, 128, 8960),
     "7b": (152_064, 3584, 28, 28, 4, 128, 18_944),
-    "72b": (152_064, 8192, 80, 64, 8, 128, 29_568),
 }
 ACCELERATOR_SHAPES = ("embedded", "small", "500m", "1500m")
 ACCELERATOR_SIZES = {"rows": 8, "solutions": 64, "new_tokens": 256}
 LOSS = training.LossConfig("prm", "bce", 1.0, 0.0)
 OPTIMIZER = training.OptimizerConfig(1e-4, 0.1, 0.1, 0.01, 0.9, 0.98, 1.0, "all", "float32")
 PLAIN = Format("plain", separator="\n")
-WARMUP = 3  # training steps that are not timed
+WARMUP = 3  # calls that are not timed
 PROBLEM, STEP = 80, 40  # tokens of a problem and of a step
 Numbers = dict[str, float]  # a name that ends with the unit -> the number
 
@@ -61,7 +60,6 @@ class BenchConfig:  # conf/bench.yaml says what each key means
     new_tokens: Count
     mesh: mesh.MeshConfig
     repeats: Count
-    seed: Seed
 
 
 def model_config(cfg: BenchConfig, **more) -> ModelConfig:
@@ -70,22 +68,20 @@ def model_config(cfg: BenchConfig, **more) -> ModelConfig:
     return ModelConfig(**shape | fixed | more)
 
 
-def measure(f: Callable, tokens: int, repeats: int, warmup: int = 1) -> Numbers:
-    """The median wall time of f() after `warmup` calls, its arrays waited for."""
+def measure(f: Callable, tokens: int, repeats: int) -> Numbers:
+    """The median wall time of f() after WARMUP calls, its arrays waited for."""
     seconds = []
-    for _ in range(warmup + repeats):
+    for _ in range(WARMUP + repeats):
         start = time.perf_counter()
         jax.block_until_ready(f())
         seconds.append(time.perf_counter() - start)
-    median = statistics.median(seconds[warmup:])
-    numbers = {"seconds": median, "tokens_per_second": tokens / median}
-    memory = jax.devices()[0].memory_stats()  # None on CPU
-    return numbers | ({"device_peak_gb": memory["peak_bytes_in_use"] / 1e9} if memory else {})
+    median = statistics.median(seconds[WARMUP:])
+    return {"seconds": median, "tokens_per_second": tokens / median}
 
 
 def random_solutions(cfg: BenchConfig, problems: int) -> list[Example]:
     """`solutions` of each problem, whose tokens they share. Lengths are log-normal, as on GSM8K and MATH."""
-    rng, made = np.random.default_rng(cfg.seed), []
+    rng, made = np.random.default_rng(0), []
     vocab = SHAPES[cfg.shape][0]
     for _ in range(problems):
         problem_L = rng.integers(0, vocab, PROBLEM)
@@ -111,7 +107,7 @@ def random_batch(cfg: BenchConfig) -> tuple[dict[str, np.ndarray], int]:
 
 def random_model(cfg: BenchConfig, stored=cast_backbone, **more) -> PRM:
     """Weights as scoring and sampling store them; as training does with another `stored`."""
-    return mesh.make_sharded(lambda: stored(PRM(model_config(cfg, **more), rngs=nnx.Rngs(cfg.seed))))
+    return mesh.make_sharded(lambda: stored(PRM(model_config(cfg, **more), rngs=nnx.Rngs(0))))
 
 
 def bench_train(cfg: BenchConfig) -> Numbers:
@@ -127,7 +123,7 @@ def bench_train(cfg: BenchConfig) -> Numbers:
         model, opt, metrics = training.train_step(model, opt, batch, LOSS, jax.random.key(0))
         return metrics
 
-    numbers = measure(step, tokens, cfg.repeats, WARMUP)
+    numbers = measure(step, tokens, cfg.repeats)
     return numbers | {"last_loss_nats": float(metrics["loss"])}
 
 
@@ -136,36 +132,27 @@ def bench_score(cfg: BenchConfig) -> Numbers:
     scorer = HeadScorer(model=random_model(cfg), tokenizer=None, **about)
     solutions = random_solutions(cfg, cfg.problems)
     tokens = sum(len(e.ids_L) for e in solutions)
-    numbers = measure(lambda: scorer.score_encoded(solutions), tokens, cfg.repeats)
-    return numbers | {"tokens_a_computed_token": scorer.stats.tokens / scorer.stats.computed}
+    return measure(lambda: scorer.score_encoded(solutions), tokens, cfg.repeats)
 
 
 def bench_sampling(cfg: BenchConfig) -> Numbers:
     """`solutions` samples of `new_tokens` tokens of each of `problems` prompts; none ends earlier."""
-    model = random_model(cfg, head="none", lm_head=True)
-    sampling = Sampling(1.0, None, 1.0, cfg.new_tokens)
-    tokenizer = hf.load_tokenizer(EMBEDDED)
-    policy = Policy(model, tokenizer, PLAIN, "bench", sampling, cfg.rows * cfg.solutions)
-    rng = np.random.default_rng(cfg.seed)
-    prompts = [tuple(rng.integers(1, model.cfg.vocab, PROBLEM).tolist()) for _ in range(cfg.problems)]
-    never_V = np.zeros(model.cfg.vocab, bool)
-    number_P = np.arange(len(prompts))
-
-    def sample():
-        for group in policy.groups(prompts, lambda _: cfg.solutions):
-            rows = [(p, p, j) for p in range(len(group)) for j in range(cfg.solutions)]
-            list(policy.decode(group, rows, PROBLEM, never_V, jax.random.key(0), number_P, cfg.new_tokens))
-
-    return measure(sample, cfg.problems * cfg.solutions * cfg.new_tokens, cfg.repeats)
+    model, sampling = random_model(cfg, head="none", lm_head=True), Sampling(1.0, None, 1.0, cfg.new_tokens)
+    tokenizer, rows = hf.load_tokenizer(EMBEDDED), cfg.rows * cfg.solutions
+    policy = Policy(model, tokenizer, PLAIN, "bench", sampling, rows, eos_ids=(-1,))  # no token's id
+    digits_PL = np.random.default_rng(0).integers(0, 10, (cfg.problems, PROBLEM))  # a token each
+    prefixes = [("".join(map(str, digits_L)), ()) for digits_L in digits_PL]
+    tokens = cfg.problems * cfg.solutions * cfg.new_tokens
+    return measure(
+        lambda: policy.extend(prefixes, cfg.solutions, "end", jax.random.key(0)), tokens, cfg.repeats
+    )
 
 
-def abstract_state(model_cfg: ModelConfig, trains: bool) -> dict:
-    """The arguments of the train step or the score step beside the batch, as shapes without arrays."""
+def abstract_state(model_cfg: ModelConfig) -> dict:
+    """The arguments of the train step beside the batch, as shapes without arrays."""
 
     def make():
         model = PRM(model_cfg, rngs=nnx.Rngs(0))
-        if not trains:
-            return {"model": cast_backbone(model)}
         transform = training.make_transform(model, OPTIMIZER, 1000)
         opt = nnx.Optimizer(model, transform, wrt=training.TRAINABLE["all"])
         return {"model": model, "opt": opt, "key": jax.random.key(0)}
@@ -174,17 +161,13 @@ def abstract_state(model_cfg: ModelConfig, trains: bool) -> dict:
 
 
 def bench_memory(cfg: BenchConfig) -> Numbers:
-    """Bytes of a device of the mesh, with a row of 4,096 tokens a part of it; nothing is run."""
-    numbers, batch = {}, pack_batch([[]] * mesh.row_shards(), 4096, 64)
-    for name, trains in (("train", True), ("score", False)):
-        state = abstract_state(model_config(cfg, remat="full", tied=False), trains)
-        arguments = state | {"batch": {key: x[None] if trains else x for key, x in batch.items()}}
-        layout = mesh.shardings(state) | {"batch": dict.fromkeys(batch, mesh.row_sharding(int(trains)))}
-        step = functools.partial(training.train_step.lower, cfg=LOSS) if trains else step_log_odds.lower
-        used = step(**mesh.abstract_arrays(arguments, layout)).compile().memory_analysis()
-        numbers[f"{name}_arguments_gb"] = used.argument_size_in_bytes / 1e9
-        numbers[f"{name}_temporaries_gb"] = used.temp_size_in_bytes / 1e9
-    return numbers
+    """Of a train step with a row of 4,096 tokens for each part of the mesh, a device's share; nothing runs."""
+    batch = {name: x[None] for name, x in pack_batch([[]] * mesh.row_shards(), 4096, 64).items()}
+    state = abstract_state(model_config(cfg, remat="full", tied=False))
+    layout = mesh.shardings(state) | {"batch": dict.fromkeys(batch, mesh.row_sharding(1))}
+    arguments = mesh.abstract_arrays(state | {"batch": batch}, layout)
+    used = training.train_step.lower(**arguments, cfg=LOSS).compile().memory_analysis()
+    return {"state_gb": used.argument_size_in_bytes / 1e9, "temporaries_gb": used.temp_size_in_bytes / 1e9}
 
 
 @functools.partial(jax.jit, static_argnames="attention")
@@ -222,7 +205,6 @@ def bench_accelerator(cfg: BenchConfig) -> Numbers:
     return numbers
 
 
-# In order of the memory that they take, since a device tells only its highest use so far.
 MODEL_JOBS = {"score": bench_score, "sampling": bench_sampling, "train": bench_train}
 JOBS = MODEL_JOBS | {"memory": bench_memory, "accelerator": bench_accelerator}
 

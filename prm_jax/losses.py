@@ -105,10 +105,8 @@ class Loss:
     ratings: Callable | None = None
 
 
-ACROSS_SOLUTIONS = (
-    "problem",
-    "depth",
-)  # arrays of a batch; without `together` a row has few solutions of a problem
+# Arrays of a batch; without `together` a row has few solutions of a problem.
+ACROSS_SOLUTIONS = ("problem", "depth")
 STEP_LOSSES = {
     "bce": Loss(bce_loss, ratings=three_ratings_loss),
     "focal": Loss(focal_loss),

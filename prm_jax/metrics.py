@@ -29,42 +29,17 @@ def _checked(score, other) -> tuple[np.ndarray, np.ndarray]:
     return score, other
 
 
-def _pair_wins(score: np.ndarray, is_positive: np.ndarray) -> tuple[float, int]:
-    """Number of (positive, negative) pairs ranked right, a tie counting 1/2, and the number of pairs."""
-    positive, negative = np.sort(score[is_positive]), np.sort(score[~is_positive])
-    n_below, n_not_above = (np.searchsorted(negative, positive, side).sum() for side in ("left", "right"))
-    return float(n_below + n_not_above) / 2, len(positive) * len(negative)
-
-
 def auroc(score, is_positive) -> float:
-    """P(a random positive scores above a random negative), ties counting 1/2; nan if a class is missing."""
-    score, is_positive = _checked(score, np.asarray(is_positive, bool))
-    wins, n_pairs = _pair_wins(score, is_positive)
-    return wins / n_pairs if n_pairs else math.nan
+    """P(a random positive scores above a random negative), ties counting 1/2; nan if a class is missing.
 
-
-def soft_auroc(score, p) -> float:
-    """AUROC of scores against p, each prefix's chance of a right completion: it counts p times as a positive
-    and 1 - p times as a negative. With p in {0, 1} this is `auroc`; else even score = p stays below 1."""
-    score, p = _checked(score, np.asarray(p, np.float64))
+    `is_positive` may be p, each prefix's chance of a right completion: it counts p times as a positive and 1
+    - p times as a negative. Then even score = p stays below 1."""
+    score, p = _checked(score, np.asarray(is_positive, np.float64))
     _, block = np.unique(score, return_inverse=True)
     positive, negative = np.bincount(block, p), np.bincount(block, 1 - p)  # of each score, lowest first
     wins = positive @ (np.cumsum(negative) - negative / 2)
     n_pairs = positive.sum() * negative.sum()
     return float(wins / n_pairs) if n_pairs else math.nan
-
-
-def average_precision(score, is_positive) -> float:
-    """Area under the precision-recall staircase: AP = sum_n (R_n - R_{n-1}) P_n over the distinct scores from
-    the top; nan without a positive. No trapezoids: they are optimistic."""
-    score, is_positive = _checked(score, np.asarray(is_positive, bool))
-    if not is_positive.any():
-        return math.nan
-    order = np.argsort(-score, kind="stable")
-    is_block_end = np.append(score[order][1:] != score[order][:-1], True)  # equal scores enter together
-    n_hits = np.cumsum(is_positive[order])[is_block_end]
-    n_taken = np.flatnonzero(is_block_end) + 1
-    return float(np.sum(np.diff(n_hits, prepend=0) * n_hits / n_taken) / is_positive.sum())
 
 
 def f1(is_positive, predicted_positive) -> float:
@@ -136,19 +111,16 @@ def first_error_f1(predicted, label) -> dict[str, float]:
     return {"accuracy_error": a, "accuracy_clean": b, "f1": harmonic_mean(a, b)}
 
 
-def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, float, int]:
-    """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems).
-
-    A problem is mixed if it has sound and unsound solutions. This, not the pooled AUROC, is what best-of-N
-    uses. Of problems with equally many solutions the pair-weighted one is 1/2 + (BoN@2 - pass@1) / (2 (pass@2
-    - pass@1)), with the unbiased estimators."""
+def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, int]:
+    """(mean AUROC over the mixed problems, their number): those with sound and unsound solutions. This, not
+    the pooled AUROC, is what best-of-N uses."""
     score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
     problem, _ = _checked(problem_numbers(problem_ids), score)
     order = np.argsort(problem, kind="stable")
     cuts = np.flatnonzero(np.diff(problem[order])) + 1
-    problems = [_pair_wins(score[rows], is_sound[rows]) for rows in np.split(order, cuts)]
-    wins, pairs = np.array([problem for problem in problems if problem[1]]).reshape(-1, 2).T
-    return mean(wins / pairs), float(wins.sum() / pairs.sum()) if len(pairs) else math.nan, len(pairs)
+    aurocs = [auroc(score[rows], is_sound[rows]) for rows in np.split(order, cuts)]
+    mixed = [x for x in aurocs if not math.isnan(x)]
+    return mean(mixed), len(mixed)
 
 
 def labelled_steps(labels: Sequence[float | None] | None, label_kind="correctness") -> tuple[list[int], int]:
@@ -170,8 +142,7 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
     solution.
 
     Step numbers are over each solution's `labelled_steps`: step_auroc takes good steps (label >= 0.5) as
-    positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and tail_miss_rate is the
-    share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction is the
+    positives, Brier and ECE use soft labels, and tail_miss_rate is the share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction is the
     first step below `threshold` among *all* steps. Within-problem AUROC ranks solutions by their lowest step
     score; one is sound if no labelled step is bad. Of value and advantage labels, first errors and soundness
     are nan."""
@@ -192,7 +163,7 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
     first_error = np.array(first_error, int)
     is_good, predicted_good = y >= 0.5, p >= threshold
     is_hit = predicted_good == is_good
-    within, pair_weighted, n_mixed = within_problem_auroc(lowest, first_error == -1, ids)
+    within, n_mixed = within_problem_auroc(lowest, first_error == -1, ids)
     processbench = first_error_f1(predicted, first_error)
     by_position = {}
     for t in np.unique(position):
@@ -203,7 +174,6 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
         "step_auroc": auroc(p, is_good),
         "step_accuracy": mean(is_hit),
         "bad_step_f1": f1(~is_good, ~predicted_good),
-        "average_precision_bad": average_precision(-p, ~is_good),
         "base_rate_bad": mean(~is_good),
         "tail_miss_rate": mean(p[~is_good] > TAIL_SCORE),
         "brier": brier(p, y),
@@ -211,7 +181,6 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
         "first_error_accuracy": first_error_accuracy(predicted, first_error),
         **{f"first_error_{name}": x for name, x in processbench.items()},
         "within_problem_auroc": within,
-        "within_problem_auroc_pair_weighted": pair_weighted,
         "n_mixed_problems": n_mixed,
         "n_steps": len(p),
         "n_solutions": n_solutions,

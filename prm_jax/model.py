@@ -285,18 +285,18 @@ class PRM(nnx.Module):
             end, slot_BL = start + L, jnp.broadcast_to(start + jnp.arange(L), ids_BL.shape)
             visible_until_BS = write_slots(cache.visible_until_BS, visible_until_BL, start, axis=1)
             x_BLD = jnp.where(end <= visible_until_BS.shape[1], x_BLD, jnp.nan)  # no slots are left
-        local_BS = visible_until_BS
         if cfg.window is not None:
             local_BS = jnp.minimum(visible_until_BS, jnp.arange(visible_until_BS.shape[1]) + cfg.window - 1)
         rope, local_rope = ropes or self.ropes(pos_BL)
-        sees_window, sees_all = (local_rope, local_BS), (rope, visible_until_BS)
 
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
-            # Not of what both kinds of layers share: the backward pass would keep a selection of each layer.
-            layer_rope, layer_visible_BS = jax.tree.map(
-                lambda x, y: x if x is y else jnp.where(is_sliding, x, y), sees_window, sees_all
-            )
+            layer_rope, layer_visible_BS = rope, visible_until_BS
+            # Only where they differ: the backward pass would keep a selection of each layer.
+            if cfg.local_rope_theta is not None:
+                layer_rope = jax.tree.map(partial(jnp.where, is_sliding), local_rope, rope)
+            if cfg.window is not None:
+                layer_visible_BS = jnp.where(is_sliding, local_BS, visible_until_BS)
             x_BLD, past = block(x_BLD, layer_rope, layer_visible_BS, slot_BL, past)
             return constrain_rows(x_BLD), past
 

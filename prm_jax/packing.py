@@ -18,6 +18,7 @@ import numpy as np
 
 from prm_jax.examples import STEP_TARGETS, TOKEN_TARGETS, Example
 from prm_jax.formats import Encoded
+from prm_jax.launch.config import expect
 from prm_jax.visibility import is_causal
 
 OPEN = 64  # newest rows that still take sequences: planning stays linear in their number
@@ -207,20 +208,22 @@ class Group(NamedTuple):
 def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, together=False) -> list[Group]:
     """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, with
     `together` those of one problem in their order, which makes more pairs; else single."""
-    together = together or share
-    groups, last_L = [Group([], 0, 0)], np.zeros(0, np.int32)
-    starts = [e.ids_L if share else e.ids_L[: e.start] for e in examples] if together else []
-    for i in depth_first(starts) if together else range(len(examples)):
-        e, old = examples[i], groups[-1]
-        common = common_prefix(last_L, e.ids_L) if together else 0
-        tokens, steps = old.tokens + len(e.ids_L) - common * share, old.steps + len(e.step_end_T)
-        # A common template alone does not group: that would tie all problems together.
-        if together and old.indices and common >= e.start and max(tokens, steps) <= row_tokens:
-            groups[-1] = Group([*old.indices, i], tokens, steps)
-        else:
-            groups.append(Group([i], len(e.ids_L), len(e.step_end_T)))
+    if not (share or together):
+        return [Group([i], len(e.ids_L), len(e.step_end_T)) for i, e in enumerate(examples)]
+    groups, last_L = [], np.zeros(0, np.int32)
+    for i in depth_first([e.ids_L if share else e.ids_L[: e.start] for e in examples]):
+        e = examples[i]
+        alone, common = Group([i], len(e.ids_L), len(e.step_end_T)), common_prefix(last_L, e.ids_L)
         last_L = e.ids_L
-    return groups[1:]
+        # A common template alone does not group: that would tie all problems together.
+        if groups and common >= e.start:
+            old, shared = groups[-1], common if share else 0
+            joined = Group([*old.indices, i], old.tokens + alone.tokens - shared, old.steps + alone.steps)
+            if max(joined.tokens, joined.steps) <= row_tokens:
+                groups[-1] = joined
+                continue
+        groups.append(alone)
+    return groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +252,7 @@ def make_plan(examples: Sequence[Encoded], row_tokens: int, share=False, togethe
 
 def training_width(examples: Sequence[Encoded], share: bool) -> int:
     """`choose_width` for training rows, which are filled in random order."""
-    singles = make_groups(examples, 0, False)
+    singles = make_groups(examples, 0, share=False)
 
     def rows(width):
         _, tokens, steps = zip(*(make_groups(examples, width, share) if share else singles))
@@ -282,6 +285,8 @@ class TrainingRows:
     weight)} in the examples' order; it takes no groups."""
 
     def __init__(self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict | None = None):
+        is_single = len(plan.groups) == len(examples)  # a mixture's solutions are drawn one by one
+        expect(not parts or is_single, "data", "mixture", "another with shared prefixes or a loss of pairs")
         self.examples, self.plan, self.seed, self.parts = examples, plan, seed, parts or {}
         self.ends: list[int] = []  # number of rows up to and including each planned epoch
         self.packs: list[list[int]] = []
@@ -296,12 +301,6 @@ class TrainingRows:
         """The groups of an epoch."""
         groups = mixed_order(self.parts, epoch, self.seed) if self.parts else len(self.plan.groups)
         return np.random.default_rng([self.seed, epoch]).permutation(groups)
-
-    def drawn(self, rows: int) -> dict[str, int]:
-        """How many solutions of each source are in the first rows."""
-        ends = np.cumsum([size for size, _ in self.parts.values()])
-        source_n = np.searchsorted(ends, list(itertools.chain(*self.packs[:rows])), side="right")
-        return dict(zip(self.parts, np.bincount(source_n, minlength=len(ends)).tolist()))
 
     def epoch(self, i: int) -> float:
         """The number of epochs read before row i."""
@@ -335,21 +334,18 @@ def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows,
 
 
 def unpack_steps(batch, x_BT):
-    """Yields (x_T, label_T) of each solution in a batch of `eval_batches`; NaN: no label."""
-    for pos_L, end_T, x_T, label_T in zip(batch["pos"], batch["step_end"], x_BT, batch["label"], strict=True):
-        used = np.flatnonzero(end_T)  # no step ends at a row's first token, which empty slots point at
-        start = end_T[used] - pos_L[end_T[used]]
-        for slots in np.split(used, np.flatnonzero(np.diff(start)) + 1) if len(used) else ():
-            yield x_T[slots], label_T[slots]
+    """Yields (x_T, label_T) of each solution in a batch of `pack_batch`; NaN: no label."""
+    for solution_T, x_T, label_T in zip(batch["solution"], x_BT, batch["label"], strict=True):
+        for k in range(solution_T.max() + 1):
+            is_of_k = solution_T == k
+            yield x_T[is_of_k], label_T[is_of_k]
 
 
 def eval_batches(examples: Sequence[Example], row_tokens: int, batch_rows: int, together: bool = False):
-    """Yields (indices of its examples in their order, batch), the longest first, the last one filled up with
-    empty rows."""
+    """Yields batches, the longest examples first, the last batch filled up with empty rows."""
     plan = make_plan(examples, row_tokens, together=together)
     packs = plan.rows(np.argsort([-group.tokens for group in plan.groups], kind="stable"))
     packs += [[]] * (-len(packs) % batch_rows)
     for start in range(0, len(packs), batch_rows):
-        chunk = packs[start : start + batch_rows]
-        rows = [[examples[i] for i in pack] for pack in chunk]
-        yield list(itertools.chain(*chunk)), pack_batch(rows, row_tokens, plan.step_slots)
+        rows = [[examples[i] for i in pack] for pack in packs[start : start + batch_rows]]
+        yield pack_batch(rows, row_tokens, plan.step_slots)

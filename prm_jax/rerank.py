@@ -278,21 +278,24 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
 
 
 def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
-    """weight_nN: chance that the best of a random n-subset has rank 0..N-1, 0 the best of all.
+    """weight_nN: the chance that the best of a random n-subset has rank r = 0..N-1, 0 the best of all.
 
-    count: how many of the N ranks exist (default N); a larger size takes all of them. If none of the r better
-    ones was drawn, rank r is drawn with chance n / (N - r). That none was has chance prod_{k<r} (N - n - k) /
-    (N - k), symmetric in n and r; of the two products the shorter is taken. Rows are right to 2e-7 in float32
-    at N = 1,860, where binomials by `gammaln` are off by 8e-3."""
+    count: how many of the N ranks exist (default N); a larger size takes all of them. With N of them rank r
+    is the best drawn if none of the r better ones is drawn, and it is itself:
+
+      P(none of r is among n) = prod_{k<r} (N - n - k) / (N - k),    P(r | none of them) = n / (N - r).
+
+    The product is symmetric in n and r, so the one of fewer factors is taken: right to 2e-7 in float32 at N =
+    1,860, where binomials by `gammaln` are off by 8e-3."""
     size_n, count = subset_sizes(size_n, N), jnp.asarray(N if count is None else count)
     # all_N: n in rows, r or k in columns. XLA would fold a numpy constant's product for minutes.
     all_N, left_N = jnp.arange(N + 1), count - jnp.arange(N)
-    miss_NN = (jnp.maximum(left_N - all_N[:, None], 0) / jnp.maximum(left_N, 1)).astype(dtype)
-    none_drawn_NN = jnp.pad(jnp.cumprod(miss_NN, -1), ((0, 0), (1, 0)), constant_values=1)
-    none_drawn_NN = jnp.where(all_N <= all_N[:, None], none_drawn_NN, none_drawn_NN.T)
+    factor_nk = (jnp.maximum(left_N - all_N[:, None], 0) / jnp.maximum(left_N, 1)).astype(dtype)
+    none_nr = jnp.pad(jnp.cumprod(factor_nk, -1), ((0, 0), (1, 0)), constant_values=1)
+    none_nr = jnp.where(all_N <= all_N[:, None], none_nr, none_nr.T)
     taken_n = jnp.clip(size_n, 0, count)
     drawn_nN = jnp.where(left_N > 0, jnp.minimum(taken_n[:, None] / jnp.maximum(left_N, 1), 1.0), 0.0)
-    weight_nN = none_drawn_NN[taken_n, :-1] * drawn_nN.astype(dtype)
+    weight_nN = none_nr[taken_n, :-1] * drawn_nN.astype(dtype)
     return jnp.where(((size_n >= 1) & (size_n <= N))[:, None], weight_nN, jnp.nan)
 
 
@@ -303,15 +306,6 @@ def pass_at_n(right_PN, eligible_PN=None, mask_PN=None, size_n=None):
     Best-of-n whose score is right_PN itself, 0 or 1: a sum of positive terms, precise where it is small.
     """
     return best_of_n(right_PN, right_PN, eligible_PN, mask_PN, size_n)
-
-
-@jax.jit
-def subset_band(curve_Pn):
-    """Standard deviation of a curve's mean if each problem draws one n-subset: sqrt(sum_p e (1 - e)) / P.
-
-    For 0/1 gold; the shading of Lightman et al.'s figure 3. Problem sampling is another thing: stats.py.
-    """
-    return jnp.sqrt(jnp.maximum(jnp.sum(curve_Pn * (1 - curve_Pn), 0), 0.0)) / curve_Pn.shape[0]
 
 
 # Ranks, ties and arguments; votes.py takes them too

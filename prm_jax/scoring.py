@@ -54,9 +54,8 @@ class ScoringStats:
     tokens: int = 0  # of the solutions
     computed: int = 0  # tokens left after sharing
     places: int = 0  # in the rows, for tokens
-    shapes: set = dataclasses.field(
-        default_factory=set
-    )  # (tokens of a row, shape of the values): each is compiled once
+    # (tokens of a row, shape of the values): each is compiled once
+    shapes: set = dataclasses.field(default_factory=set)
 
     def summary(self) -> str:
         widths = ", ".join(f"{width:,}" for width in sorted({width for width, _ in self.shapes}))

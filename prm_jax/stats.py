@@ -44,7 +44,8 @@ def _resampled_sums(value_PX: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _percentiles(value_SX) -> np.ndarray:
-    return np.quantile(value_SX, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    """The bounds of the resamples that are not nan."""
+    return np.nanquantile(value_SX, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
 
 
 def mean_interval(value_PX, seed: int = 0):
@@ -64,7 +65,7 @@ def ratio_interval(sum_PX, n_PX, seed: int = 0):
     ratio_SX = np.divide(total_SX, n_SX, out=np.full(n_SX.shape, np.nan), where=n_SX > 0)
     few_X = (n_PX > 0).sum(0) < 2
     ratio_SX[:, few_X] = 0
-    return np.where(few_X, np.nan, np.nanquantile(ratio_SX, [0.025, 0.975], axis=0))
+    return np.where(few_X, np.nan, _percentiles(ratio_SX))
 
 
 def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES):
@@ -80,9 +81,8 @@ def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLE
     for drawn in _drawn_problems(len(count), draws, seed):
         n = count[drawn]  # `order[start : end]` of every drawn problem, laid end to end without a loop
         values.append(statistic(order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]))
-    values = np.array(values, np.float64)
-    values = values[~np.isnan(values)]
-    return tuple(_percentiles(values).tolist()) if len(values) else (math.nan, math.nan)
+    is_defined = not np.isnan(values).all()
+    return tuple(_percentiles(values).tolist()) if is_defined else (math.nan, math.nan)
 
 
 def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:

@@ -33,6 +33,10 @@ class LossConfig:
     zeta: NotNegative = 4.0  # of pqm: by how much a bad step's Q must be below the others
     beta: Positive = 0.05  # of objective=implicit: log-odds a nat of log policy / reference
 
+    def __post_init__(self):
+        if STEP_LOSSES[self.step].ranks:
+            expect(self.pos_weight == 1, "loss.pos_weight", self.pos_weight, f"1 with loss.step={self.step}")
+
 
 def in_head(_, x):
     return x.get_metadata("in_head", False)
@@ -175,9 +179,8 @@ def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: i
     for start in range(0, len(packs), rows):
         batch_packs = packs[start : start + rows]
         batch, places, _ = layout_tokens([[examples[i] for i in pack] for pack in batch_packs], row_tokens)
-        logp_BL = np.roll(
-            log_ratio(model, None, shard_batch(batch, rows)), 1, axis=1
-        )  # of each token, not the next
+        next_BL = log_ratio(model, None, shard_batch(batch, rows))
+        logp_BL = np.roll(next_BL, 1, axis=1)  # of each token itself
         for logp_L, pack, places_b in zip(logp_BL, batch_packs, places, strict=True):
             for i, place_L in zip(pack, places_b, strict=True):
                 targets = examples[i].targets | {"reference": logp_L[place_L]}

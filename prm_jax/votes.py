@@ -148,7 +148,7 @@ def vote_curve(
     counts="mean",
 ):
     """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random
-    n-subsets. The standard error of its mean is at most `subset_band(curve_Pn) / sqrt(draws)`."""
+    n-subsets, whose standard error is at most .5 / sqrt(draws) a problem."""
     gold_PN, exists_PN = as_float(gold_PN), all_or(mask_PN, answer_PN)
     P, N = gold_PN.shape
     size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)

@@ -37,7 +37,6 @@ BETA_RANGE = 0.01, 100.0  # of the grids: from the arg max to the reference, to 
 class Plane(NamedTuple):
     score_heN: jax.Array  # log scores
     weight_hbeN: jax.Array  # policies
-    kl_hbe: jax.Array  # nats from REF_N
     winner_hbe: jax.Array  # mode of the policy, an index into TRACES
     right_hbe: jax.Array  # mass on right final answers
     valid_hbe: jax.Array  # mass on traces without a wrong step
@@ -66,12 +65,8 @@ def policy(score_N, beta=BETA) -> rerank.Reweighted:
 
 def results(aggregator: str = "sum_logit", beta=BETA) -> dict:
     """Policies, winners, KL and reward by verifier as plain lists and numbers, ready for results.json."""
-    found = {
-        "traces": list(TRACES),
-        "reference": REF_N.tolist(),
-        "aggregator": aggregator,
-        "beta": float(beta),
-    }
+    found = {"traces": list(TRACES), "reference": REF_N.tolist()}
+    found |= {"aggregator": aggregator, "beta": float(beta)}
     found |= {part: {} for part in ("policies", "winners", "kl", "reward")}
     for verifier in VERIFIERS:
         with jax.enable_x64(True):  # the page checks its own double precision against these
@@ -98,10 +93,9 @@ def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATO
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, name, unit="logit") for name in aggregators])
     tilted = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
     weight_hbeN = tilted.weight_PN
-    right_hbe, valid_hbe = (
-        weight_hbeN @ is_N.astype(float) for is_N in (FINAL_RIGHT_N, STEP_RIGHT_NT.all(-1))
-    )
-    return Plane(score_heN, weight_hbeN, tilted.kl_P, weight_hbeN.argmax(-1), right_hbe, valid_hbe)
+    right_hbe = weight_hbeN @ FINAL_RIGHT_N.astype(float)
+    valid_hbe = weight_hbeN @ STEP_RIGHT_NT.all(-1).astype(float)
+    return Plane(score_heN, weight_hbeN, weight_hbeN.argmax(-1), right_hbe, valid_hbe)
 
 
 def grids(aggregator: str, betas: int, errors: int) -> dict:
@@ -131,12 +125,11 @@ def page(path: Path, expected: dict) -> Path:
     """Writes the interactive page, one file that opens offline, and returns its path. It starts at the
     aggregator and beta of `expected` (from `results`) and checks its own arithmetic against it."""
     options = inspect.signature(rerank.aggregate).parameters
-    data = {
-        "found": expected, "final_right": FINAL_RIGHT_N.tolist(), "step_right": STEP_RIGHT_NT.tolist(),
-        "outcome_p": OUTCOME_P_N.tolist(), "step_p": STEP_P_NT.tolist(), "hacked_p": HACKED_P_T.tolist(),
-        "hacked_trace": HACKED_TRACE, "aggregators": list(rerank.AGGREGATORS),
-        "options": {name: options[name].default for name in ("clip", "decay", "temperature")},
-    }  # fmt: skip
+    arrays = {"final_right": FINAL_RIGHT_N, "step_right": STEP_RIGHT_NT}
+    arrays |= {"outcome_p": OUTCOME_P_N, "step_p": STEP_P_NT, "hacked_p": HACKED_P_T}
+    data = {name: x.tolist() for name, x in arrays.items()}
+    data |= {"found": expected, "hacked_trace": HACKED_TRACE, "aggregators": list(rerank.AGGREGATORS)}
+    data["options"] = {name: options[name].default for name in ("clip", "decay", "temperature")}
     template = Path(__file__).parent / "assets" / "witness.html"
     path.write_text(template.read_text("utf-8").replace("{{data}}", json.dumps(data)), "utf-8")
     return path

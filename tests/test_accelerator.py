@@ -86,13 +86,14 @@ def test_training_scoring_and_sampling_lower(lowered):
     fields = dict(zip(bench.SHAPE_FIELDS, bench.SHAPES["1500m"], strict=True))
     fields |= {"layers": 2, "remat": "dots", "rope_theta": 1e6, "norm_eps": 1e-6, "qkv_bias": True}
     shape = ModelConfig(**fields, tied=False, head="scalar", dtype="bfloat16")
-    state, batch = bench.abstract_state(shape, trains=True), pack_batch([[]] * 8, 2048, 64)
+    state, batch = bench.abstract_state(shape), pack_batch([[]] * 8, 2048, 64)
     step = {name: x[None] for name, x in batch.items()}
     assert calls(*lowered(train_step, state["model"], state["opt"], step, bench.LOSS, state["key"])[::-1])
-    assert calls(*lowered(step_log_odds, bench.abstract_state(shape, trains=False)["model"], batch)[::-1])
+    abstract_model = lambda cfg: jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
+    assert calls(*lowered(step_log_odds, abstract_model(shape), batch)[::-1])
 
     lm = dataclasses.replace(shape, head="none", lm_head=True)
-    model = jax.eval_shape(lambda: cast_backbone(PRM(lm, rngs=nnx.Rngs(0))))
+    model = abstract_model(lm)
     i32, sampling = lambda *shape: ShapeDtypeStruct(shape, jnp.int32), Sampling(1.0, None, 1.0, 256)
     prompts, stop_V = (model, i32(4, 128), i32(4)), ShapeDtypeStruct((lm.vocab,), bool)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 64))

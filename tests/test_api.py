@@ -44,8 +44,6 @@ def test_candidates_are_ranked_by_the_models_own_aggregator():
     "ask, key",
     [
         (lambda v: v.score(PROBLEM, []), "steps"),
-        (lambda v: prm_jax.load("nowhere"), "nowhere"),
-        (lambda v: prm_jax.load("embedded_prm", aggregator="median"), "aggregator"),
         (lambda v: prm_jax.load("embedded_prm", colour="red"), "colour"),
         (lambda v: prm_jax.load("embedded_prm", "none_such"), "format"),
     ],

@@ -30,7 +30,6 @@ def test_jobs_count_useful_tokens(monkeypatch, tmp_path, what, rows):
         assert tokens == pytest.approx(2 * 4 * 4)
     else:
         assert tokens > (1 if what == "train" else 2) * 4 * bench.PROBLEM
-    assert what != "score" or got["tokens_a_computed_token"] > 1.2
 
 
 @pytest.mark.slow
@@ -42,22 +41,14 @@ def test_pytorch_takes_our_steps():
 
 
 @pytest.mark.slow
-def test_the_compiled_steps_of_eight_devices_hold_an_eighth_each(tmp_path):
+def test_the_compiled_step_of_eight_devices_holds_an_eighth_on_each(tmp_path):
     words = ["what=memory", "shape=small", "dtype=bfloat16", "mesh.fsdp=4", "mesh.tensor=2", "mesh.data=1"]
-    run(
-        "prm_jax/bench.py",
-        *words,
-        f"hydra.run.dir={tmp_path}/a",
-        cwd=tmp_path,
-        PYTHONPATH=str(bench.cli.CONF.parent),
-    )
+    folder = f"hydra.run.dir={tmp_path}/a"
+    run("prm_jax/bench.py", *words, folder, cwd=tmp_path, PYTHONPATH=str(bench.cli.CONF.parent))
     got = json.loads((tmp_path / "a/results.json").read_text())
     matrices = 8192 * 512 + 8 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1408)
-    for step, stored in (
-        ("train", 3 * 4 * matrices / 8),
-        ("score", 2 * matrices / 8),
-    ):  # Adam in float32; bfloat16
-        assert stored < 1e9 * got[f"{step}_arguments_gb"] < 1.3 * stored  # and small arrays, not split
+    stored = 3 * 4 * matrices / 8  # parameters and Adam's moments in float32
+    assert stored < 1e9 * got["state_gb"] < 1.3 * stored  # and small arrays, not split
 
 
 def test_an_unknown_job_names_its_key(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ from conftest import real_data
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.examples import make_examples
-from prm_jax.formats import Encoded, Format, all_formats, check_marks, encode, read_format, train_tokenizer
+from prm_jax.formats import Encoded, Format, check_marks, encode, read_format, train_tokenizer
 from prm_jax.launch.config import parse
 
 PLAIN = Format("plain", "\n")
@@ -73,35 +73,6 @@ def test_wrong_marks_raise():
     for marks, steps in (([1, 3], 3), ([3, 1], 2), ([1, 5], 2)):
         with pytest.raises(InputError, match=f"row 7: {len(marks)} step marks"):
             check_marks(Encoded(ids, np.array(marks), 0), steps, "row 7")
-
-
-def test_every_convention_says_where_its_head_lies_and_what_it_learned():
-    found = {fmt.name: (fmt.layer, fmt.head, fmt.label_kind) for fmt in all_formats()}
-    assert found == {
-        "trl": ("score", "binary", "unknown"),
-        "pure": ("score", "binary", "correctness"),
-        "qwen_prm": ("score.2", "mlp", "correctness"),
-        "skywork": ("v_head.summary", "scalar", "unknown"),
-        "reasoneval": ("score_head", "ternary", "correctness"),
-        "math_shepherd": ("lm_head", "tokens", "value"),
-        "rlhflow": ("lm_head", "tokens", "value"),
-        "openr_psa": ("lm_head", "tokens", "value"),
-        "eurus_implicit": ("lm_head", "implicit", "value"),
-        "plain": ("score", None, "unknown"),
-        "versaprm": ("lm_head", "tokens", "correctness"),
-        "spare": ("lm_head", "tokens", "correctness"),
-        "spare_qwen": ("lm_head", "tokens", "correctness"),
-        "fover_llama": ("lm_head", "tokens", "correctness"),
-        "fover_qwen": ("lm_head", "tokens", "correctness"),
-        "granite": ("lm_head", "vocabulary", "value"),
-        "reasonflux": ("score.2", "mlp", "unknown"),
-        "actprm": ("score.model.nn_out", "ensemble", "correctness"),
-        "pqm": ("v_head.summary", "scalar", "value"),
-        "value_head": ("value_head", "scalar", "unknown"),
-        "orm": ("score", "scalar", "unknown"),
-        "acemath_rm": ("score", "scalar", "correctness"),
-        "qwen_rm": ("score.2", "mlp_scalar", "correctness"),
-    }
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Losses against plain PyTorch and hand-worked numbers."""
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -12,9 +11,8 @@ import pytest
 from conftest import TINY
 from flax import nnx
 
-from prm_jax import InputError
 from prm_jax.examples import Example
-from prm_jax.losses import STEP_LOSSES, Loss, bce, implicit_logit, next_token_loss
+from prm_jax.losses import STEP_LOSSES, bce, implicit_logit, next_token_loss
 from prm_jax.model import PRM, matrix
 from prm_jax.packing import pack_batch
 from prm_jax.scoring import log_ratio, step_ratios
@@ -264,30 +262,6 @@ def test_what_a_parameter_declares_decides_whether_it_decays_and_trains():
 def test_the_learning_rate_of_every_step_by_hand(warmup, steps, expected):
     schedule = make_schedule(dataclasses.replace(OPT, lr=1.0, warmup=warmup), steps)
     np.testing.assert_allclose([schedule(i) for i in range(steps)], expected, rtol=1e-6)
-
-
-def test_a_step_loss_sees_what_its_entry_declares(monkeypatch, tiny_model, rng):
-    """Else JAX would read a second output of a head of one as the first."""
-    batch = batch_of([[example(rng, 9, [3, 6], [1, 0])]], 16, 2)
-
-    def listwise(z_BT, batch, cfg):
-        return z_BT * (batch["problem"] == 0)
-
-    def of_two_outputs(z_BT, batch, cfg):
-        return bce(batch["logits"][..., 0], 1.0) + bce(batch["logits"][..., 1], 0.0)
-
-    binary = PRM(dataclasses.replace(TINY, head="binary"), rngs=nnx.Rngs(0))
-    cases = (
-        (tiny_model, Loss(listwise), KeyError),
-        (tiny_model, Loss(listwise, together=True), None),
-        (tiny_model, Loss(of_two_outputs, outputs=2), InputError),
-        (binary, Loss(of_two_outputs, outputs=2), None),
-    )
-    for n, (model, loss, error) in enumerate(cases):
-        monkeypatch.setitem(STEP_LOSSES, f"mine {n}", loss)
-        cfg = LossConfig("prm", f"mine {n}", 1.0, 0.0)
-        with pytest.raises(error) if error else contextlib.nullcontext():
-            assert np.isfinite(eval_step(model, batch, cfg)["step"])
 
 
 def test_no_implicit_transfers_in_the_train_step(tiny_model, rng):

@@ -1,6 +1,5 @@
 """metrics.py by hand and against brute force; each baseline finds its own leak."""
 
-import itertools
 import json
 
 import numpy as np
@@ -30,22 +29,18 @@ def test_auroc_by_hand(score, is_positive, expected):
     assert metrics.auroc(score, is_positive) == pytest.approx(expected, nan_ok=True)
 
 
-def test_soft_auroc_is_auroc_over_the_outcomes_that_chances_stand_for(rng):
+def test_auroc_of_chances_is_that_over_the_outcomes_that_chances_stand_for(rng):
     score = rng.integers(0, 5, 40) / 4  # ties
-    assert metrics.soft_auroc(score, score > 0.6) == pytest.approx(metrics.auroc(score, score > 0.6))
     p = rng.integers(0, 5, 40) / 4
     ones = (4 * p).astype(int)
     is_right_n4 = np.arange(4) < ones[:, None]  # 4 outcomes each
     expected = metrics.auroc(np.repeat(score, 4), is_right_n4.ravel())
-    assert metrics.soft_auroc(score, p) == pytest.approx(expected)
-    assert metrics.soft_auroc([0.2, 0.8], [0.25, 0.75]) == 0.75
-    assert np.isnan(metrics.soft_auroc([0.2, 0.8], [1.0, 1.0]))
+    assert metrics.auroc(score, p) == pytest.approx(expected)
+    assert metrics.auroc([0.2, 0.8], [0.25, 0.75]) == 0.75
+    assert np.isnan(metrics.auroc([0.2, 0.8], [1.0, 1.0]))
 
 
-def test_average_precision_and_prm_score_by_hand():
-    assert metrics.average_precision([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]) == pytest.approx(5 / 6)
-    assert metrics.average_precision([0.5, 0.5, 0.5, 0.5], [1, 0, 0, 0]) == 0.25  # a tie block enters at once
-    assert np.isnan(metrics.average_precision([0.5, 0.6], [0, 0]))
+def test_prm_score_by_hand():
     is_good, predicted = [1, 1, 1, 0, 0], [1, 1, 0, 0, 1]
     assert metrics.prm_score(is_good, predicted) == pytest.approx((2 / 3 + 1 / 2) / 2)
     assert metrics.prm_score([1, 1, 1, 0], [1, 1, 1, 1]) == pytest.approx((6 / 7 + 0) / 2)
@@ -86,25 +81,7 @@ def test_within_problem_auroc_by_hand():
     problem_ids = ["b", "a", "c", "b", "b", "b", "c", "a"]
     score = [0.9, 0.2, 0.7, 0.5, 0.5, 0.1, 0.3, 0.1]
     is_sound = [1, 1, 0, 0, 1, 1, 0, 0]
-    mean, pair_weighted, n_mixed = metrics.within_problem_auroc(score, is_sound, problem_ids)
-    assert (mean, pair_weighted, n_mixed) == (pytest.approx((1 + 0.5) / 2), pytest.approx((1 + 1.5) / 4), 2)
-
-
-def test_pair_weighted_within_problem_auroc_is_best_of_two():
-    """AUROC = 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), both sides over every pair of candidates."""
-    rng = np.random.default_rng(0)
-    is_sound_PN = rng.random((40, 7)) < rng.random((40, 1))
-    score_PN = rng.integers(5, size=(40, 7)) + is_sound_PN  # integers: ties happen
-    best_of_2, pass_2 = [], []
-    for score_N, sound_N in zip(score_PN, is_sound_PN):
-        for pair in map(list, itertools.combinations(range(7), 2)):
-            best_of_2.append(sound_N[pair][score_N[pair] == score_N[pair].max()].mean())  # ties at random
-            pass_2.append(sound_N[pair].any())
-    pass_1 = is_sound_PN.mean()
-    expected = 0.5 + (np.mean(best_of_2) - pass_1) / (2 * (np.mean(pass_2) - pass_1))
-    ids = np.repeat(np.arange(40), 7)
-    _, pair_weighted, _ = metrics.within_problem_auroc(score_PN.ravel(), is_sound_PN.ravel(), ids)
-    assert pair_weighted == pytest.approx(expected, abs=1e-12)
+    assert metrics.within_problem_auroc(score, is_sound, problem_ids) == (pytest.approx((1 + 0.5) / 2), 2)
 
 
 def test_labelled_steps_masks_none_and_stops_at_the_first_error():
@@ -137,7 +114,6 @@ def test_step_metrics_by_hand():
         "step_auroc": 6 / 10,
         "step_accuracy": 6 / 7,
         "bad_step_f1": 2 / 3,
-        "average_precision_bad": 0.5 * 1 + 0.5 * 2 / 6,
         "base_rate_bad": 2 / 7,
         "tail_miss_rate": 0.5,
         "brier": (0.1**2 + 0.4**2 + 0.2**2 + 0.7**2 + 0.3**2 + 0.15**2 + 0.01**2) / 7,
@@ -148,7 +124,6 @@ def test_step_metrics_by_hand():
         "first_error_accuracy_clean": 1 / 2,
         "first_error_f1": 0.5,
         "within_problem_auroc": 0.0,  # problem a: lowest scores .3, .8 unsound, .2 sound
-        "within_problem_auroc_pair_weighted": 0.0,
         "n_mixed_problems": 1,
         "n_steps": 7,
         "n_solutions": 4,

@@ -96,50 +96,6 @@ def test_aggregators_match_hand_worked_numbers(unit, precision):
         np.testing.assert_allclose(score_N, [EXPECTED[how]], rtol=tol, atol=tol, err_msg=how)
 
 
-def test_options_and_one_aggregator_alone():
-    """Two pools of eleven problems: more than are aggregated at a time."""
-    rng = np.random.default_rng(2)
-    logit_XPNT = rng.normal(0, 3, (2, 11, 4, 5)).astype(np.float32)
-    mask_XPNT = rng.random(logit_XPNT.shape) < 0.7
-    mask_XPNT[..., 0] = True
-    options = {"unit": "logit", "clip": 0.1, "decay": 0.5, "temperature": 0.4}
-    p_XPNT = 1 / (1 + np.exp(-logit_XPNT.astype(float)))
-    bound = math.log(9)
-    average = lambda w_XPNT: np.log((w_XPNT * mask_XPNT * p_XPNT).sum(-1) / (w_XPNT * mask_XPNT).sum(-1))
-    expected = {
-        "sum_logit": (np.clip(logit_XPNT.astype(float), -bound, bound) * mask_XPNT).sum(-1),
-        "weighted": average(0.5 ** np.arange(5)),
-        "softmin": average(np.exp(-(2 * p_XPNT - 1) / 0.4)),
-    }
-    run = lambda logit_PNT, mask_PNT: rerank.aggregate_all(logit_PNT, mask_PNT, tuple(expected), **options)
-    got = jax.device_get(jax.vmap(run)(logit_XPNT, mask_XPNT))
-    assert set(got) == set(expected)
-    for how, score_XPN in got.items():
-        np.testing.assert_allclose(score_XPN, expected[how], rtol=1e-5, atol=1e-5, err_msg=how)
-    alone_N = aggregate(logit_XPNT[1, 10], mask_XPNT[1, 10], "softmin", **options)
-    np.testing.assert_allclose(alone_N, got["softmin"][1, 10], rtol=2e-6)
-
-
-def test_e10_order_of_aggregators_and_long_solutions(precision):
-    _, tol = precision
-    rng = np.random.default_rng(0)
-    logit_PNT, size_PN = rng.normal(1, 3, (P, N, T)), rng.integers(1, T, (P, N))
-    place_T = np.arange(T)
-    mask_PNT = place_T < size_PN[..., None]
-    score = jax.device_get(rerank.aggregate_all(logit_PNT, mask_PNT, unit="logit"))
-    for lower, higher in itertools.pairwise(["prod", "min", "gmean", "mean", "max"]):
-        assert (score[lower] <= score[higher] + tol).all(), (lower, higher)
-    assert (score["min"] <= score["softmin"] + tol).all() and (score["softmin"] <= score["mean"] + tol).all()
-    # A step with p = 1 at the end leaves prod and min alone, moves mean and last.
-    logp_PNT = np.where(mask_PNT, -np.logaddexp(0, -logit_PNT), 0.0)
-    before = jax.device_get(rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp"))
-    longer = jax.device_get(rerank.aggregate_all(logp_PNT, place_T <= size_PN[..., None], unit="logp"))
-    for how in ("min", "prod"):
-        np.testing.assert_allclose(longer[how], before[how], rtol=tol)
-    for how in ("mean", "last"):
-        assert (longer[how] > before[how]).all(), how
-
-
 def test_extreme_steps_stay_finite_ordered_and_precise():
     """Solutions: all steps certain, one doubtful in 1e-6, hopeless, hopeless and worse."""
     logit_NT = np.array([[40.0, 40.0], [40.0, 14.0], [-500.0, -600.0], [-500.0, -700.0]], np.float32)
@@ -188,12 +144,6 @@ def test_padding_changes_no_bit_and_empty_is_minus_inf():
         np.testing.assert_array_equal(np.isfinite(clean[how]), mask_PNT.any(-1), err_msg=how)
         if how != "weighted":  # whose weights belong to places in the array, gaps included
             np.testing.assert_allclose(score_N[0], clean[how][0, 0], rtol=1e-6, err_msg=how)
-
-
-def test_an_unknown_aggregator_is_refused():
-    step = np.zeros((1, 1, 1))
-    with pytest.raises(ValueError, match="'nothing'"):
-        aggregate(step, step == 0, "nothing", unit="logit")
 
 
 # Reweighting
@@ -371,22 +321,6 @@ def test_rank_weights_against_exact_fractions_at_1860():
             float(Fraction(math.comb(size - 1 - rank, n - 1), math.comb(size, n))) for rank in range(size)
         ]
         assert np.abs(row_N - exact).sum() < 3e-7, n
-
-
-def test_e7_band_is_the_standard_deviation_of_shuffles():
-    """OpenAI's protocol: shuffle, take the first n, arg max; 400 trials. Its mean is the curve, its std the
-    band."""
-    rng = np.random.default_rng(11)
-    n, trials = 4, 400
-    score_PN, gold_PN = rng.normal(size=(P, N)), rng.random((P, N)) < 0.4
-    order_SPN = rng.permuted(np.tile(np.arange(N), (trials, P, 1)), axis=-1)[..., :n]
-    drawn_SPN = np.take_along_axis(np.broadcast_to(score_PN, (trials, P, N)), order_SPN, -1)
-    winner_SP = np.take_along_axis(order_SPN, drawn_SPN.argmax(-1)[..., None], -1)
-    rate_S = np.take_along_axis(np.broadcast_to(gold_PN, (trials, P, N)), winner_SP, -1).mean((1, 2))
-    curve_Pn = curve(score_PN, 1.0 * gold_PN)
-    band = float(np.asarray(rerank.subset_band(curve_Pn))[n - 1])
-    assert 0.9 < rate_S.std() / band < 1.1
-    assert abs(rate_S.mean() - curve_Pn[:, n - 1].mean()) < 4 * band / math.sqrt(trials)
 
 
 def test_e8_exact_kl_of_best_of_n():

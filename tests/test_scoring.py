@@ -10,8 +10,6 @@ from conftest import TINY
 from flax import nnx
 
 from prm_jax import InputError, scoring
-from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data import score_files
 from prm_jax.data.score_files import score_into, stored_scores
 from prm_jax.formats import Encoded, Format, train_tokenizer
@@ -101,13 +99,6 @@ def test_a_score_never_sees_what_follows(verifier, rng):
     a, b = score(verifier, [(problem, steps), (problem, changed)], 1, 256)
     np.testing.assert_allclose(a[:-2], b[:-2], atol=1e-6)
     assert abs(a[-2] - b[-2]) > 1e-4
-
-
-def test_a_language_model_cannot_score(verifier, tmp_path):
-    lm = PRM(dataclasses.replace(TINY, vocab=320, head="none"), rngs=nnx.Rngs(0))
-    hf.save(tmp_path, lm, verifier.tokenizer)
-    with pytest.raises(InputError, match="format: "):
-        open_checkpoint(tmp_path, "best", PLAIN, "float32")
 
 
 def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkeypatch):

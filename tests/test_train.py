@@ -6,28 +6,20 @@ import io
 import json
 import os
 import re
-import sys
-import types
 
 import numpy as np
 import pytest
 from conftest import call, data_node, printed
-from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import packing, tasks
 from prm_jax.checkpoints import export
-from prm_jax.checkpoints.folders import locate
-from prm_jax.checkpoints.hf import load_tokenizer
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import data_config, load_splits
-from prm_jax.examples import make_examples
 from prm_jax.formats import read_format
 from prm_jax.launch.run_folder import run_config
-from prm_jax.launch.run_log import MetricsLog
 from prm_jax.solutions import Solution, native_row
 
 SMALL = ["steps=12", "eval.every=5", "checkpoint_every=6", "log_every=3", "batch.rows=4"]
@@ -143,7 +135,7 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     assert summary["finished"] and summary["label_kind"] == "correctness" and summary["seed"] == 0
     assert summary["counts"]["train_too_long_dropped"] == 0 and "commit" in summary["versions"]
     assert [row["step"] for row in records(folder)] == [3, 5, 6, 9, 10, 12]  # logged or evaluated, each once
-    assert {"eval_loss", "eval_accuracy", "eval_errors"} <= records(folder)[1].keys()
+    assert {"eval_loss", "eval_accuracy"} <= records(folder)[1].keys()
 
     # The newest finished run: step metrics and a fresh pool.
     fresh = ("fresh.problems=6", "fresh.candidates=8")
@@ -191,59 +183,10 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
         assert results[name] == pytest.approx(last[f"eval_{name}"], abs=2e-3), name
 
 
-def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatch, tmp_path):
-    """The package itself is optional; its run is one of its own, the same one when resumed, with the
-    configuration."""
-    begun, lines = [], []
-    own = types.SimpleNamespace(log=lambda numbers, step: lines.append((step, numbers)))
-    own.finish = lambda: lines.append("end")
-    stub = types.SimpleNamespace(init=lambda **kw: begun.append(kw) or own)
-    monkeypatch.setitem(sys.modules, "wandb", stub)
-    (tmp_path / "r/.hydra").mkdir(parents=True)
-    OmegaConf.save({"optimizer": {"lr": 1e-3}, "seed": 4}, tmp_path / "r/.hydra/config.yaml")
-    for _ in range(2):
-        log = MetricsLog(tmp_path / "r", 0, "offline")
-        log.write({"step": 3, "loss": 0.5})
-        log.close()
-    assert lines == [(3, {"loss": 0.5}), "end"] * 2 and begun[0] == begun[1] and begun[0]["mode"] == "offline"
-    assert begun[0]["config"] == {"optimizer": {"lr": 1e-3}, "seed": 4}
-    monkeypatch.setitem(sys.modules, "wandb", None)
-
-
-def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch, tiny_model):
-    """Against brute force, solution by solution, with scores that some first errors pass: packing changes
-    their order."""
-    data = data_node("chain", samples="solver", test_solutions=200)
-    solutions = load_splits(data_config(data), 0).splits["validation"]
-    tokenizer = load_tokenizer(locate("embedded"))
-    examples, _ = make_examples(solutions, read_format("plain"), tokenizer, "prm")
-    passes = lambda ids, place: (ids[place] + place) % 3 > 0
-
-    def scores(model, batch, *more, **options):
-        ids_BT = np.take_along_axis(batch["ids"], batch["step_end"], 1)
-        place_BT = np.take_along_axis(batch["pos"], batch["step_end"], 1)
-        sums = dict.fromkeys(("step", "n_steps", "right", "lm", "n_next"), 1.0)
-        logit_BT = np.where((ids_BT + place_BT) % 3 > 0, 1.0, -1.0)
-        return sums | {"logit": logit_BT}
-
-    monkeypatch.setattr(train.training, "eval_step", scores)
-    monkeypatch.setattr(train, "shard_batch", lambda batch, rows: batch)
-    errors = [tasks.CHAIN.first_wrong(s.problem, s.steps) for s in solutions]
-    loss = train.training.LossConfig("prm", "bce", 1.0, 0.0)
-    _, found = train.evaluate(tiny_model, packing.eval_batches(examples, 64, 4), loss, "correctness", errors)
-    expected = {}
-    for s, e in zip(solutions, examples, strict=True):
-        verdicts = enumerate(tasks.CHAIN.verdicts(s.problem, s.steps))
-        for t, kind in [(t, x) for t, x in verdicts if x not in ("right", "neutral")][:1]:
-            expected.setdefault(kind, []).append(passes(e.ids_L, e.step_end_T[t]))
-    assert found == {kind: {"n": len(x), "missed": np.mean(x)} for kind, x in expected.items()}
-    assert len(found) >= 4 and 0 < found["*"]["missed"] < 1
-
-
 MIXED = ["data=mixture", "+data@data.sources.a=jsonl", "+data@data.sources.b=jsonl"]
 
 
-def test_a_mixture_of_files_says_what_was_drawn_from_each(monkeypatch, tmp_path):
+def test_a_mixture_of_files_is_trained_and_evaluated(monkeypatch, tmp_path):
     small = [x for x in (*SMALL, *THIN) if not x.startswith("data.")]
     data = data_config(data_node("chain", samples="solver", solutions=400))
     rows = load_splits(data, 0).splits["train"]
@@ -252,10 +195,7 @@ def test_a_mixture_of_files_says_what_was_drawn_from_each(monkeypatch, tmp_path)
     paths = [f"data.sources.{name}.path={name}.jsonl" for name in "ab"]
     weights = "data.weights={a: 3, b: 1}"
     printed(train.main, monkeypatch, *small, *MIXED, *paths, weights, "hydra.run.dir=r", cwd=tmp_path)
-    assert not any("eval_errors" in row for row in records(tmp_path / "r"))  # rows have no kinds of errors
     summary = json.loads((tmp_path / "r/summary.json").read_text())
-    drawn = summary["drawn"]
-    assert drawn["a"] / sum(drawn.values()) == pytest.approx(0.75, abs=0.05)
     assert summary["counts"]["a_rows"] == 100 and summary["counts"]["b_rows"] == 300
     assert set(json.loads((tmp_path / "r/data.json").read_text())["files"]) == {"a.jsonl", "b.jsonl"}
     steps = ("task=steps", "baselines=false", "checkpoint=r", "hydra.run.dir=e")

@@ -3,14 +3,13 @@
 import collections
 import functools
 import itertools
-import math
 
 import jax
 import numpy as np
 import pytest
 from conftest import real_gold
 
-from prm_jax import rerank, votes
+from prm_jax import votes
 from prm_jax.votes import majority_curve, vote
 
 INF = np.inf
@@ -122,7 +121,7 @@ def test_vote_curve():
     majority_Pn, weighted_Pn = np.asarray(jax.vmap(run)(np.stack([np.zeros((P, N)), score_PN])))
     assert np.isnan(majority_Pn[:, 3:]).all()  # sizes outside 1..N
     exact_Pn = exact(answer_PN, gold_PN, mask_PN)[:, size_n[:3] - 1]
-    error_n = np.asarray(rerank.subset_band(exact_Pn)) / math.sqrt(draws)
+    error_n = np.sqrt((exact_Pn * (1 - exact_Pn)).sum(0) / draws) / P
     assert (np.abs(majority_Pn[:, :3].mean(0) - exact_Pn.mean(0)) <= 4 * error_n + 1e-6).all()
     weighted_P = (law(answer_PN, score_PN, mask_PN) * gold_PN).sum(-1)
     np.testing.assert_allclose(weighted_Pn[:, 2], weighted_P, atol=1e-5)

@@ -14,7 +14,7 @@ from scipy import optimize, sparse
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.hf import load_tokenizer
 from prm_jax.data.units import probability
-from prm_jax.metrics import auroc, labelled_steps, soft_auroc
+from prm_jax.metrics import auroc, labelled_steps
 from prm_jax.scoring import ModelScorer
 from prm_jax.solutions import Solution
 
@@ -62,7 +62,7 @@ def likelihood_auroc(policy, kind: str, test: list[Solution]) -> float:
     pairs = []
     for s, logit_T in zip(test, policy.score([(s.problem, s.steps) for s in test]), strict=True):
         pairs += [(logit_T[t], s.labels[t]) for t in labelled_steps(s.labels, kind)[0]]
-    return soft_auroc(*np.transpose(pairs))
+    return auroc(*np.transpose(pairs))
 
 
 def frequency_score(train_key, is_good, test_key) -> np.ndarray:

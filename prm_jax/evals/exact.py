@@ -5,7 +5,7 @@ from scipy import stats
 
 from prm_jax import tasks
 from prm_jax.evals.tables import interval_of, show_table
-from prm_jax.metrics import labelled_steps, mean, soft_auroc
+from prm_jax.metrics import auroc, labelled_steps, mean
 from prm_jax.solutions import Solution
 
 COMPLETIONS = [2**i for i in range(7)]  # K of a Monte-Carlo label
@@ -13,8 +13,8 @@ COMPLETIONS = [2**i for i in range(7)]  # K of a Monte-Carlo label
 
 def exact_numbers(data_cfg, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
     """Scores of an embedded task's steps against both exact meanings of a label, whatever the verifier
-    learned. auroc_correctness: of the steps up to and including the first wrong one; auroc_value:
-    `soft_auroc` with the exact value of every step, at most auroc_value_ceiling."""
+    learned. auroc_correctness: of the steps up to and including the first wrong one; auroc_value: with the
+    exact value of every step, at most auroc_value_ceiling."""
     task = tasks.find_task(data_cfg.name)
     value = np.concatenate([task.values(data_cfg.task, s.problem, s.steps) for s in test])
     correct = [task.step_labels(s.problem, s.steps) for s in test]
@@ -22,9 +22,9 @@ def exact_numbers(data_cfg, test: list[Solution], p: list[np.ndarray], threshold
     unfinished = np.concatenate([np.arange(len(s.steps)) < len(s.steps) - 1 for s in test])
     score, good = np.concatenate(p).astype(np.float64), np.concatenate(correct)
     return {
-        "auroc_correctness": soft_auroc(score[counted], good[counted]),
-        "auroc_value": soft_auroc(score, value),
-        "auroc_value_ceiling": soft_auroc(value, value),
+        "auroc_correctness": auroc(score[counted], good[counted]),
+        "auroc_value": auroc(score, value),
+        "auroc_value_ceiling": auroc(value, value),
         "label_errors": label_errors(value[unfinished & counted], good[unfinished & counted]),
         "errors": {"kinds": errors_by_kind(task, test, p, threshold, seed)},
     }

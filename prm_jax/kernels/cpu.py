@@ -312,8 +312,13 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
 
 
 def _tiled_backward(cap, saved, do_NGmK):
-    """The gradients, from transposed scores (keys first): then no product sums over the rows of its left
-    factor, which is half as fast in XLA's CPU backend."""
+    """The gradients, tile by tile. With scores s = q k^T, weights p = exp(s - lse) and o = p v:
+
+      dv = p^T do,    dp = do v^T,    ds = p (dp - delta),    dq = ds k,    dk = ds^T q,
+
+    where delta, a number a query, is the sum of do o over K: the softmax's derivative takes from dp its mean
+    under p. All scores are transposed (keys first): then no product sums over the rows of its left factor,
+    which is half as fast in XLA's CPU backend."""
     q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm = saved
     delta_NGm = (do_NGmK.astype(jnp.float32) * o_NGmK.astype(jnp.float32)).sum(-1)
     dtype, R = q_NGmK.dtype, q_NGmK.shape[2] // visible_until_Nt.shape[1]
