@@ -133,7 +133,6 @@ def main():
     policy = open_policy(args.checkpoint, "best", read_format("plain"), "auto", LAW, K)
     grader = open_grader(choose_checker(args.checker, [args.input]), [args.input])
     write_rows(args.output, label_problems(read_pool(args.input), policy, grader.grade))
-    grader.close()
     print(f"{args.output}: {policy.stats.summary()}")
 
 

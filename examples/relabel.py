@@ -27,7 +27,7 @@ from prm_jax.data.units import as_probability
 from prm_jax.generate.labeling import read_input
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Solution, first_error, native_row, relabel_after_error
-from prm_jax.tasks.checkers import is_own, own_function, own_labels
+from prm_jax.tasks.checkers import is_own, own_function
 
 
 class Labelled(NamedTuple):
@@ -74,6 +74,14 @@ def by_td(args) -> Labelled:
     outcomes = [np.nan if s.outcome is None else s.outcome for s in solutions]
     pairs = zip(values, outcomes, strict=True)
     return Labelled(solutions, [td_targets(y_T, y, args.td_lambda) for y_T, y in pairs], "value")
+
+
+def own_labels(where: str, labels, problem: str, steps, answer: str | None) -> list:
+    """The labels of a solution's steps, each from 0 to 1 or None."""
+    is_list = isinstance(labels, list | tuple) and len(labels) == len(steps)
+    is_right = is_list and all(y is None or 0 <= y <= 1 for y in labels)
+    expect(is_right, where, labels, f"a list of {len(steps)}: a label from 0 to 1, or None, of each step")
+    return [None if y is None else float(y) for y in labels]
 
 
 def by_checker(args) -> Labelled:

@@ -12,11 +12,10 @@ are equally many; surplus ones are left out.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from prm_jax import tasks
 from prm_jax.data import sources
 from prm_jax.data.critiques import prompt_text, verdict_at
 from prm_jax.data.rows import write_rows
@@ -28,6 +27,7 @@ from prm_jax.launch.config import expect
 from prm_jax.rl.__main__ import Trainer, train_policy
 from prm_jax.rl.problems import Problems
 from prm_jax.solutions import Solution
+from prm_jax.tasks import chain
 
 FORMAT = read_format("lab_critic")  # a critic that writes its verdict and is asked each step anew
 
@@ -39,9 +39,27 @@ def labelled_prompts(s: Solution) -> Iterator[tuple[int, str, bool]]:
             yield t, prompt_text(FORMAT, None, s.problem, s.steps[: t + 1]), label >= 0.5
 
 
+def written_out(problem: str, steps: Sequence[str]) -> list[list[str]]:
+    """For each line the right lines of its operations, which show what a merged line hides. A step that is
+    not a line counts as the problem's next operation; one after no line has none."""
+    value, operations, modulus = chain.parse_problem(problem)
+    done, written = 0, []
+    for step, (_, now) in zip(steps, chain.follow(problem, steps), strict=True):
+        _, line, _ = chain.parse_line(step) or (0, operations[:1], 0)
+        lines = []
+        if value is not None:
+            for name, operand in operations[done : done + len(line)]:
+                result = chain.compute(value, ((name, operand),), modulus)
+                lines.append(f"{value}{name}{operand}={result}")
+                value = result
+        written.append(lines)
+        value, done = now
+    return written
+
+
 def critiques(s: Solution, kind: str) -> Iterator[dict]:
     """Native rows of a language model, one a labelled step: its prompt and the right critique."""
-    operations = tasks.find_task(s.task).written_out(s.problem, s.steps)
+    operations = written_out(s.problem, s.steps)
     for t, prompt, is_right in labelled_prompts(s):
         hops = operations[t] if kind == "hops" else []
         yield {"id": f"{s.id}/{t}", "prompt": prompt, "completions": [*hops, "Yes" if is_right else "No"]}

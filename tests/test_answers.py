@@ -18,7 +18,7 @@ TOWER = "9^{9^{9^{9}}}"
 POOLS = {name: f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz" for name in ("gsm8k", "math500")}
 
 
-shared = functools.cache(Checker)  # its workers end with this process
+shared = functools.cache(Checker)
 
 
 def same(gold, answer, how):
@@ -26,7 +26,7 @@ def same(gold, answer, how):
 
 
 def group(answers, how):
-    return grading.group(answers, shared(how))
+    return shared(how).group(answers)
 
 
 def pool(*problems):
@@ -259,25 +259,8 @@ def test_math_agrees_with_the_data_readme(name, every, size, agree, wrong_proble
         for candidate, correct in zip(problem.candidates, label, strict=True)
         if candidate.correct != correct
     )
-    assert counts["candidates"] == size and counts["crash"] == 0
+    assert counts["candidates"] == size
     assert (size - wrong.total(), len(wrong)) == (agree, wrong_problems)
-
-
-def test_a_process_that_dies_or_is_interrupted_is_replaced(monkeypatch):
-    checker = Checker("math")
-    assert checker.verdict("1", "1.0") == "same"
-    checker.idle[0].kill()
-    assert [checker.verdict("1", "2"), checker.verdict("1", "3")] == ["crash", "different"]
-
-    def interrupt(*args, **kinds):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(grading.json, "dumps", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            checker.verdict("1", "4")
-    assert checker.verdict("1", "5") == "different"
-    checker.close()
 
 
 def test_grade_pool_counts(monkeypatch, capsys):
@@ -286,10 +269,9 @@ def test_grade_pool_counts(monkeypatch, capsys):
     graded, counts = grade_pool(problems, "math")
     correct = [[candidate.correct for candidate in problem.candidates] for problem in graded]
     assert correct == [[True, True, False, False, True], [False, False, False, True]]
-    expected = {"candidates": 9, "same": 4, "different": 1, "unparsable": 1, "timeout": 1, "crash": 0}
-    expected |= {"no_answer": 2, "pairs": 6, "checked": 5}
+    expected = {"candidates": 9, "same": 4, "different": 1, "unparsable": 1, "timeout": 1, "no_answer": 2}
     assert {name: counts[name] for name in expected} == expected
-    assert counts["checker"].startswith("math-verify 0.") and "1 timeout, 0 crash" in capsys.readouterr().out
+    assert counts["checker"].startswith("math-verify 0.") and "1 timeout" in capsys.readouterr().out
     assert group_pool(problems, "math") == [[0, 0, -1, 1, 0], [0, 1, -1, 2]]
     with pytest.raises(InputError, match="^problem p0: answer"):
         grade_pool(pool((None, "1")), "string")

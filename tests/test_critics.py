@@ -9,7 +9,7 @@ import pytest
 from conftest import printed
 
 import evaluate
-from examples.stepwiser import critiques
+from examples.stepwiser import critiques, written_out
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier, with_format
 from prm_jax.critics.critic import Critic, combine
@@ -18,7 +18,6 @@ from prm_jax.data.critiques import CriticFormat, prompt_text
 from prm_jax.data.score_files import score_into
 from prm_jax.formats import Format, read_format
 from prm_jax.solutions import Solution
-from prm_jax.tasks.chain import CHAIN
 
 # The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is
 # good and 2 is bad. So it comes to a verdict often and not always, and its critiques differ.
@@ -204,9 +203,9 @@ def test_a_verifier_is_named_with_its_format_where_others_are_read_otherwise():
 
 def test_critiques_of_the_lab_write_out_what_a_line_hides():
     problem, steps = "4 +5 *3 max2 -2 mod7?", ("4+5*3=6", "6max2=6", "6-2=5")
-    assert CHAIN.written_out(problem, steps) == [["4+5=2", "2*3=6"], ["6max2=6"], ["6-2=4"]]
+    assert written_out(problem, steps) == [["4+5=2", "2*3=6"], ["6max2=6"], ["6-2=4"]]
     # A wrong first value, a wrong operation and a line that is none: what should have stood there.
-    assert CHAIN.written_out(problem, ("3+5=1", "1-3=5", "?")) == [["4+5=2"], ["1*3=3"], ["5max2=5"]]
+    assert written_out(problem, ("3+5=1", "1-3=5", "?")) == [["4+5=2"], ["1*3=3"], ["5max2=5"]]
     solution = Solution(problem, steps, labels=(1.0, None, 0.0), task="chain")
     first, last = critiques(solution, "hops")
     assert (first["prompt"], first["completions"]) == (problem + "4+5*3=6\n?", ["4+5=2", "2*3=6", "Yes"])

@@ -11,39 +11,37 @@ Every rule compares an answer of more than LONGEST characters as a string.
 """
 
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-import json
-import os
+import io
+import logging
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from pathlib import Path
 
 from prm_jax.launch.config import expect
 from prm_jax.launch.progress import progress
 
 RULES = ("string", "number", "math")
 # unparsable: the texts differ, and one of them is not a number or expression, or is longer than LONGEST.
-VERDICTS = ("same", "different", "unparsable", "timeout", "crash", "no_answer")
+VERDICTS = ("same", "different", "unparsable", "timeout", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
-MEMORY = 4 << 30  # bytes of address space of its process, which needs 0.2 GB
 LONGEST = 1000  # characters of an answer that is read as a number or an expression
+
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
-HASHES = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILINE)
-ANSWER_IS = re.compile(
-    r"(?:\banswer(?:\s+is\b|\**\s*:)|^#+\s*answer\b)[\s:*]*(?:\$\$\s*|\\\[\s*)?(.+)",
-    re.IGNORECASE | re.MULTILINE,
+# GSM8K's line `#### 1,234`: a number alone behind the marks.
+HASHED_NUMBER = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILINE)
+STATES = r"\banswer(?:\s+is\b|\**\s*:)"  # "the answer is", "**Answer**:"
+# What follows these words or PRM800K's heading "# Answer", maybe in a formula of its own, up to the line end.
+STATED = re.compile(
+    rf"(?:{STATES}|^#+\s*answer\b)[\s:*]*(?:\$\$\s*|\\\[\s*)?(.+)", re.IGNORECASE | re.MULTILINE
 )
-AGAIN = re.compile(r"\banswer(?:\s+is\b|\**\s*:)", re.IGNORECASE)
 STATED_END = re.compile(r"\.\s|\\[)\]]|(?<=\S)\*\*(?!\w)")  # the sentence, the formula or the bold type ends
+# White space, `$`, bold marks, `\[ \]` and `\( \)` around an answer, and the period behind it.
 BEFORE = re.compile(r"(?:\s|\$|\*\*|\\[(\[])*+")
 AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
 
@@ -81,17 +79,19 @@ def boxed_answers(text: str) -> Iterator[str]:
 
 
 def hashed_answers(text: str) -> Iterator[str]:
+    """Yields what stands behind `####` in the last line, then such numbers of other lines, the last first."""
     _, hashes, answer = text.rstrip().rpartition("\n")[2].rpartition("####")
     if hashes and "#" not in answer:
         yield answer
-    yield from (match[1] for match in reversed(list(HASHES.finditer(text))))
+    yield from (match[1] for match in reversed(list(HASHED_NUMBER.finditer(text))))
 
 
 def stated_answers(text: str) -> Iterator[str]:
-    for match in reversed(list(ANSWER_IS.finditer(text))):
+    """Yields the answers that are stated in words, the last first."""
+    for match in reversed(list(STATED.finditer(text))):
         answer = STATED_END.split(match[1], 1)[0]
         # Final Answer: The final answer is $5$. I hope it is correct.
-        yield AGAIN.split(answer)[-1] or answer
+        yield re.split(STATES, answer, flags=re.IGNORECASE)[-1] or answer
 
 
 def bare_answer(answer: str) -> str:
@@ -101,7 +101,7 @@ def bare_answer(answer: str) -> str:
     return answer[start:end]
 
 
-LOOKS = (
+LOOKS = (  # what is replaced, by what
     (r"−", "-"),
     (r"\\!\s*", ""),
     (r"\{,\}|(?<=\d)\\,\s*(?=\d{3}(?!\d))", ","),  # 11{,}000 and 11\,000 are 11,000
@@ -128,6 +128,7 @@ def normal(text: str) -> str:
     return text.rstrip(".")
 
 
+# A unit behind a number: ` dollars`, ` miles per hour`, `\text{ cm}^2`.
 UNIT = re.compile(
     r"(?<=[\d}%])(?:(?:\s|\\[,;: ]|~)*\\(?:text\w*|mathrm|mbox)\s*\{[^{}\d]*\}(?:\^\{?\d\}?)?"
     r"|\s+[a-zA-Z]{2,}(?:[ /-]+[a-zA-Z]+)*)[\s.]*$"
@@ -136,7 +137,9 @@ UNIT = re.compile(
 SCALE = re.compile(
     r"(?:hundred|thousand|million|billion|trillion|dozen|pi|half|halves|squared|cubed|plus|minus)\b"
 )
-DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"  # 1,234.5 or 1234.5 or .5
+# A sign, a currency, a whole part before a fraction; then \frac{top}{low}, value/by or value; then a % or the
+# like.
 NUMBER = re.compile(
     rf"(?P<sign>[-+]?)[€£¥]?(?:(?P<whole>\d+)(?: ?(?=\\frac)| (?=\d+/)))?"
     rf"(?:\\frac\{{(?P<top>-?{DECIMAL})\}}\{{(?P<low>-?{DECIMAL})\}}"
@@ -152,14 +155,16 @@ def as_number(text: str) -> Fraction | None:
     if len(text) > LONGEST:
         return None
     unit = UNIT.search(text)
-    match = NUMBER.fullmatch(normal(text[: unit.start()] if unit and not SCALE.search(unit[0]) else text))
+    if unit and not SCALE.search(unit[0]):
+        text = text[: unit.start()]
+    match = NUMBER.fullmatch(normal(text))
     if not match:
         return None
     parts = (match["top"], match["low"]) if match["top"] else (match["value"], match["by"])
     top, low = (Fraction((part or "1").replace(",", "")) for part in parts)
     if low == 0:
         return None
-    size = (int(match["whole"]) if match["whole"] else 0) + top / low
+    size = int(match["whole"] or 0) + top / low
     return -size if match["sign"] == "-" else size
 
 
@@ -168,63 +173,14 @@ def is_blank(answer: str | None) -> bool:
     return answer is None or not normal(answer)
 
 
-def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
-    """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first group
-    whose first member, as gold, equals it: `number` and `math` are not transitive."""
-    firsts, group_of = [], {"": -1}
-    keys = ["" if answer is None else normal(answer) for answer in answers]
-    for key, answer in zip(keys, answers, strict=True):
-        if key not in group_of:
-            equal = (i for i, first in enumerate(firsts) if checker.verdict(first, answer) == "same")
-            group_of[key] = next(equal, len(firsts))
-            if group_of[key] == len(firsts):
-                firsts.append(answer)
-    return [group_of[key] for key in keys]
-
-
-def grade_pool(problems: Sequence, rule: str):
-    """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts: the
-    checker; candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold,
-    answer); checked: those that Math-Verify saw."""
-    for problem in problems:
-        expected = "the right answer; task=score ranks without"
-        expect(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
-    n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
-    with contextlib.closing(Checker(rule)) as checker:
-        verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
-        graded = [checker.grade(problem) for problem in problems]
-    counts = {"candidates": n_of.total()} | dict.fromkeys(VERDICTS, 0)
-    for n, verdict in zip(n_of.values(), verdicts, strict=True):
-        counts[verdict] += n
-    counts |= {"pairs": len(verdicts) - verdicts.count("no_answer"), "checked": len(checker.known)}
-    print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
-    return graded, {"checker": checker.name} | counts
-
-
-def group_pool(problems: Sequence, rule: str) -> list[list[int]]:
-    """`group` of every problem's candidates, as the votes take it: a list of ids per problem."""
-    answers = [[c.answer for c in problem.candidates] for problem in problems]
-    with contextlib.closing(Checker(rule)) as checker:
-        return checker.map(lambda row: group(row, checker), answers, "grouping", "problem")
-
-
-def with_answers(problems: Sequence) -> list:
-    """The pools.Problems, with the answer that `extract` reads for every candidate without one."""
-
-    def complete(c):
-        return c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
-
-    return [dataclasses.replace(p, candidates=tuple(map(complete, p.candidates))) for p in problems]
-
-
 class Checker:
-    """Compares answers by one rule; safe to use from several threads, each with a Math-Verify of its own."""
+    """Compares answers by one rule. In a thread, `math` raises ValueError: only the main thread has
+    timers."""
 
     def __init__(self, rule: str):
         expect(rule in RULES, "how", rule, "string, number or math")
         self.rule, self.name = rule, rule
-        self.known: dict[tuple[str, str], str] = {}  # Math-Verify's verdicts
-        self.idle: list[subprocess.Popen] = []  # its processes that wait; last used first
+        self.known: dict[tuple[str, str], str] = {}  # verdicts of Math-Verify
         if rule == "math":
             versions = (importlib.metadata.version(name) for name in ("math-verify", "sympy"))
             self.name = "math-verify {} (sympy {}, {} s)".format(*versions, SECONDS)
@@ -242,47 +198,31 @@ class Checker:
         if self.rule == "number":
             return compare_numbers(as_number(gold), as_number(answer))
         if (gold, answer) not in self.known:
-            self.known[gold, answer] = self.ask_math(gold, answer)
+            self.known[gold, answer] = compare_math(gold, answer)
         return self.known[gold, answer]
-
-    def ask_math(self, gold: str, answer: str) -> str:
-        """Math-Verify's verdict; a process goes back to `idle` only with its reply read, so not after
-        Ctrl-C."""
-        try:
-            process = self.idle.pop()
-        except IndexError:
-            process = start_math()
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps([gold, answer]), file=process.stdin, flush=True)
-        if reply := process.stdout.readline().strip():
-            self.idle.append(process)
-            return reply
-        process.communicate()  # closes the pipes, waits for its end
-        return "timeout" if process.returncode == -signal.SIGPROF else "crash"
 
     def grade(self, problem):
         """The pools.Problem with its candidates graded against its answer, if it has one."""
         if problem.answer is None:
             return problem
-        candidates = []
-        for c in problem.candidates:
-            correct = self.verdict(problem.answer, c.answer) == "same"
-            candidates.append(dataclasses.replace(c, correct=correct))
-        return dataclasses.replace(problem, candidates=tuple(candidates))
+        return with_verdicts(problem, [self.verdict(problem.answer, c.answer) for c in problem.candidates])
 
-    def map(self, function, items: Sequence, what: str, unit: str) -> list:
-        """function(item) of every item in order, on a thread per processor, with a progress bar."""
-        pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
-        try:
-            return list(progress(what, len(items), unit, iterable=pool.map(function, items)))
-        finally:
-            pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the rest
+    def group(self, answers: Sequence[str | None]) -> list[int]:
+        """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first
+        group whose first member, as gold, equals it: `number` and `math` are not transitive."""
+        firsts, group_of = [], {"": -1}
+        keys = ["" if answer is None else normal(answer) for answer in answers]
+        for key, answer in zip(keys, answers, strict=True):
+            if key not in group_of:
+                equal = (i for i, first in enumerate(firsts) if self.verdict(first, answer) == "same")
+                group_of[key] = next(equal, len(firsts))
+                if group_of[key] == len(firsts):
+                    firsts.append(answer)
+        return [group_of[key] for key in keys]
 
     def close(self):
-        for process in self.idle:
-            process.kill()
-            process.communicate()
-        self.idle.clear()
+        """Forgets the verdicts of Math-Verify."""
+        self.known.clear()
 
 
 def compare_numbers(gold: Fraction | None, answer: Fraction | None) -> str:
@@ -293,13 +233,82 @@ def compare_numbers(gold: Fraction | None, answer: Fraction | None) -> str:
     return "same" if abs(gold - answer) <= margin else "different"
 
 
-def start_math() -> subprocess.Popen:
-    """A process of math_worker.py. A fresh interpreter: a fork of a process with JAX's threads may hang, a
-    spawn would run the caller's script. In its own session, Ctrl-C reaches the caller alone."""
-    command = [sys.executable, str(Path(__file__).with_name("math_worker.py")), str(SECONDS), str(MEMORY)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-    environment = os.environ | {"PYTHONHASHSEED": "0"}
-    process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
-    if not process.stdout.readline():
-        raise RuntimeError("the process that runs Math-Verify does not start; its message is above")
-    return process
+def compare_math(gold: str, answer: str) -> str:
+    """Math-Verify's verdict within SECONDS. Its own limits are off, since they bound each of its parts."""
+    from math_verify import parse, verify
+    from sympy.core.random import seed
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn that its limits are off
+    seed(0)  # SymPy tests some equalities at random points
+    printed = io.StringIO()  # the parsers print what they cannot read
+    try:
+        with time_limit(SECONDS), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            pair = [parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer)]
+            is_same = verify(*pair, timeout_seconds=None)
+    except OutOfTime:
+        return "timeout"
+    if is_same:
+        return "same"
+    are_read = all(any(not isinstance(value, str) for value in values) for values in pair)
+    return "different" if are_read else "unparsable"
+
+
+class OutOfTime(BaseException):
+    """No Exception, since Math-Verify and SymPy go on after these."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float):
+    """Raises OutOfTime once the block has taken these seconds of the processor, and each second after, in
+    case that the block's code has caught it."""
+
+    def stop(*_):
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def with_verdicts(problem, verdicts: Sequence[str]):
+    """The pools.Problem with its candidates graded: only `same` is correct."""
+    candidates = []
+    for c, verdict in zip(problem.candidates, verdicts, strict=True):
+        candidates.append(dataclasses.replace(c, correct=verdict == "same"))
+    return dataclasses.replace(problem, candidates=tuple(candidates))
+
+
+def grade_pool(problems: Sequence, rule: str):
+    """(the pools.Problems with every candidate's `correct` graded anew, {"checker": name, "candidates":
+    number, each of VERDICTS: number}); prints the counts."""
+    for problem in problems:
+        expected = "the right answer; task=score ranks without"
+        expect(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
+    checker, graded = Checker(rule), []
+    counts = collections.Counter(dict.fromkeys(("candidates", *VERDICTS), 0))
+    for problem in progress("grading", len(problems), "problem", iterable=problems):
+        verdicts = [checker.verdict(problem.answer, c.answer) for c in problem.candidates]
+        counts.update(candidates=len(verdicts), **collections.Counter(verdicts))
+        graded.append(with_verdicts(problem, verdicts))
+    print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
+    return graded, {"checker": checker.name} | counts
+
+
+def group_pool(problems: Sequence, rule: str) -> list[list[int]]:
+    """Groups of equal answers of every problem's candidates, as the votes take them: `Checker.group`."""
+    checker = Checker(rule)
+    bar = progress("grouping", len(problems), "problem", iterable=problems)
+    return [checker.group([c.answer for c in problem.candidates]) for problem in bar]
+
+
+def with_answers(problems: Sequence) -> list:
+    """The pools.Problems, with the answer that `extract` reads for every candidate without one."""
+
+    def complete(c):
+        return c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
+
+    return [dataclasses.replace(p, candidates=tuple(map(complete, p.candidates))) for p in problems]

@@ -1,7 +1,6 @@
 """task=search: share of problems solved against policy tokens, by method and difficulty, under each
 verifier."""
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -92,8 +91,7 @@ class Search(Task):
         cfg, verifiers = self.cfg, []
         for k, name in enumerate(setup.checkpoints):
             inputs = file_inputs(setup, cfg) if cfg.input else task_inputs(setup, cfg, name)
-            with contextlib.closing(inputs.grader):
-                verifiers.append(search_all(setup, cfg, inputs, open_scorer(setup, name), k))
+            verifiers.append(search_all(setup, cfg, inputs, open_scorer(setup, name), k))
         return {"verifiers": verifiers, "choice": cfg.choice}
 
     def show(self, results: dict):

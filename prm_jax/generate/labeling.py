@@ -10,7 +10,6 @@ Rows keep the counts, from which other labels can be made.
 """
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -273,7 +272,7 @@ def main(cfg):
         solutions = [dataclasses.replace(s, task=grader.checker) for s in solutions]
     path = folder / "labels.jsonl"
     run_folder.claim_folder(folder, raw_cfg, resumes)
-    with contextlib.closing(grader), policy_at_work(cfg) as policy:
+    with policy_at_work(cfg) as policy:
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grader.grade)
     print_counts(counts, totals=())
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={cfg.kind}")

@@ -414,7 +414,7 @@ def main(cfg):
     questions = list(read_questions(cfg.input, is_own(cfg.checker)))
     path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
     run_folder.claim_folder(folder, raw_cfg, resumes)
-    with contextlib.closing(grader), policy_at_work(cfg) as policy:
+    with policy_at_work(cfg) as policy:
         counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grader.grade, len(questions))
     print_counts(counts, totals=())
     graded = counts["candidates"] - counts["ungraded"]  # a cut candidate fills a place, and is not right

@@ -69,9 +69,8 @@ def train_policy(raw_cfg, make_problems: Callable | None = None, trainer: type |
     texts = writable_folder(run)
     mesh = make_mesh(cfg.mesh, cfg.batch.rows)
     run_folder.claim_folder(texts, raw_cfg, resumes)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(jax.set_mesh(mesh))
-        problems = make_problems(cfg, data_cfg) if make_problems else load_problems(cfg, data_cfg, stack)
+    with jax.set_mesh(mesh):
+        problems = (make_problems or load_problems)(cfg, data_cfg)
         training = (trainer or Trainer)(cfg, problems)
         print(f"run folder  {run}")
         save_description(texts / "model", training.policy.model.cfg, training.policy.tokenizer)

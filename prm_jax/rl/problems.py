@@ -1,6 +1,5 @@
 """Problems to learn from and to evaluate on: those of an embedded task, or of files."""
 
-import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -26,14 +25,14 @@ class Problems(NamedTuple):
     task: tasks.EmbeddedTask | None = None  # the embedded task whose exact checker judges the steps
 
 
-def load_problems(cfg: RLConfig, data: TaskData, stack: contextlib.ExitStack) -> Problems:
+def load_problems(cfg: RLConfig, data: TaskData) -> Problems:
     """The problems of the files `input` and `held_out`, else of the embedded task. The stack closes the
     grader."""
     if cfg.input is None:
         known = known_problems(cfg.apart, [cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint])
         return task_problems(data, cfg.eval.problems, cfg.seed, known)
     files = [cfg.input, cfg.held_out]
-    grader = stack.enter_context(contextlib.closing(open_grader(choose_checker(cfg.checker, files), files)))
+    grader = open_grader(choose_checker(cfg.checker, files), files)
     return file_problems(*files, grader, cfg.eval.problems)
 
 

@@ -41,16 +41,17 @@ def read_task(paths: Sequence[str], name: str | None = None) -> EmbeddedTask:
     named = {str(row.get("task") or "none") for path in paths for _, row in read_rows(path)}
     if name in TASKS or ".py:" in (name or ""):
         named = named - {"none"} | {name}
-    place = ": ".join([*map(str, paths), "task"])
     is_one = len(named) == 1 and named <= TASKS.keys() | {name}
-    expect(is_one, place, sorted(named), f"one of {', '.join(TASKS)} in all rows, or checker=NAME")
+    expected = f"one of {', '.join(TASKS)} in all rows, or checker=NAME"
+    expect(is_one, ": ".join([*map(str, paths), "task"]), sorted(named), expected)
     return find_task(named.pop())
 
 
 def make_problems(task: EmbeddedTask, cfg, n: int, split: str, seed: int) -> list[str]:
     """n distinct problems of one split."""
-    rng, problems = np.random.default_rng([seed, *split.encode()]), {}
+    rng = np.random.default_rng([seed, *split.encode()])
     low, high = SPLITS[split]
+    problems = {}
     for _ in range(1000 * n):
         if len(problems) == n:
             return list(problems)
@@ -81,36 +82,43 @@ def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable
 def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]:
     """n labelled solutions of one split, solutions_per_problem of each problem, as of `sample_pool`."""
     task, each = find_task(cfg.name), cfg.solutions_per_problem
-    pool = sample_pool(cfg, -(-n // each), each, split, seed, draw)
-    drawn = itertools.islice(((p.problem, c) for p in pool for c in p.candidates), n)
     solutions = []
-    for i, (problem, c) in enumerate(drawn):
-        solution_id = f"{cfg.name}/{split}/{seed}/{i}"
-        solutions.append(labelled(task, cfg.task, problem, c.steps, cfg.label_kind, solution_id, c.finished))
+    for p in sample_pool(cfg, -(-n // each), each, split, seed, draw):
+        for c in p.candidates[: n - len(solutions)]:
+            name = f"{cfg.name}/{split}/{seed}/{len(solutions)}"
+            solutions.append(labelled(task, cfg.task, p.problem, c.steps, cfg.label_kind, name, c.finished))
     return solutions
 
 
 def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[str, float]]:
     """({split: solutions}, counts). Training problems depend on the seed, the others do not, so that runs
     compare. policy_tokens: what the training samples cost, 0 where the solver wrote them."""
-    task, splits, tokens = find_task(cfg.name), {}, collections.Counter()
+    tokens = []
 
     def draw_counted(*args):
         for problem in draw(*args):
-            tokens[side] += problem.policy_tokens or 0
+            tokens.append(problem.policy_tokens or 0)
             yield problem
 
-    for side in ("train", "validation", "test"):
-        sample = (cfg.solutions, cfg.train_split, seed) if side == "train" else (cfg.test_solutions, side, 0)
-        solutions = sample_solutions(cfg, *sample, draw_counted)
-        lucky = lucky_share(task, solutions)  # the test split's is kept
-        if cfg.outcome == "steps":  # 1 only if all steps are right; a solution that was cut off has none
-            strict = [min(task.step_labels(s.problem, s.steps)) for s in solutions]
-            pairs = zip(solutions, strict, strict=True)
-            solutions = [s if s.outcome is None else dataclasses.replace(s, outcome=y) for s, y in pairs]
+    drawn = {"train": sample_solutions(cfg, cfg.solutions, cfg.train_split, seed, draw_counted)}
+    counts = {"solutions": cfg.solutions, "policy_tokens": sum(tokens)}
+    for side in ("validation", "test"):
+        drawn[side] = sample_solutions(cfg, cfg.test_solutions, side, 0, draw)
+    task = find_task(cfg.name)
+    counts["lucky_share_of_right_answers"] = lucky_share(task, drawn["test"])
+    splits = {}
+    for side, solutions in drawn.items():
+        if cfg.outcome == "steps":
+            solutions = [with_strict_outcome(task, s) for s in solutions]
         splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
-    counts = {"solutions": cfg.solutions, "policy_tokens": tokens["train"]}
-    return splits, counts | {"lucky_share_of_right_answers": lucky}
+    return splits, counts
+
+
+def with_strict_outcome(task: EmbeddedTask, s: Solution) -> Solution:
+    """The solution with outcome 1 only if all its steps are right; one that was cut off has none."""
+    if s.outcome is None:
+        return s
+    return dataclasses.replace(s, outcome=min(task.step_labels(s.problem, s.steps)))
 
 
 def labelled(task: EmbeddedTask, cfg, problem: str, steps, label_kind: str, solution_id: str, finished=True):

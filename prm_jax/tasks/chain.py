@@ -20,12 +20,17 @@ from typing import NamedTuple
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.launch.config import Count, NotNegative, Seed, Share, expect
+from prm_jax.launch.config import Count, Seed, Share, expect
 from prm_jax.tasks.embedded import EmbeddedTask
 
 APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "max": max, "min": min}
+# Relative frequencies in problems. max and min are not injective, so wrong steps can lead to right answers.
+FREQUENCIES = {"+": 0.3, "-": 0.2, "*": 0.25, "max": 0.125, "min": 0.125}
+BOUNDS = list(itertools.accumulate(FREQUENCIES.values()))
 # An operation and the one it is mistaken for; max and min have no hard facts.
 CONFUSED = {"+": "-", "-": "+", "*": "+"}
+P_RIGHT = 0.3  # of the right result on a hard fact
+P_BELIEF = 0.45  # of the fact's wrong result; the rest is any value
 NUMBER = r"\d{1,9}"  # Python refuses to read numbers of some thousand digits
 OPERATION = rf"(?:[-+*]|max|min){NUMBER}"
 PROBLEM = re.compile(rf"({NUMBER})((?: {OPERATION})+) mod({NUMBER})\?")
@@ -41,10 +46,7 @@ class Config:
     modulus: Count
     min_operations: Count
     max_operations: Count
-    operations: dict[str, NotNegative]  # +, -, *, max, min -> relative frequency in problems
     hard: dict[str, Share]  # +, -, * -> share of its facts that are hard
-    hard_right: Share  # P(right result) on a hard fact
-    belief: Share  # P(the fact's belief); the rest is uniform over all values
     slip: Share  # P(off by one) on a fact that is not hard
     merge: Share  # P(a line does two operations), where two are left
     restate: Share  # P(a line is followed by one without effect, `9=9`)
@@ -55,13 +57,11 @@ class Config:
         expect(low <= high, "data.task.min_operations", low, f"at most max_operations ({high})")
         is_odd_prime = 2 < prime < 1000 and all(prime % n for n in range(2, prime))
         expect(is_odd_prime, "data.task.modulus", prime, "an odd prime below 1000")
-        expect(self.hard_right + self.belief <= 1, "data.task.belief", self.belief, "at most 1 - hard_right")
-        for name, table, kinds in (("operations", self.operations, APPLY), ("hard", self.hard, CONFUSED)):
-            is_complete = set(table) == set(kinds)
-            expect(is_complete, f"data.task.{name}", table, f"a number for each of {', '.join(kinds)}")
+        is_complete = self.hard.keys() == CONFUSED.keys()
+        expect(is_complete, "data.task.hard", self.hard, f"a share for each of {', '.join(CONFUSED)}")
 
-    def __hash__(self):  # the caches below take a Config, and its tables have no hash
-        return hash((self.modulus, self.hard_right, self.belief, self.slip, self.seed))
+    def __hash__(self):  # the caches below take a Config, and its table has no hash
+        return hash((self.modulus, self.slip, self.seed))
 
 
 def lowest(name: str) -> int:
@@ -78,8 +78,8 @@ def read_operations(text: str) -> Operations:
 def parse_problem(text: str) -> tuple[int, Operations, int]:
     """(start value, operations, modulus); InputError if the text is not a problem of this task."""
     match = PROBLEM.fullmatch(text)
-    numbers = [int(x) for x in re.findall(r"\d+", text)] if match else [0]
-    if max(numbers[:-1], default=0) >= numbers[-1]:
+    numbers = [int(x) for x in re.findall(r"\d+", text)]
+    if not match or max(numbers[:-1]) >= numbers[-1]:
         raise InputError(f"not a chain of arithmetic: {text[:80]!r}, expected such as '4 +5 *3 max2 mod7?'")
     return numbers[0], read_operations(match[2]), numbers[-1]
 
@@ -130,14 +130,15 @@ def judge_line(first, line: Operations, result, value, left: Operations, modulus
 @functools.cache
 def fact_distributions(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
     """P(result | value) of the noisy solver, [p, p], for each (operation, operand)."""
-    rng, distributions, p = np.random.default_rng(cfg.seed), {}, cfg.modulus
+    rng, p = np.random.default_rng(cfg.seed), cfg.modulus
+    distributions = {}
     for name, apply in APPLY.items():
         facts = list(itertools.product(range(lowest(name), p), range(p)))
         n_hard = round(cfg.hard.get(name, 0) * len(facts))  # the same number for every seed
         hard_facts = {facts[i] for i in rng.permutation(len(facts))[:n_hard]}
         for operand in range(p):
-            p_vw = distributions[name, operand] = np.zeros((p, p))
-            for value, p_w in enumerate(p_vw):
+            distributions[name, operand] = np.zeros((p, p))
+            for value, p_w in enumerate(distributions[name, operand]):
                 right = apply(value, operand) % p
                 if (operand, value) not in hard_facts:
                     p_w[right] += 1 - cfg.slip
@@ -148,9 +149,9 @@ def fact_distributions(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
                 confused = APPLY[CONFUSED[name]](value, operand) % p
                 other = confused if confused != right else any_wrong
                 wrong = (right + 1) % p, (right - 1) % p, other, any_wrong
-                p_w += (1 - cfg.hard_right - cfg.belief) / p
-                p_w[right] += cfg.hard_right
-                p_w[wrong[rng.integers(4)]] += cfg.belief
+                p_w += (1 - P_RIGHT - P_BELIEF) / p
+                p_w[right] += P_RIGHT
+                p_w[wrong[rng.integers(4)]] += P_BELIEF
     return distributions
 
 
@@ -173,21 +174,22 @@ def values_to_go(cfg: Config, operations: Operations, gold: int) -> list[np.ndar
 
 
 class Chain(EmbeddedTask):
-    name, Config = "chain", Config
+    name = "chain"
+    Config = Config
 
     def make_problem(self, cfg: Config, rng) -> str:
-        # As rng.choice with probabilities, ten times faster for single draws.
-        bounds = list(itertools.accumulate(cfg.operations.values()))
         n = rng.integers(cfg.min_operations, cfg.max_operations + 1)
-        drawn = [bisect.bisect_right(bounds, rng.random() * bounds[-1]) for _ in range(n)]
-        names = [list(cfg.operations)[i] for i in drawn]
+        # As rng.choice with probabilities, ten times faster for single draws.
+        drawn = [bisect.bisect_right(BOUNDS, rng.random() * BOUNDS[-1]) for _ in range(n)]
+        names = [list(FREQUENCIES)[i] for i in drawn]
         operations = "".join(f" {name}{rng.integers(lowest(name), cfg.modulus)}" for name in names)
         return f"{rng.integers(cfg.modulus)}{operations} mod{cfg.modulus}?"
 
     def solve(self, cfg: Config, problem: str, rng) -> tuple[str, ...]:
         """A merged line makes the errors of both of its operations."""
         value, operations, _ = parse_problem(problem)
-        cumulative, done, steps = cumulative_distributions(cfg), 0, []
+        cumulative = cumulative_distributions(cfg)
+        done, steps = 0, []
         while done < len(operations):
             n = 2 if done + 1 < len(operations) and rng.random() < cfg.merge else 1
             line, first = operations[done : done + n], value
@@ -205,23 +207,6 @@ class Chain(EmbeddedTask):
         result; "form", the rest."""
         return [verdict for verdict, _ in follow(problem, steps)]
 
-    def written_out(self, problem: str, steps: Sequence[str]) -> list[list[str]]:
-        """For each line the right lines of its operations, which show what a merged line hides. A step that
-        is not a line counts as the problem's next operation; one after no line has none."""
-        value, operations, modulus = parse_problem(problem)
-        done, written = 0, []
-        for step, (_, now) in zip(steps, follow(problem, steps), strict=True):
-            _, line, _ = parse_line(step) or (0, operations[:1], 0)
-            lines = []
-            if value is not None:
-                for name, operand in operations[done : done + len(line)]:
-                    result = compute(value, ((name, operand),), modulus)
-                    lines.append(f"{value}{name}{operand}={result}")
-                    value = result
-            written.append(lines)
-            value, done = now
-        return written
-
     def gold_answer(self, problem: str) -> str:
         return str(compute(*parse_problem(problem)))
 
@@ -234,7 +219,8 @@ class Chain(EmbeddedTask):
         """Exact, since what follows depends only on the value written and the operations left."""
         _, operations, modulus = parse_problem(problem)
         expect(modulus == cfg.modulus, "data.task.modulus", cfg.modulus, f"{modulus}, as in {problem!r}")
-        p_kv, value_T, is_lost = values_to_go(cfg, operations, int(self.gold_answer(problem))), [], False
+        p_kv = values_to_go(cfg, operations, int(self.gold_answer(problem)))
+        value_T, is_lost = [], False
         for _, now in follow(problem, steps):
             left = len(operations) - now.done
             is_lost = is_lost or now.value is None

@@ -2,11 +2,9 @@
 
 checker=FILE.py:FUNCTION calls f(problem, steps, answer), texts, for each solution. `answer` is what the
 problem's row has under answer as it is written there (a right answer, unit tests, a query), or None. It
-returns whether the solution is right; for labels of steps (examples/relabel.py) a list
-with a label of each step, from 0 to 1, or None. Equal solutions are asked once. Examples: docs/recipes.md.
+returns whether the solution is right. Equal solutions are asked once. Examples: docs/recipes.md.
 """
 
-import contextlib
 import dataclasses
 import functools
 import re
@@ -36,7 +34,8 @@ def is_own(checker: str | None) -> bool:
 
 
 def own_function(place: str, accept: Callable) -> Callable:
-    """The function that checker=FILE.py:FUNCTION names, with results as of `own_verdict` or `own_labels`."""
+    """The function that checker=FILE.py:FUNCTION names, with results as `accept` makes them
+    (`own_verdict`)."""
     return functools.lru_cache(ASKED)(read_function("checker", place, accept))
 
 
@@ -44,14 +43,6 @@ def own_verdict(where: str, right, problem: str, steps: Sequence[str], answer: s
     is_verdict = isinstance(right, bool | np.bool_)
     expect(is_verdict, where, right, "True or False: whether the solution is right")
     return bool(right)
-
-
-def own_labels(where: str, labels, problem: str, steps: Sequence[str], answer: str | None) -> list:
-    """The labels of a solution's steps, each from 0 to 1 or None."""
-    is_list = isinstance(labels, list | tuple) and len(labels) == len(steps)
-    is_right = is_list and all(y is None or 0 <= y <= 1 for y in labels)
-    expect(is_right, where, labels, f"a list of {len(steps)}: a label from 0 to 1, or None, of each step")
-    return [None if y is None else float(y) for y in labels]
 
 
 class Grader(NamedTuple):
@@ -62,7 +53,6 @@ class Grader(NamedTuple):
     right: Callable[[str, Sequence[str], str | None], bool]  # of a problem, a solution's steps and the answer
     grade: Callable[[Problem], Problem]  # with its candidates' answers, and whether they are right
     task: tasks.EmbeddedTask | None = None  # whose exact checker it is
-    close: Callable = lambda: None
 
 
 def choose_checker(checker: str | None, files: Sequence[str]) -> str:
@@ -85,7 +75,7 @@ def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
     def is_same(_, steps: Sequence[str], answer: str | None) -> bool:
         return rule.verdict(answer, extract("\n".join(steps))) == "same"
 
-    return Grader(checker, rule.name, is_same, rule.grade, close=rule.close)
+    return Grader(checker, rule.name, is_same, rule.grade)
 
 
 def task_grader(task: tasks.EmbeddedTask) -> Grader:
@@ -108,8 +98,7 @@ def grade_by(right: Callable, problem: Problem) -> Problem:
 
 def grade_own(problems: Sequence[Problem], place: str) -> tuple[list[Problem], dict]:
     """A pool graded by a function of your own, and counts as of `grading.grade_pool`; prints them."""
-    with contextlib.closing(open_grader(place)) as own:
-        graded = [own.grade(problem) for problem in problems]
+    graded = list(map(open_grader(place).grade, problems))
     correct = [c.correct for problem in graded for c in problem.candidates]
     print(f"graded      {place}: {sum(correct)} of {len(correct)} right")
     return graded, {"checker": place, "candidates": len(correct), "right": sum(correct)}

@@ -49,10 +49,6 @@ class EmbeddedTask(abc.ABC):
         """Whether that answer counts as right."""
         return self.stated_answer(steps) == self.gold_answer(problem)
 
-    def written_out(self, problem: str, steps: Sequence[str]) -> list[list[str]] | None:
-        """For each step the lines that show what it hides; None if the task cannot write a step out."""
-        return None
-
     def step_labels(self, problem: str, steps: Sequence[str]) -> list[float]:
         """Correctness labels: 1 while this step and all before it are right, else 0."""
         return correctness(self.verdicts(problem, steps))
