@@ -26,8 +26,7 @@ class Problems(NamedTuple):
 
 
 def load_problems(cfg: RLConfig, data: TaskData) -> Problems:
-    """The problems of the files `input` and `held_out`, else of the embedded task. The stack closes the
-    grader."""
+    """The problems of the files `input` and `held_out`, else of the embedded task."""
     if cfg.input is None:
         known = known_problems(cfg.apart, [cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint])
         return task_problems(data, cfg.eval.problems, cfg.seed, known)

@@ -1,9 +1,8 @@
 """The embedded tasks by name, and the problems, pools and labelled solutions that are drawn from one."""
 
-import collections
 import dataclasses
 import functools
-import itertools
+
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
