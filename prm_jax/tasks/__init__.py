@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
