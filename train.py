@@ -18,6 +18,7 @@ from flax import nnx
 
 from prm_jax import packing, training
 from prm_jax.checkpoints import hf, hf_config
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data.splits import Data, TaskData, data_config, load_splits
@@ -314,7 +315,7 @@ def make_tokenizer(cfg: TrainConfig, solutions):
         texts = (text for s in solutions for text in (s.problem, *s.steps))
         return train_tokenizer(texts, cfg.tokenizer_vocab)
     name = cfg.tokenizer or ("embedded" if cfg.init == "random" else cfg.init)
-    return hf.load_tokenizer(locate(name))
+    return load_tokenizer(locate(name))
 
 
 def make_model(cfg: TrainConfig, tokenizer) -> PRM:

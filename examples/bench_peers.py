@@ -114,6 +114,7 @@ def compare(peer: str, python: str, **changes) -> dict[str, float]:
     from prm_jax import bench
     from prm_jax.checkpoints import hf
     from prm_jax.checkpoints.folders import EMBEDDED
+    from prm_jax.checkpoints.tokenizer import load_tokenizer
     from prm_jax.launch.mesh import MeshConfig
     from prm_jax.training import make_schedule
 
@@ -128,7 +129,7 @@ def compare(peer: str, python: str, **changes) -> dict[str, float]:
         job["solutions"].append({"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": label})
     with tempfile.TemporaryDirectory() as name:
         model = bench.random_model(cfg, stored=lambda model: model)
-        hf.save(Path(name), model, hf.load_tokenizer(EMBEDDED))
+        hf.save(Path(name), model, load_tokenizer(EMBEDDED))
         Path(name, "job.json").write_text(json.dumps(job))
         env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
         subprocess.run([python, "-P", __file__, "--peer", peer, "--job", name], env=env, check=True)

@@ -18,6 +18,7 @@ from flax import nnx
 from prm_jax import training
 from prm_jax.attention import attend, dense
 from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.checkpoints.folders import EMBEDDED
 from prm_jax.examples import Example
 from prm_jax.formats import Format
@@ -138,7 +139,7 @@ def bench_score(cfg: BenchConfig) -> Numbers:
 def bench_sampling(cfg: BenchConfig) -> Numbers:
     """`solutions` samples of `new_tokens` tokens of each of `problems` prompts; none ends earlier."""
     model, sampling = random_model(cfg, head="none", lm_head=True), Sampling(1.0, None, 1.0, cfg.new_tokens)
-    tokenizer, rows = hf.load_tokenizer(EMBEDDED), cfg.rows * cfg.solutions
+    tokenizer, rows = load_tokenizer(EMBEDDED), cfg.rows * cfg.solutions
     policy = Policy(model, tokenizer, PLAIN, "bench", sampling, rows, eos_ids=(-1,))  # no token's id
     digits_PL = np.random.default_rng(0).integers(0, 10, (cfg.problems, PROBLEM))  # a token each
     prefixes = [("".join(map(str, digits_L)), ()) for digits_L in digits_PL]

@@ -46,7 +46,7 @@ class Format:
     drop_separator: bool = False  # the model does not see separators, and marks are one token earlier
     shift: int = 0  # tokens by which marks move, where the authors' code reads beside the step's end
     probe: str = ""  # the mark is where a conversation cut after the step and this text would end (Eurus)
-    head: str | None = None  # a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
+    head: str | None = None  # a name of HEADS, or tokens, vocabulary, implicit; null: any
     layer: str = "score"  # last layer of that head in its checkpoints; lm_head: it has none of its own
     good: str | None = None  # head tokens, vocabulary, critic: the good verdict, one token
     bad: str | None = None  # head tokens, critic: the bad verdict, one token

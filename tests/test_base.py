@@ -12,6 +12,7 @@ from prm_jax import tasks
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.folders import EMBEDDED, SHIPPED, open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.formats import encode
 from prm_jax.launch.config import CONF, parse
 from prm_jax.packing import layout_tokens
@@ -79,7 +80,7 @@ MERGED = 0.3  # lines that hide a value: two facts in one step of four layers
 
 
 def test_tokenizer_reads_the_task_compactly_and_any_text():
-    tokenizer = hf.load_tokenizer(EMBEDDED)
+    tokenizer = load_tokenizer(EMBEDDED)
     assert len(tokenizer.encode("4+5max3=2")) == 7 and len(tokenizer.encode("4 +5 *3 max2 -2 mod7?")) == 12
     text = "naïve 数学\n\n∑"
     assert tokenizer.decode(tokenizer.encode(text), clean_up_tokenization_spaces=False) == text

@@ -70,15 +70,7 @@ def delete(model):
     (model / "_METADATA").unlink()
 
 
-def flip(model):
-    """Another number in the largest file of arrays, which nothing but the sum of bits tells."""
-    path = max(model.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("harm", [truncate, delete, flip])
+@pytest.mark.parametrize("harm", [truncate, delete])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_or_is_one_line(tmp_path, capfd, harm):
     run_folder(tmp_path / "run", 2, 4, 6)
     assert sorted(p.name for p in (tmp_path / "run/checkpoints/latest").iterdir()) == ["4", "6"]
@@ -151,20 +143,14 @@ def test_a_new_field_of_the_model_leaves_earlier_runs_readable(tmp_path, monkeyp
     "changes, named",
     [
         ({"dim": 64}, "latest/2"),
-        ({"layers": 3}, "latest/2"),
         ({"qk_norm": True}, "latest/2"),
-        ({"parallel": True}, "parallel"),
         ({"layers": "two"}, "layers"),
-        ({"heads": 3}, "heads"),
-        (None, "model_config.json"),
     ],
 )
 def test_another_structure_is_refused(tmp_path, changes, named):
     run_folder(tmp_path, 2)
     path = tmp_path / "model" / "model_config.json"
-    config = json.loads(path.read_text())
-    config.pop("checksum", None)
-    path.write_text(json.dumps(config | changes)) if changes else path.unlink()
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(InputError, match=named) as caught:
         restore_run(tmp_path, "latest", "float32")
     assert "\n" not in str(caught.value)
@@ -174,25 +160,10 @@ def test_a_run_is_read_with_its_own_format_and_says_so(tmp_path, capsys):
     run_folder(tmp_path, 2)
     open_checkpoint(tmp_path, "best", read_format("auto"), "float32")
     assert "format" not in capsys.readouterr().out
-    open_checkpoint(tmp_path, "best", read_format("qwen_prm"), "float32")
-    assert (
-        f"format      {tmp_path}: is read with its own, plain, not with qwen_prm" in capsys.readouterr().out
-    )
-    open_checkpoint(
-        tmp_path, "best", read_format("auto", separator="\n\n", label_kind="correctness"), "float32"
-    )
-    said = "is read with its own, plain, not with auto and format.separator and format.label_kind"
-    assert said in capsys.readouterr().out
-
-
-def test_an_export_takes_no_folder_of_others(tmp_path):
-    export.require_free(tmp_path / "new")
-    export.require_free(tmp_path)
-    hf.save(tmp_path / "earlier", make(0)[0], train_tokenizer(["7 + 5 = 2"], 280))
-    export.require_free(tmp_path / "earlier")
-    (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(InputError, match=f"to: got '{tmp_path}'"):
-        export.require_free(tmp_path)
+    for asked in (read_format("qwen_prm"), read_format("auto", separator="\n\n")):
+        open_checkpoint(tmp_path, "best", asked, "float32")
+        said = f"format      {tmp_path}: is read with its own, plain, not with {asked.name}"
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("objective", ["prm", "orm", "lm"])
@@ -206,7 +177,8 @@ def test_an_export_is_read_back_and_scores_as_its_run_does(tmp_path, objective):
     np.testing.assert_allclose(export.score_row(again), export.score_row(loaded), atol=1e-6)
     names = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert names <= {path.name for path in (tmp_path / "out").iterdir()}
-    assert not (tmp_path / "out" / export.UNFINISHED).exists()
+    with pytest.raises(InputError, match="^to: "):  # nothing is written over
+        export.export(loaded, tmp_path / "run", tmp_path / "out")
 
 
 def wrong_numbers(arrays, path, **settings):
@@ -214,35 +186,28 @@ def wrong_numbers(arrays, path, **settings):
 
 
 def too_few(arrays, path, **settings):
-    save_file(dict([*arrays.items()][1:]), path, **settings)
+    save_file(dict([*arrays.items()][:-1]), path, **settings)
 
 
 @pytest.mark.parametrize("write, named", [(wrong_numbers, "scores"), (too_few, "tensor")])
-def test_a_broken_write_is_no_export_and_leaves_the_earlier_one(tmp_path, monkeypatch, write, named):
+def test_a_broken_write_is_no_export(tmp_path, monkeypatch, write, named):
     run_folder(tmp_path / "run", 2, head="binary")
     loaded = open_checkpoint(tmp_path / "run", "best", None, "float32")
-    export.export(loaded, tmp_path / "run", tmp_path / "out")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     monkeypatch.setattr(folders, "save_file", write)
     with pytest.raises(InputError, match=named):
         export.export(loaded, tmp_path / "run", tmp_path / "out")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_what_an_export_cannot_carry_is_refused_and_not_dropped(tmp_path, monkeypatch):
     """A field that somebody has added to ModelConfig, and a parameter without a tensor name."""
     model = run_folder(tmp_path / "run", 2)
-    wider = dataclasses.make_dataclass(
-        "ModelConfig", [("norm", str, "rms")], bases=(ModelConfig,), frozen=True
-    )
+    fields = [("norm", str, "rms")]
+    wider = dataclasses.make_dataclass("ModelConfig", fields, bases=(ModelConfig,), frozen=True)
     monkeypatch.setattr(hf_config, "ModelConfig", wider)
-    for norm in ("rms", "layer"):
-        model.cfg = wider(**dataclasses.asdict(model.cfg) | {"norm": norm})
-        if norm == "rms":
-            hf_config.export_config(model.cfg, train_tokenizer(["7"], 280))
-            continue
-        with pytest.raises(InputError, match="model.norm"):
-            hf.save(tmp_path / "out", model, train_tokenizer(["7"], 280))
+    model.cfg = wider(**dataclasses.asdict(model.cfg) | {"norm": "layer"})
+    with pytest.raises(InputError, match="model.norm"):
+        hf.save(tmp_path / "out", model, train_tokenizer(["7"], 280))
     model, _ = make(0)
     model.w_second_head = nnx.Param(model.w_head[...])
     with pytest.raises(InputError, match="w_second_head"):

@@ -14,8 +14,8 @@ import pytest
 from conftest import real_data
 
 from prm_jax import InputError
-from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, cut_at, fill, messages, prompt_text, verdict_at
@@ -63,7 +63,7 @@ def genprm_prompt():
 def r_prm_prompt():
     """The test below compares such prompts with those that the authors published."""
     return prompt_text(
-        read_format("r_prm"), hf.load_tokenizer(real_data("tokenizers/qwen2.5")), PROBLEM, STEPS
+        read_format("r_prm"), load_tokenizer(real_data("tokenizers/qwen2.5")), PROBLEM, STEPS
     )
 
 
@@ -88,7 +88,7 @@ PROMPTS = {"genprm": genprm_prompt, "r_prm": r_prm_prompt, "thinkprm": thinkprm_
 def critic_folder(tmp_path_factory):
     """A causal language model of random weights with Qwen2.5's tokenizer."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    tokenizer, folder = hf.load_tokenizer(real_data("tokenizers/qwen2.5")), tmp_path_factory.mktemp("critic")
+    tokenizer, folder = load_tokenizer(real_data("tokenizers/qwen2.5")), tmp_path_factory.mktemp("critic")
     torch.manual_seed(0)
     config = transformers.Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
@@ -120,7 +120,7 @@ def p_after(folder, name, *texts):
     import torch
     from transformers import Qwen2ForCausalLM
 
-    tokenizer = hf.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     ids = [id_ for text in texts for id_ in tokenizer.encode(text)]
     with torch.no_grad():
         logit_V = Qwen2ForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0, -1]
@@ -196,7 +196,7 @@ def test_r_prm_is_asked_as_its_authors_published_it():
     """All 1,568 prompts of src/datasets/ProcessBench/gsm8k_filtered.json of NJUNLP/R-PRM at e3dd605: steps
     up to the first error."""
     problems = json.loads(real_data("processbench/gsm8k.json").read_text())
-    tokenizer, fmt = hf.load_tokenizer(real_data("tokenizers/qwen2.5")), read_format("r_prm")
+    tokenizer, fmt = load_tokenizer(real_data("tokenizers/qwen2.5")), read_format("r_prm")
     rows = [
         (p["problem"], p["steps"][: t + 1])
         for p in problems

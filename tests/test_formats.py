@@ -6,6 +6,7 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.examples import make_examples
 from prm_jax.formats import Encoded, Format, check_marks, encode, read_format, train_tokenizer
 from prm_jax.launch.config import parse
@@ -21,7 +22,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def qwen():
-    return hf.load_tokenizer(real_data("tokenizers/qwen2.5"))
+    return load_tokenizer(real_data("tokenizers/qwen2.5"))
 
 
 @pytest.mark.parametrize("name", ["small", "qwen"])
@@ -63,7 +64,7 @@ def test_a_trained_tokenizer_survives_saving_beside_a_qwen2_config(small, tmp_pa
     way."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     small.save_pretrained(tmp_path)
-    loaded = hf.load_tokenizer(tmp_path)
+    loaded = load_tokenizer(tmp_path)
     for text in (*AWKWARD, "a  b\n\n c's 123.\n"):
         assert loaded.encode(text) == small.encode(text), text
 

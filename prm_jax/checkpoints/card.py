@@ -16,9 +16,15 @@ MEANING = {
     "advantage": "by how much the step changes the completer's chance of the right answer: (1 + A) / 2",
     "unknown": "what its data say",
 }
-SCORE = """import prm_jax
+SCORES = """
+A step's score: {meaning} ({kind} labels). It is read at the step tag, token {tag} (step_tag_id of vLLM's pooler).
 
-print(prm_jax.load("{name}").score("3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"]))"""
+```python
+import prm_jax
+
+print(prm_jax.load("{name}").score("3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"]))
+```
+"""
 
 
 def step_tag(fmt, tokenizer) -> int | None:
@@ -31,26 +37,19 @@ def step_tag(fmt, tokenizer) -> int | None:
 def model_card(name: str, run_name: str, architecture: str, run, summary: dict, tag: int | None) -> ModelCard:
     """The card of an export of `run`, a configuration; `tag`: the step tag's id."""
     is_lm = run.objective in ("lm", "implicit")
-    data = json.dumps(OmegaConf.to_container(run.data, resolve=True))
-    data = re.sub(r'"/[^"]*/', '"', data)  # names of files, not their folders on this machine
-    init = str(run.get("policy") or run.get("init"))  # of RL, of training
-    base = init if init.count("/") == 1 and not Path(init).exists() else None
     task = "text-generation" if is_lm else "token-classification"
-    tags = ["process-reward-model", "prm_jax"]
-    about = ModelCardData(library_name="transformers", pipeline_tag=task, tags=tags, base_model=base)
+    about = ModelCardData(library_name="transformers", pipeline_tag=task, tags=["process-reward-model"])
     text = f"---\n{about.to_yaml()}\n---\n# {name}\n\nMade with prm_jax from {Path(run_name).name}, "
     text += f"objective {run.objective}, laid out for the class {architecture}.\n"
     if not is_lm:
         kind = run.data.label_kind
-        text += f"\nA step's score: {MEANING[kind]} ({kind} labels). It is read after each step, at the step "
-        text += f"tag, token {tag} (step_tag_id of vLLM's pooler).\n"
-        text += f"\n```python\n{SCORE.format(name=name)}\n```\n"
-    blocks = {
-        "Format": OmegaConf.to_container(run.format, resolve=True),
-        "Data": json.loads(data),
-        "Metrics": {key: x for key, x in summary.items() if type(x) in (int, float)},
-        "Versions": summary.get("versions", versions()),
+        text += SCORES.format(meaning=MEANING[kind], kind=kind, tag=tag, name=name)
+    facts = {
+        "format": OmegaConf.to_container(run.format, resolve=True),
+        "data": OmegaConf.to_container(run.data, resolve=True),
+        "metrics": {key: x for key, x in summary.items() if type(x) in (int, float)},
+        "versions": summary.get("versions", versions()),
     }
-    for title, block in blocks.items():
-        text += f"\n## {title}\n\n```json\n{json.dumps(block, indent=2, ensure_ascii=False)}\n```\n"
-    return ModelCard(text, ignore_metadata_errors=True)
+    facts = json.dumps(facts, indent=2, ensure_ascii=False)
+    facts = re.sub(r'"/[^"]*/', '"', facts)  # names of files, not their folders on this machine
+    return ModelCard(f"{text}\n```json\n{facts}\n```\n", ignore_metadata_errors=True)

@@ -1,15 +1,12 @@
 """Exports a run of train.py to the Hugging Face layout: python -m prm_jax.export checkpoint=RUN to=FOLDER"""
 
-import contextlib
 import dataclasses
-import os
 import shutil
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from prm_jax import InputError
 from prm_jax.checkpoints.card import model_card, step_tag
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.hf import save
@@ -18,7 +15,6 @@ from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
 
-UNFINISHED = "unfinished_export"  # a folder in one that is being written
 ROW = "3 + 4 * 2 = ?", ("4 * 2 = 8", "3 + 8 = 11")  # the solution that an export scores again
 
 
@@ -35,7 +31,6 @@ def main(cfg):
     raw_cfg, cfg = cfg, parse(cfg, ExportConfig)
     to = Path(cfg.to)
     run_folder.claim_folder(run_folder.output_dir(), raw_cfg)
-    require_free(to)
     run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
     loaded = open_checkpoint(run, cfg.which, None, "float32")
     export(loaded, run, to)
@@ -43,32 +38,27 @@ def main(cfg):
     print(f"exported    {loaded.name} to {to}, {size / 2**20:.2f} MiB")
 
 
-def require_free(folder: Path):
-    """InputError unless the folder is new, empty or an earlier export, finished or not."""
-    is_export = (folder / UNFINISHED).is_dir()
-    with contextlib.suppress(OSError, InputError):
-        is_export |= "prm_jax" in run_folder.read_json(folder / "config.json")
-    is_free = is_export or not folder.exists() or folder.is_dir() and not any(folder.iterdir())
-    expect(is_free, "to", str(folder), "a new or an empty folder, or an earlier export")
-
-
 def export(loaded: Loaded, run: Path, to: Path):
-    """Writes a run's model to a folder, whose files appear there once they have been read back."""
+    """Writes a run's model to a new folder, which gets its name once it has been read back."""
+    is_free = not to.exists() or to.is_dir() and not any(to.iterdir())
+    expect(is_free, "to", str(to), "a new or an empty folder")
     path, tag = run / "summary.json", step_tag(loaded.format, loaded.tokenizer)
     summary = run_folder.read_json(path) if path.exists() else {}
-    notes = {"format": dict(loaded.config.format), "label_kind": loaded.label_kind}
-    notes |= {"objective": loaded.objective, "step_tag_id": tag, "policy_tokens": training_tokens(str(run))}
-    new = to / UNFINISHED
+    notes = {
+        "format": dict(loaded.config.format),
+        "label_kind": loaded.label_kind,
+        "objective": loaded.objective,
+        "step_tag_id": tag,
+        "policy_tokens": training_tokens(str(run)),
+    }
+    new = Path(f"{to.absolute()}.unfinished")
     shutil.rmtree(new, ignore_errors=True)  # of a call that was killed
     try:
         save(new, loaded.model, loaded.tokenizer, **notes)
         read_back(new, loaded)
         card = model_card(to.name, loaded.name, architecture(loaded.model.cfg), loaded.config, summary, tag)
         card.save(new / "README.md")
-        for old in (to / "config.json", *to.glob("model*.safetensors*")):
-            old.unlink(missing_ok=True)
-        for file in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):
-            os.replace(file, to / file.name)  # config.json, without which nothing is a model, comes last
+        new.replace(to)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

@@ -7,7 +7,6 @@ Dimension key: O out, I in, as PyTorch stores a projection; r rank.
 import dataclasses
 import math
 import os
-import re
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -61,19 +60,15 @@ def locate(name: str) -> Path:
 
 
 def adapter_settings(folder: Path) -> dict | None:
-    """The adapter_config.json of a folder with a LoRA adapter, None of one with a model."""
+    """The adapter_config.json of a folder with a plain LoRA adapter, None of one with a model."""
     path = folder / ADAPTER
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
     settings = read_json(path, base_model_name_or_path=str)
     kind = settings.get("peft_type")
     expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
-    for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens"):
+    for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alpha_pattern"):
         expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null, plain LoRA")
-    for key in settings.get("alpha_pattern") or {}:
-        # PEFT runs them as regular expressions, which from a file might never end.
-        expected = "the end of a module's name, such as q_proj; other regular expressions are not run"
-        expect(re.fullmatch(r"\^?(\w|-|\\?\.)+", key), f"{path}: alpha_pattern", key, expected)
     return settings
 
 
@@ -109,65 +104,48 @@ class Updated:
 def open_weights(folder: Path) -> dict:
     """{tensor name: its slice} of a checkpoint, or of an adapter's base model with the updates added.
 
-    An update is alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023),
-    transposed for an embedding. Tensors that the adapter holds whole (a step head) replace the base's.
-    InputError where an update fits no tensor.
+    An update is alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023).
+    Tensors that the adapter holds whole (a step head) replace the base's. InputError where an update fits
+    no matrix.
     """
     if (base := base_of(folder)) is None:
-        return without_wrapper(open_tensors(folder))
+        return open_tensors(folder)
     settings, path = adapter_settings(folder), folder / "adapter_model.safetensors"
-    tensors, updates = without_wrapper(open_tensors(base)), {}
+    tensors, updates = open_tensors(base), {}
     for key, stored in open_file(path).items():
         name = key.removeprefix("base_model.model.").replace(".base_layer.", ".")
-        name = name.replace(".modules_to_save.", ".")
         module, is_update, part = name.partition(".lora_")
         if is_update:
-            updates.setdefault(module, {})[part.removesuffix(".weight")] = stored[...].astype(np.float32)
+            updates.setdefault(module, {})[part] = stored[...].astype(np.float32)
         else:
-            tensors[name] = stored
+            tensors[name.replace(".modules_to_save.", ".")] = stored
     for module, parts in updates.items():
-        names = (f"{module}.weight", f"{module.removeprefix('model.')}.weight", f"model.{module}.weight")
-        name = next((name for name in names if name in tensors), None)
-        if parts.keys() == {"embedding_A", "embedding_B"}:
-            parts = {"A": parts["embedding_B"].T, "B": parts["embedding_A"].T}
-        shape = [len(parts["B"]), parts["A"].shape[-1]] if parts.keys() == {"A", "B"} else None
-        if name is None or shape != list(tensors[name].get_shape()):
+        name = f"{module}.weight"
+        b_Or, a_rI = parts.get("B.weight"), parts.get("A.weight")
+        shape = None if b_Or is None or a_rI is None else [len(b_Or), a_rI.shape[1]]
+        if name not in tensors or shape != list(tensors[name].get_shape()):
             raise InputError(f"{path}: {module}: updates no matrix of the base model {base}")
-        scale = np.float32(lora_scale(settings, module, len(parts["A"])))
-        tensors[name] = Updated(tensors[name], scale * parts["B"], parts["A"])
+        r = len(a_rI)
+        scale = settings["lora_alpha"] / (r**0.5 if settings.get("use_rslora") else r)
+        tensors[name] = Updated(tensors[name], np.float32(scale) * b_Or, a_rI)
     return tensors
-
-
-def lora_scale(settings: dict, module: str, r: int) -> float:
-    """The factor of an update: its alpha, or that of the pattern that ends its module's name, over r or
-    root r."""
-    alpha = settings["lora_alpha"]
-    for key, other in reversed((settings.get("alpha_pattern") or {}).items()):
-        key = key.replace("\\.", ".")
-        if key == f"^{module}" or f".{module}".endswith(f".{key}"):
-            alpha = other
-    return alpha / (r**0.5 if settings.get("use_rslora") else r)
-
-
-def without_wrapper(tensors: dict) -> dict:
-    """The tensors of the language model inside TRL's value-head class (PQM) or beside a vision tower
-    (Gemma 3), without `pretrained_model.` and `language_model.` in their names."""
-    wrapper = re.compile(r"^pretrained_model\.|^language_model\.|(?<=^model\.)language_model\.")
-    vision = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
-    return {wrapper.sub("", name): x for name, x in tensors.items() if not vision.match(name)}
 
 
 def open_tensors(folder: Path) -> dict:
     """{tensor name: its slice} of model.safetensors or of all shards of the index; reads only the headers.
     A slice has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped,
-    since mapped pages count as memory. The library refuses truncated files and overlapping tensors;
-    nothing is unpickled."""
+    since mapped pages count as memory, and nothing is unpickled. Names lose the prefix of TRL's value-head
+    class (PQM)."""
     index, files = folder / INDEX, {"model.safetensors"}
     if index.exists():
         files = {*read_json(index, weight_map=dict)["weight_map"].values()}
         are_beside = files and all(isinstance(file, str) and Path(file).name == file for file in files)
         expect(are_beside, f"{index}: weight_map", sorted(map(str, files)), "names of files beside it")
-    return {name: x for file in sorted(files) for name, x in open_file(folder / file).items()}
+    tensors = {}
+    for file in sorted(files):
+        for name, x in open_file(folder / file).items():
+            tensors[name.removeprefix("pretrained_model.")] = x
+    return tensors
 
 
 def open_file(path: Path) -> dict:

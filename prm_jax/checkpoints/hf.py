@@ -1,11 +1,10 @@
-"""Reads and writes Hugging Face checkpoints: a model's safetensors files, its config.json and its tokenizer.
+"""Reads the weights of Hugging Face checkpoints and writes such folders.
 
 Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a projection as [out, in]; ours
 is [in, out].
 """
 
 import functools
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,48 +15,62 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import DTYPES, base_of, open_weights, write_tensors
+from prm_jax.checkpoints.folders import DTYPES, open_weights, write_tensors
 from prm_jax.checkpoints.hf_config import GEMMAS, export_config
 from prm_jax.formats import all_formats
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import read_json, write_json
+from prm_jax.launch.files import write_json
 from prm_jax.launch.mesh import shardings
 from prm_jax.model import PRM, ModelConfig, cast_backbone, head_scale
 
-# Our parameter -> (tensor name without `model.`, stored transposed); {} is the layer, then the expert.
-TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
-NORMS = {"norm_attn": "input_layernorm", "norm_ffn": "post_attention_layernorm"}
-NORMS |= {f"norm_{x}": f"self_attn.{x}_norm" for x in "qk"}
-LINEAR = {x: f"self_attn.{x}_proj" for x in "qkvo"} | {x: f"mlp.{x}_proj" for x in ("down", "gate", "up")}
-LAYER = {key: (f"layers.{{}}.{name}.weight", False) for key, name in NORMS.items()}
-LAYER |= {f"w_{key}": (f"layers.{{}}.{name}.weight", True) for key, name in LINEAR.items()}
-LAYER |= {f"b_{key}": (f"layers.{{}}.{name}.bias", False) for key, name in LINEAR.items()}
-# With norms after attention and FFN, too, the norm before the FFN has another name.
-AROUND = {
-    "norm_attn_out": "post_attention",
-    "norm_ffn": "pre_feedforward",
-    "norm_ffn_out": "post_feedforward",
+# Our parameter -> its tensor without `model.`; {} is the layer, then the expert.
+TOP = {"embed": "embed_tokens.weight", "norm_out": "norm.weight"}
+LAYER = {
+    "norm_attn": "layers.{}.input_layernorm.weight",
+    "norm_ffn": "layers.{}.post_attention_layernorm.weight",
+    "norm_q": "layers.{}.self_attn.q_norm.weight",
+    "norm_k": "layers.{}.self_attn.k_norm.weight",
 }
-AROUND = LAYER | {key: (f"layers.{{}}.{name}_layernorm.weight", False) for key, name in AROUND.items()}
-# The router comes first: its shape says how many experts there are.
-EXPERTS = {f"w_{x}": (f"layers.{{}}.mlp.experts.{{}}.{x}_proj.weight", True) for x in ("down", "gate", "up")}
-EXPERTS = {"w_router": ("layers.{}.mlp.gate.weight", True)} | LAYER | EXPERTS
+for name in ("q", "k", "v", "o"):
+    LAYER[f"w_{name}"] = f"layers.{{}}.self_attn.{name}_proj.weight"
+    LAYER[f"b_{name}"] = f"layers.{{}}.self_attn.{name}_proj.bias"
+for name in ("gate", "up", "down"):
+    LAYER[f"w_{name}"] = f"layers.{{}}.mlp.{name}_proj.weight"
+    LAYER[f"b_{name}"] = f"layers.{{}}.mlp.{name}_proj.bias"
+# With norms after attention and FFN, too, the norm before the FFN has another name.
+POST_NORMS = LAYER | {
+    "norm_attn_out": "layers.{}.post_attention_layernorm.weight",
+    "norm_ffn": "layers.{}.pre_feedforward_layernorm.weight",
+    "norm_ffn_out": "layers.{}.post_feedforward_layernorm.weight",
+}
+EXPERTS = LAYER | {"w_router": "layers.{}.mlp.gate.weight"}
+EXPERTS |= {f"w_{name}": f"layers.{{}}.mlp.experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down")}
 # Parameters outside the backbone, never prefixed; {} is the name of the step head's last layer.
-HEAD = {"unembed": ("lm_head.weight", True), "w_head": ("{}.weight", True), "b_head": ("{}.bias", False)}
-HEAD |= {"w_mlp_head": ("score.0.weight", True), "b_mlp_head": ("score.0.bias", False)}
+HEAD = {
+    "unembed": "lm_head.weight",
+    "w_head": "{}.weight",
+    "b_head": "{}.bias",
+    "w_mlp_head": "score.0.weight",
+    "b_mlp_head": "score.0.bias",
+}
 
 
-def layer_names(cfg: ModelConfig) -> dict:
+def layer_names(cfg: ModelConfig) -> dict[str, str]:
     """The tensor names of a layer's parameters."""
     if cfg.experts:
         return EXPERTS
-    return AROUND if cfg.post_norms else LAYER
+    return POST_NORMS if cfg.post_norms else LAYER
 
 
 def places(name: str, cfg: ModelConfig) -> list[tuple]:
     """The (layer,) or (layer, expert) indices that fill the {} of a tensor's name; [()] without any."""
     return list(np.ndindex((cfg.layers, cfg.experts)[: name.count("{}")]))
+
+
+def is_transposed(key: str) -> bool:
+    """Whether files store this parameter as [out, in]."""
+    return key.startswith("w_") or key == "unembed"
 
 
 def is_less_one(key: str, cfg: ModelConfig) -> bool:
@@ -80,8 +93,6 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
         expect(not others, f"{where}: its step head", others[:3], f"the tensors of {', '.join(layers)}")
         return "none", "lm_head"
     (layer,) = present
-    if layer.endswith("nn_out"):
-        return "ensemble", layer
     C = tensors[f"{layer}.weight"].get_shape()[0]
     for name, head in HEADS.items():
         is_like = head.hidden == (layer == "score.2") and head.outputs == C
@@ -105,13 +116,15 @@ class Weights:
     """A folder's tensors as sources of a model's parameters; `used`: the names of those that are read."""
 
     def __init__(self, folder: Path, cfg: ModelConfig):
-        self.folder, self.cfg, self.tensors, self.used = folder, cfg, open_weights(folder), set()
+        self.folder, self.cfg = folder, cfg
+        self.tensors = open_weights(folder)
+        self.used: set[str] = set()
         self.prefix = "model." if any(name.startswith("model.") for name in self.tensors) else ""
 
-    def source(self, key: str, pattern: str, transposed: bool, shape: tuple[int, ...]) -> Source:
+    def source(self, key: str, pattern: str, shape: tuple[int, ...]) -> Source:
         """The tensors of a pattern, stacked on the first axes."""
-        n_stacked, less_one, dtypes = pattern.count("{}"), is_less_one(key, self.cfg), []
-        names = np.empty(shape[:n_stacked], object)
+        n_stacked, transposed, less_one = pattern.count("{}"), is_transposed(key), is_less_one(key, self.cfg)
+        names, dtypes = np.empty(shape[:n_stacked], object), []
         for place in places(pattern, self.cfg):
             name = names[place] = pattern.format(*place)
             if name not in self.tensors:
@@ -134,26 +147,26 @@ class Weights:
 
         return Source(functools.reduce(jnp.promote_types, dtypes), read)
 
-    def head_source(self, key: str, shape: tuple, layer: str, new_head: bool, seed: int, verdicts) -> Source:
+    def verdict_rows(self, verdicts: tuple[int, int]) -> Source:
+        """w_head from two rows of the vocabulary projection."""
+        name = self.prefix + TOP["embed"] if self.cfg.tied else HEAD["unembed"]
+        self.source("embed", name, (self.cfg.vocab, self.cfg.dim))
+        row_CD = np.concatenate([self.tensors[name][i : i + 1] for i in verdicts])
+        return from_array(self.cfg.logit_scale * row_CD.T)
+
+    def head_source(self, key: str, shape: tuple, layer: str, new_head: bool, seed: int) -> Source:
         """The source of a parameter outside the backbone."""
-        cfg, (name, transposed), has_head = self.cfg, HEAD[key], f"{layer}.weight" in self.tensors
-        name = name.format(layer)
-        if key == "w_head" and verdicts is not None:
-            rows = self.prefix + TOP["embed"][0] if cfg.tied else "lm_head.weight"
-            self.source(key, rows, False, (cfg.vocab, cfg.dim))
-            row_CD = np.concatenate([self.tensors[rows][i : i + 1] for i in verdicts])
-            return from_array(cfg.logit_scale * row_CD.T)
-        if key != "unembed" and new_head and not has_head:
-            scale = 0 if key.startswith("b_") else head_scale(key, shape[0])
-            normal = np.random.default_rng([seed, 2]).standard_normal(shape)
-            return from_array(scale * normal.astype(np.float32))
-        if key == "w_head" and not has_head:
+        name = HEAD[key].format(layer)
+        if key == "b_head" and name not in self.tensors:  # of a new head, or of one without a bias
+            return from_array(np.zeros(shape, np.float32))
+        if key == "unembed" or f"{layer}.weight" in self.tensors:
+            return self.source(key, name, shape)
+        if not new_head:
             hint = "set model.new_head=true to start one at random"
             raise InputError(f"{self.folder}: has no step head ({name}); {hint}")
-        if key == "b_head" and name not in self.tensors:  # a classification head may have none
-            dtype = self.tensors[self.prefix + TOP["embed"][0]].get_dtype()
-            return from_array(np.zeros(shape, DTYPES[dtype]))
-        return self.source(key, name, transposed, shape)
+        scale = 0 if key == "b_mlp_head" else head_scale(key, shape[0])
+        normal = np.random.default_rng([seed, 2]).standard_normal(shape)
+        return from_array(scale * normal.astype(np.float32))
 
     def check_all_used(self):
         """InputError where a tensor has no place in the model, but for the LM head, or any head of an LM."""
@@ -183,100 +196,71 @@ def load(
     weights, layer = Weights(folder, cfg), "lm_head"
     if verdicts is None and cfg.head != "none":
         layer = find_head(weights.tensors, str(folder), cfg.head)[1]
-        layer = HEADS[cfg.head].layer if layer == "lm_head" else layer  # of a head still to be made
+        if layer == "lm_head":  # a head still to be made
+            layer = HEADS[cfg.head].layer
     model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
-    state, names = nnx.state(model).to_pure_dict(), layer_names(cfg)
+    state, names = nnx.state(model).to_pure_dict(), TOP | layer_names(cfg)
     check_names(state, cfg)
-    prefixed = {key: (weights.prefix + name, transposed) for key, (name, transposed) in (TOP | names).items()}
-    sources = {key: weights.source(key, *prefixed[key], state[key].shape) for key in TOP}
-    blocks = {key: state["blocks"][key] for key in names if key in state["blocks"]}  # in the order of names
-    sources["blocks"] = {key: weights.source(key, *prefixed[key], x.shape) for key, x in blocks.items()}
-    for key in [key for key in HEAD if key in state]:
-        sources[key] = weights.head_source(key, state[key].shape, layer, new_head, seed, verdicts)
-    weights.check_all_used()
 
-    def place(x, source, sharding):
-        dtype = {"float32": np.dtype(np.float32), "compute": x.dtype, "file": np.dtype(source.dtype)}[stored]
-        parts = {}  # devices that hold the same part share one reading
-
-        def read_part(index):
-            if str(index) not in parts:
-                shape = tuple(len(range(n)[i]) for n, i in zip(x.shape, index, strict=True))
-                parts[str(index)] = aligned(shape, dtype)
-                source.read(index, parts[str(index)])
-            return parts[str(index)]
-
-        return jax.block_until_ready(jax.make_array_from_callback(x.shape, sharding, read_part))
+    def source(key: str, x) -> Source:
+        if key in names:
+            return weights.source(key, weights.prefix + names[key], x.shape)
+        if key == "w_head" and verdicts is not None:
+            return weights.verdict_rows(verdicts)
+        return weights.head_source(key, x.shape, layer, new_head, seed)
 
     # The blocks, which are read a layer at a time, come last: a whole tensor's buffers are small beside them.
-    order, layout = sorted(state, key="blocks".__eq__), nnx.state(shardings(model)).to_pure_dict()
-    nnx.update(model, {key: jax.tree.map(place, state[key], sources[key], layout[key]) for key in order})
+    blocks = state.pop("blocks")
+    sources = {key: source(key, x) for key, x in state.items()}
+    sources["blocks"] = {key: source(key, x) for key, x in blocks.items()}
+    state["blocks"] = blocks
+    weights.check_all_used()
+    layout = nnx.state(shardings(model)).to_pure_dict()
+    read = functools.partial(read_array, stored=stored)
+    nnx.update(model, {key: jax.tree.map(read, x, sources[key], layout[key]) for key, x in state.items()})
     return model
+
+
+def read_array(x: jax.ShapeDtypeStruct, source: Source, sharding, stored: str) -> jax.Array:
+    """The array of a source; devices that hold the same part share one reading."""
+    dtype = {"float32": np.dtype(np.float32), "compute": x.dtype, "file": np.dtype(source.dtype)}[stored]
+    parts = {}
+
+    def read_part(index):
+        if str(index) not in parts:
+            shape = tuple(len(range(n)[i]) for n, i in zip(x.shape, index, strict=True))
+            parts[str(index)] = np.empty(shape, dtype)
+            source.read(index, parts[str(index)])
+        return parts[str(index)]
+
+    return jax.block_until_ready(jax.make_array_from_callback(x.shape, sharding, read_part))
 
 
 def check_names(state: dict, cfg: ModelConfig):
     """InputError where a parameter of the model has no tensor name, so that no file can hold it."""
-    blocks = state["blocks"].keys() - layer_names(cfg).keys()
-    unknown = sorted(blocks | state.keys() - {*TOP, *HEAD, "blocks"})
+    unknown = sorted((state | state["blocks"]).keys() - {*TOP, *HEAD, *layer_names(cfg), "blocks"})
     expect(not unknown, "model", unknown, "parameters that have a tensor name (checkpoints/hf.py)")
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array at a multiple of 64 bytes, which JAX on CPU adopts without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with
     `notes` (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError
     where a file cannot hold a field or a parameter of the model."""
-    cfg, state, tensors = model.cfg, nnx.state(model).to_pure_dict(), {}
+    cfg, state = model.cfg, nnx.state(model).to_pure_dict()
     config = export_config(cfg, tokenizer) | {"prm_jax": notes | {"head": cfg.head}}
     check_names(state, cfg)
     names = TOP | layer_names(cfg)
-    for key, x in ({key: state[key] for key in TOP} | state["blocks"]).items():
-        name, transposed = names[key]
-        x = x - 1 if is_less_one(key, cfg) else x
-        tensors |= {f"model.{name.format(*place)}": (x, place, transposed) for place in places(name, cfg)}
     layer = HEADS[cfg.head].layer if cfg.head != "none" else ""
-    tensors |= {HEAD[key][0].format(layer): (state[key], (), HEAD[key][1]) for key in HEAD if key in state}
+    tensors = {}
+    blocks = state.pop("blocks")
+    for key, x in (state | blocks).items():
+        if key in HEAD:
+            tensors[HEAD[key].format(layer)] = x, (), is_transposed(key)
+            continue
+        x = x - 1 if is_less_one(key, cfg) else x
+        for place in places(names[key], cfg):
+            tensors[f"model.{names[key].format(*place)}"] = x, place, is_transposed(key)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder, tensors)
     tokenizer.save_pretrained(folder)
     write_json(folder / "config.json", config)
-
-
-# Text on which transformers' reading of a tokenizer.model must agree with SentencePiece's own.
-PROBE = "Café  №7:\n\tx² ≤ 3.5, so ки + -  naïve 数学 $\\boxed{12}$ "
-
-
-def load_tokenizer(folder: str | Path):
-    """The tokenizer of a checkpoint folder; code in the folder is never run."""
-    from transformers import AutoTokenizer
-
-    folder = Path(folder)
-    pieces, settings = folder / "tokenizer.model", folder / "tokenizer_config.json"
-    has_json = (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file()
-    if not has_json and (base := base_of(folder)):
-        return load_tokenizer(base)
-    if not has_json and not pieces.is_file():  # transformers would return an empty one
-        raise InputError(f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model")
-    is_code = settings.exists() and "auto_map" in read_json(settings)
-    expect(not is_code, f"{settings}: auto_map", "Python code, which is never run", "none")
-    expected = None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        if not has_json:
-            from sentencepiece import SentencePieceProcessor
-
-            expected = SentencePieceProcessor(model_file=str(pieces)).encode(PROBE)
-    except Exception as error:  # of many kinds, even the KeyError of a missing field
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error
-    # transformers splits double blanks otherwise in a Llama.
-    is_right = expected is None or tokenizer.encode(PROBE, add_special_tokens=False) == expected
-    expect(is_right, str(pieces), "ids other than SentencePiece's", "a tokenizer.json beside it")
-    return tokenizer

@@ -16,7 +16,7 @@ from typing import Annotated
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import base_of
 from prm_jax.heads import HEADS
-from prm_jax.launch.config import BelowOne, Count, Positive, expect, one_of
+from prm_jax.launch.config import Count, expect, one_of
 from prm_jax.launch.files import read_json
 from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype, choose_remat
 
@@ -32,6 +32,7 @@ KEYS = {
     "norm_eps": "rms_norm_eps",
     "tied": "tie_word_embeddings",
     "max_positions": "max_position_embeddings",
+    "window": "sliding_window",
     "qkv_bias": "attention_bias",
     "o_bias": "attention_bias",
     "mlp_bias": "mlp_bias",
@@ -43,10 +44,7 @@ KEYS = {
     "attn_logit_softcap": "attn_logit_softcapping",
     "final_logit_softcap": "final_logit_softcapping",
 }
-# Fields that a config.json says in another way: `shape_of` reads them, `hf_config` writes them.
-DERIVED = ("head_dim", "activation", "rope_theta", "rope_scaling", "local_rope_theta", "window", "sliding")
-DERIVED += ("qk_norm", "post_norms", "query_scale", "logit_scale")
-# Fields that an export needs not say there: its tensors and notes do, or they only say how to compute.
+# Fields that a config.json needs not say: tensors and notes do, or they only say how to compute.
 ELSEWHERE = ("head", "lm_head", "head_dropout", "dtype", "remat")
 # What the classes of a family always do, which no key says.
 ALWAYS = {
@@ -55,21 +53,19 @@ ALWAYS = {
     "qwen3": {"qk_norm": True},
     "qwen3_moe": {"qk_norm": True},
     "gemma2": {"post_norms": True},
-    "gemma3_text": {"post_norms": True, "qk_norm": True},
+    "gemma3_text": {"post_norms": True, "qk_norm": True, "attn_logit_softcap": None},
 }
 GEMMAS = ("gemma2", "gemma3_text")
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # in a config.json -> in a ModelConfig
 # rope_type -> {field of RopeScaling: key of a config.json}
-FACTOR = {"factor": "factor"}
-LENGTH = FACTOR | {"length": "original_max_position_embeddings"}
+LENGTH = {"factor": "factor", "length": "original_max_position_embeddings"}
+YARN = {"slow": "beta_slow", "fast": "beta_fast", "attention": "attention_factor", "truncate": "truncate"}
 ROPE = {
     "default": {},
-    "linear": FACTOR,
+    "linear": {"factor": "factor"},
     "llama3": LENGTH | {"slow": "low_freq_factor", "fast": "high_freq_factor"},
-    "yarn": LENGTH | {"slow": "beta_slow", "fast": "beta_fast", "attention": "attention_factor"},
+    "yarn": LENGTH | YARN,
 }
-ROPE["yarn"]["truncate"] = "truncate"
-WHOLE = ("partial_rotary_factor", 1.0)  # all of a head turns
 
 
 def read_config(folder: Path) -> dict:
@@ -78,9 +74,6 @@ def read_config(folder: Path) -> dict:
     if not path.is_file():
         raise InputError(f"{path}: no such file, expected a Hugging Face checkpoint folder")
     config = read_json(path, prm_jax=dict | None)
-    if config.get("model_type") == "gemma3" and isinstance(config.get("text_config"), dict):
-        print(f"model       {path}: only the language model of this multimodal gemma3 is read")
-        config = config["text_config"] | config | {"model_type": "gemma3_text"}
     code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
     family = config.get("model_type")
     expect(family in FAMILIES, f"{path}: model_type", family, ", ".join(FAMILIES) + code)
@@ -105,38 +98,29 @@ def defaults(family: str):
     return AutoConfig.for_model(family)
 
 
-def known(family: str, keys: dict) -> dict:
-    """Those of {key: value} that the family's class knows; it ignores others, which some files have."""
-    return {key: value for key, value in keys.items() if hasattr(defaults(family), key)}
-
-
 def keys_of(family: str) -> dict[str, str]:
-    """KEYS of a family."""
-    keys = {field: key for field, key in KEYS.items() if known(family, {key: None})}
-    return keys | ({"ffn": "moe_intermediate_size"} if "experts" in keys else {})
+    """KEYS of a family: those that its class knows."""
+    keys = {field: key for field, key in KEYS.items() if hasattr(defaults(family), key)}
+    if "experts" in keys:
+        keys["ffn"] = "moe_intermediate_size"
+    return keys
 
 
 def shape_of(config: dict, where: str) -> dict:
-    """The fields of ModelConfig, KEYS and DERIVED, that a Hugging Face config fixes."""
+    """The fields of ModelConfig that a Hugging Face config fixes."""
     from transformers import AutoConfig
 
-    family, config = config["model_type"], copy.deepcopy(config) | {"text_config": None}
     for key in ("quantization_config", "use_bidirectional_attention"):
         expect(not config.get(key), f"{where}: {key}", config.get(key), "null")
-    for key in ("num_hidden_layers", "num_experts", "num_local_experts"):  # a list is made of so many
-        n = config.get(key)
-        expect(not isinstance(n, int) or n <= 10_000, f"{where}: {key}", n, "at most 10,000")
-    rope = config.get("rope_scaling") or {}
-    if "type" in rope:  # an old name, which transformers' Gemma 3 ignores
-        rope.setdefault("rope_type", rope.pop("type"))
-    settings = AutoConfig.for_model(**config)
+    settings = AutoConfig.for_model(**copy.deepcopy(config))  # which writes into its rotary settings
+    family = settings.model_type
+    fields = {field: getattr(settings, key) for field, key in keys_of(family).items()}
+    fields |= ALWAYS.get(family, {})
     K = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+    fields["head_dim"] = K
     activation = getattr(settings, "hidden_activation", None) or settings.hidden_act
     expect(activation in ACTIVATIONS, f"{where}: hidden_act", activation, " or ".join(ACTIVATIONS))
-    fields = {field: getattr(settings, key) for field, key in keys_of(family).items()} | ALWAYS.get(
-        family, {}
-    )
-    fields |= {"head_dim": K, "activation": ACTIVATIONS[activation]}
+    fields["activation"] = ACTIVATIONS[activation]
     # Our scale of queries is relative to K^-1/2, and ours of logits is the inverse.
     if family == "granite":
         fields["query_scale"] = settings.attention_multiplier * K**0.5
@@ -144,10 +128,7 @@ def shape_of(config: dict, where: str) -> dict:
     if family in GEMMAS:
         fields["embed_scale"] = settings.hidden_size**0.5
         fields["query_scale"] = math.sqrt(K / settings.query_pre_attn_scalar)
-    if family == "gemma3_text":  # transformers' Gemma 3 ignores it
-        cap = fields["attn_logit_softcap"]
-        expect(cap is None, f"{where}: attn_logit_softcapping", cap, "null")
-    return fields | rotations(settings, where) | windows(settings, where)
+    return fields | rotations(settings, where) | windows(settings, fields.get("window"), where)
 
 
 def rotations(settings, where: str) -> dict:
@@ -160,8 +141,8 @@ def rotations(settings, where: str) -> dict:
     kind = rope.get("rope_type", "default")
     # With dynamic scaling a score would depend on the longest row of its batch.
     expect(kind in ROPE, f"{where}: rope_type", kind, ", ".join(ROPE))
-    read = {"rope_type", "rope_theta", LENGTH["length"], *ROPE[kind].values()}
-    others = {key: x for key, x in rope.items() if key not in read and (key, x) != WHOLE}
+    known = {"rope_type", "rope_theta", LENGTH["length"], *ROPE[kind].values()}
+    others = {key: x for key, x in rope.items() if key not in known}
     expect(not others, f"{where}: rope_parameters", others, f"those of rope_type {kind!r}")
     scaling = None
     if kind != "default":
@@ -172,11 +153,10 @@ def rotations(settings, where: str) -> dict:
     return {"rope_theta": float(rope["rope_theta"]), "rope_scaling": scaling, "local_rope_theta": local_theta}
 
 
-def windows(settings, where: str) -> dict:
+def windows(settings, window: int | None, where: str) -> dict:
     """`window` and `sliding` of a ModelConfig."""
-    window = known(settings.model_type, vars(settings)).get("sliding_window")
-    kinds = getattr(settings, "layer_types", None)
-    kinds = kinds or ["sliding_attention" if window else "full_attention"] * settings.num_hidden_layers
+    kind_of_all = "sliding_attention" if window else "full_attention"
+    kinds = getattr(settings, "layer_types", None) or [kind_of_all] * settings.num_hidden_layers
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
     is_right = {*kinds} <= {"full_attention", "sliding_attention"} and (window or not any(sliding))
     expected = "full_attention, or sliding_attention where the family has a sliding_window"
@@ -186,12 +166,10 @@ def windows(settings, where: str) -> dict:
 
 
 HINTS = typing.get_type_hints(ModelConfig)
-FIELDS = {
-    name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items() if name != "lm_head"
-}
-FIELDS |= dict.fromkeys(("rope_theta", "norm_eps"), Positive)
-FIELDS |= {"head": Annotated[str, one_of(HEADS)], "head_dropout": BelowOne}
+FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items()}
+FIELDS["head"] = Annotated[str, one_of(HEADS)]
 FIELDS["remat"] = Annotated[str, one_of(("auto", "none", *REMAT))]
+del FIELDS["lm_head"]  # which the objective decides
 # The section `model` of a run: any field of ModelConfig, where null or absent means as in config.json.
 # new_head: whether a checkpoint without a step head gets a random one.
 choices = [(name, hint | None, None) for name, hint in FIELDS.items()]
@@ -203,12 +181,12 @@ def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tupl
     """(ModelConfig of a Hugging Face config with the chosen fields, {field: (chosen, in config)} where the
     config says otherwise). `uses` are further fields that the objective decides, such as lm_head."""
     chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
+    original, changed = model_config(config, where), {}
+    for name, value in chosen.items():
+        if name not in ELSEWHERE and value != getattr(original, name):
+            changed[name] = value, getattr(original, name)
     chosen["dtype"] = choose_dtype(chosen.get("dtype", "auto"))
     chosen["remat"] = choose_remat(chosen.get("remat", "none"))
-    original, changed = model_config(config, where), {}
-    for name in (*KEYS, *DERIVED):
-        if name in chosen and chosen[name] != getattr(original, name):
-            changed[name] = chosen[name], getattr(original, name)
     return model_config(config, where, **chosen | uses), changed
 
 
@@ -228,40 +206,42 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
 def architecture(cfg: ModelConfig) -> str:
     """Name of the class that reads an export. Of heads with a hidden layer only Qwen has a class, code
     beside its checkpoints; transformers' own classes would start such a head at random, silently."""
-    kind, head = "ForCausalLM", HEADS.get(cfg.head)
-    if head is not None and not head.hidden:
+    head = HEADS.get(cfg.head)
+    if head is None:
+        kind = "ForCausalLM"
+    elif not head.hidden:
         kind = "ForTokenClassification"
-    elif head is not None and cfg.family == "qwen2":
+    elif cfg.family == "qwen2":
         kind = "ForProcessRewardModel" if head.outputs == 2 else "ForRewardModel"
-    elif head is not None:
+    else:
         kind = "TextModel" if cfg.family == "gemma3_text" else "Model"
     return cfg.family.title().replace("_Text", "").replace("_", "") + kind
 
 
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of our model, inverse of `model_config`."""
-    family, activations = cfg.family, {ours: name for name, ours in ACTIVATIONS.items()}
-    kind = cfg.rope_scaling.kind if cfg.rope_scaling else "default"
-    rope = {key: getattr(cfg.rope_scaling, field) for field, key in ROPE[kind].items()}
-    rope["rope_type"] = kind
-    slides = cfg.sliding or (cfg.window is not None,) * cfg.layers
-    kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
+    family, scaling = cfg.family, cfg.rope_scaling
+    kind = scaling.kind if scaling else "default"
+    rope = {"rope_type": kind} | {key: getattr(scaling, field) for field, key in ROPE[kind].items()}
+    with_theta = rope | {"rope_theta": cfg.rope_theta}
     config = {key: getattr(cfg, field) for field, key in keys_of(family).items()}
     config |= {
         "architectures": [architecture(cfg)],
         "head_dim": cfg.head_dim,
-        "rope_theta": cfg.rope_theta,
-        "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
+        "rope_theta": cfg.rope_theta,  # for transformers 4, which reads no rope_parameters
+        "rope_parameters": with_theta,
         "dtype": "float32",
         **{key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
-    some = dict.fromkeys(("hidden_act", "hidden_activation"), activations[cfg.activation])
-    some |= {"sliding_window": cfg.window, "use_sliding_window": cfg.window is not None, "layer_types": kinds}
-    config |= known(family, some)
-    if cfg.sliding:  # transformers reads a Mistral with them as a Ministral, which differs in nothing else
-        config["layer_types"] = kinds
-    if cfg.rope_scaling:
+    if scaling:
         config["rope_scaling"] = rope  # for transformers 4
+    activations = {ours: name for name, ours in ACTIVATIONS.items()}
+    config["hidden_activation" if family in GEMMAS else "hidden_act"] = activations[cfg.activation]
+    if hasattr(defaults(family), "use_sliding_window"):
+        config["use_sliding_window"] = cfg.window is not None
+    if hasattr(defaults(family), "layer_types"):
+        slides = cfg.sliding or (cfg.window is not None,) * cfg.layers
+        config["layer_types"] = ["sliding_attention" if slide else "full_attention" for slide in slides]
     if cfg.head in HEADS:
         config["id2label"] = {str(i): label for i, label in enumerate(HEADS[cfg.head].labels)}
     if family == "granite":
@@ -271,6 +251,6 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         config["query_pre_attn_scalar"] = round(cfg.head_dim / cfg.query_scale**2)
     if family == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": cfg.local_rope_theta}
-        both = {"full_attention": config["rope_parameters"], "sliding_attention": local}
-        config |= {"rope_local_base_freq": cfg.local_rope_theta, "rope_parameters": both}
+        config["rope_local_base_freq"] = cfg.local_rope_theta
+        config["rope_parameters"] = {"full_attention": with_theta, "sliding_attention": local}
     return config

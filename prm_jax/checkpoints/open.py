@@ -10,16 +10,16 @@ from omegaconf import DictConfig
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.folders import base_of, locate, open_weights
+from prm_jax.checkpoints.folders import locate, open_weights
 from prm_jax.checkpoints.orbax import restore_run
-from prm_jax.checkpoints.released import Ensemble, TokenShareHead, TwoTokenHead
+from prm_jax.checkpoints.released import TokenShareHead, TwoTokenHead
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.formats import Format, all_formats, verdicts
 from prm_jax.launch.config import expect, parse
 from prm_jax.model import PRM
 from prm_jax.scoring import HeadScorer, LikelihoodScorer, ModelScorer, RatioScorer
 
 OUTCOME = ("ForSequenceClassification", "ForRewardModel")  # classes that score a text at its last token
-LABEL_KINDS = ("correctness", "value", "advantage", "unknown")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +65,18 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     expect(is_right, "reference", reference, "a model with an implicit format, null with others")
     load = load_run if (Path(path) / "checkpoints").is_dir() else load_folder
     loaded = load(path, which, None if is_implicit else fmt, dtype)
-    if loaded.objective == "implicit":  # a run of ours: its reference is what it started from
-        loaded = dataclasses.replace(loaded, objective="lm")
-        if fmt is not None:
-            is_implicit, reference = True, reference or loaded.config.init
-            scale = {"beta": loaded.config.loss.beta, "score": "log_ratio", "label_kind": "value"}
-            fmt = dataclasses.replace(loaded.format, head="implicit", **scale)
     vocab = loaded.model.cfg.vocab
     most = max(loaded.tokenizer.get_vocab().values(), default=0)
     expect(most < vocab, f"{path}: highest id of the tokenizer", most, f"one of the model's {vocab}")
-    if not is_implicit:
+    if loaded.objective == "implicit" and fmt is None:
+        return dataclasses.replace(loaded, objective="lm")
+    if loaded.objective == "implicit":  # a run of ours: its reference is what it started from
+        beta, reference = loaded.config.loss.beta, reference or loaded.config.init
+        said = {"head": "implicit", "score": "log_ratio", "beta": beta, "label_kind": "value"}
+        fmt = dataclasses.replace(loaded.format, **said)
+    elif not is_implicit:
         return loaded
-    expect(loaded.objective == "lm", f"{path}: format", fmt.name, "another: it has a step head")
+    expect(loaded.objective in ("lm", "implicit"), f"{path}: format", fmt.name, "another: it has a step head")
     second = open_checkpoint(locate(reference), which, None, dtype).model
     is_wide = second.cfg.vocab >= len(loaded.tokenizer)
     expect(is_wide, "reference", reference, f"a model with the tokens of {path}")
@@ -96,9 +96,6 @@ def load_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded
     """A Hugging Face folder, ours or another."""
     folder = locate(path)
     config, where, tensors = hf_config.read_config(folder), str(folder / "config.json"), open_weights(folder)
-    embed = tensors.get("model.embed_tokens.weight")
-    if embed and base_of(folder):  # an adapter may add tokens
-        config |= {"vocab_size": embed.get_shape()[0]}
     notes = config.get("prm_jax") or {}  # of our exports: format, head, label kind, objective, policy tokens
     kind, layer = hf.find_head(tensors, str(folder), notes.get("head"))
     as_lm = fmt is None
@@ -108,32 +105,24 @@ def load_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded
         fmt, as_lm = stored, notes.get("objective") == "lm"
     elif not as_lm:
         fmt = choose_format(fmt, kind, layer, config.get("architectures") or [], str(folder))
-    hf_config.model_config(config, where)  # checked before transformers makes a list of the claimed layers
-    tokenizer = hf.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     if as_lm:
         cfg = hf_config.model_config(config, where, lm_head=True, dtype=dtype)
         model = hf.load(folder, cfg, stored="file")
         return Loaded(model, tokenizer, fmt, "lm", "unknown", path)
     objective = notes.get("objective", "orm" if fmt.outcome else "prm")
-    expect(objective in ("prm", "orm"), f"{where}: prm_jax.objective", objective, "prm or orm")
     label_kind = notes.get("label_kind", fmt.label_kind)
-    expect(label_kind in LABEL_KINDS, f"{where}: prm_jax.label_kind", label_kind, ", ".join(LABEL_KINDS))
-    model = load_verifier(folder, config, tensors, fmt, kind, layer, verdicts(fmt, tokenizer), dtype)
-    return Loaded(model, tokenizer, fmt, objective, label_kind, path)
-
-
-def load_verifier(folder: Path, config, tensors, fmt: Format, kind: str, layer: str, ids, dtype: str) -> PRM:
-    """The model of a Hugging Face folder with the step head that its format reads; `ids`: its verdicts'."""
-    head = {"tokens": "binary", "vocabulary": "none", "ensemble": "none"}.get(fmt.head, kind)
-    where, keeps_lm = str(folder / "config.json"), fmt.head == "vocabulary"
-    cfg = hf_config.model_config(config, where, head=head, lm_head=keeps_lm, dtype=dtype)
+    ids = verdicts(fmt, tokenizer)
+    head = {"tokens": "binary", "vocabulary": "none"}.get(fmt.head, kind)
+    cfg = hf_config.model_config(config, where, head=head, lm_head=fmt.head == "vocabulary", dtype=dtype)
     if fmt.head == "tokens" and cfg.final_logit_softcap is not None:  # capped logits are no linear head
         cfg = dataclasses.replace(cfg, head="none", lm_head=True)
-        return TwoTokenHead(hf.load(folder, cfg, stored="file"), *ids)
-    model = hf.load(folder, cfg, stored="file", verdicts=ids if fmt.head == "tokens" else None)
+        model = TwoTokenHead(hf.load(folder, cfg, stored="file"), *ids)
+    else:
+        model = hf.load(folder, cfg, stored="file", verdicts=ids if fmt.head == "tokens" else None)
     if fmt.head == "vocabulary":
-        return TokenShareHead(model, *ids)
-    return Ensemble(model, tensors, layer) if fmt.head == "ensemble" else model
+        model = TokenShareHead(model, *ids)
+    return Loaded(model, tokenizer, fmt, objective, label_kind, path)
 
 
 def note_ignored(stored: Format, requested: Format | None, path: str):

@@ -1,10 +1,9 @@
 """A Scorer that writes before it judges: a critique of each step, then P(good) by its two verdicts' logits.
 
 A step's score depends only on the step and those before it. n votes are n critiques, rows of one batch.
-Vote j of a prompt is a function of seed, j and the prompt, so n votes are n single runs (`first_vote`),
-whatever is scored beside them. A critique without a verdict within its tokens is counted and printed. The
-format's text `force` then asks for the verdict; a format without it leaves the critique out, and gives a
-step without any vote P(good) = `unscored`.
+Vote j of a prompt is a function of seed, j and the prompt, whatever is scored beside it. A critique without
+a verdict within its tokens is counted and printed. The format's text `force` then asks for the verdict; a
+format without it leaves the critique out, and gives a step without any vote P(good) = `unscored`.
 
 Dimension key: N votes, n critiques.
 """
@@ -22,7 +21,7 @@ from prm_jax.data.units import CERTAIN, UNITS
 from prm_jax.formats import Format
 from prm_jax.protocols import Continuation, Prefix, Rows
 
-KEPT = 1 << 20  # steps whose votes are kept from call to call, since a search asks about its prefixes again
+KEPT = 1 << 17  # steps whose votes are kept from call to call, since a search asks about its prefixes again
 
 
 @dataclasses.dataclass
@@ -32,7 +31,6 @@ class CriticStats:
     solutions: int = 0
     critiques: int = 0
     tokens: int = 0  # written
-    computed: int = 0  # tokens written or read for the verdicts
     no_verdict: int = 0  # critiques
     forced: int = 0  # critiques without a verdict that were asked for one (format.critic.force)
     unscored: int = 0  # steps that no vote scores
@@ -50,8 +48,10 @@ class Draft:
 
     prompt: str
     step: int  # number of the step that it judges
+    vote: int
     written: Continuation | None = None  # None: nothing is written, the critic is asked at once
     text: str = ""  # what was written, then our question and its likelier verdict
+    logit: float = np.nan  # log-odds of its verdict; NaN: it came to none
 
 
 @dataclasses.dataclass
@@ -61,12 +61,10 @@ class Critic:
     writer: object  # critics/writers.py
     format: Format
     seed: int = 0
-    first_vote: int = 0
     objective: str = "prm"
     unit: str = "logit"
     stats: CriticStats = dataclasses.field(default_factory=CriticStats)
-    # (problem, steps) -> (logit_N, NaN where there is no verdict; the critiques of a conversation)
-    known: dict = dataclasses.field(default_factory=dict)
+    known: dict[Prefix, list[Draft]] = dataclasses.field(default_factory=dict)  # a step's votes
 
     def __post_init__(self):
         votes = self.format.critic.votes
@@ -95,13 +93,13 @@ class Critic:
         self.stats.solutions += len(rows)
         if self.stats.no_verdict and not before:  # said once; the summary counts all
             print("critic      some critiques came to no verdict within format.critic.max_tokens")
-        logit = {prefix: self.decide(self.known[prefix][0]) for prefix in distinct}
+        logit = {prefix: self.decide(self.known[prefix]) for prefix in distinct}
         return [np.array([logit[prefix] for prefix in of_row], np.float32) for of_row in prefixes]
 
-    def decide(self, logit_N: Sequence[float]) -> float:
+    def decide(self, drafts: Sequence[Draft]) -> float:
         """Log-odds of a step from its votes."""
-        c = self.format.critic
-        logit_n = np.array([x for x in logit_N if not np.isnan(x)]) / c.decision_temperature
+        c, logit_N = self.format.critic, np.array([draft.logit for draft in drafts])
+        logit_n = logit_N[~np.isnan(logit_N)]
         if len(logit_n):
             return combine(logit_n, c.vote)
         self.stats.unscored += 1
@@ -110,41 +108,38 @@ class Critic:
     def judge(self, prefixes: Sequence[Prefix]):
         """Puts the votes of each prefix into `known`."""
         c, stats = self.format.critic, self.stats
-        if not prefixes:
-            return
-        drafts = [self.begin(problem, steps, vote) for problem, steps in prefixes for vote in range(c.votes)]
+        votes = {prefix: [self.begin(*prefix, vote) for vote in range(c.votes)] for prefix in prefixes}
+        drafts = [draft for of_step in votes.values() for draft in of_step]
         if c.max_tokens:
-            self.write(drafts, [*range(self.first_vote, self.first_vote + c.votes)] * len(prefixes))
-        read_before = self.writer.computed
+            self.write(drafts)
         if c.ask is None:
-            logit_n = self.writer.verdicts([d.prompt for d in drafts], [d.written for d in drafts])
-            lost_n = np.isnan(logit_n)
+            self.read(drafts)
+            is_lost = [np.isnan(draft.logit) for draft in drafts]
         else:
-            logit_n, lost_n = np.full(len(drafts), np.nan), np.array([not self.has_ended(d) for d in drafts])
-        texts = [c.force if lost else c.ask for lost in lost_n]
-        asked = [i for i, text in enumerate(texts) if text is not None]
-        logit_n[asked] = self.ask([drafts[i] for i in asked], [texts[i] for i in asked])
-        tokens, lost = sum(len(d.written.ids_L) for d in drafts if d.written), int(lost_n.sum())
+            is_lost = [not self.has_ended(draft) for draft in drafts]
+        asked = [(draft, c.force if lost else c.ask) for draft, lost in zip(drafts, is_lost, strict=True)]
+        self.ask([(draft, question) for draft, question in asked if question is not None])
         stats.critiques += len(drafts)
-        stats.tokens += tokens
-        stats.computed += tokens + self.writer.computed - read_before
-        stats.no_verdict += lost
-        stats.forced += lost if c.force is not None else 0
-        for k, prefix in enumerate(prefixes):
-            part = slice(k * c.votes, (k + 1) * c.votes)
-            texts = [fill(c.opening, n=d.step) + d.text for d in drafts[part]] if c.next is not None else []
-            self.known[prefix] = logit_n[part].tolist(), texts
+        stats.tokens += sum(len(draft.written.ids_L) for draft in drafts if draft.written)
+        stats.no_verdict += sum(is_lost)
+        stats.forced += sum(is_lost) if c.force is not None else 0
+        for draft in drafts:  # what nobody asks for again
+            draft.prompt = ""
+            draft.written = None
+        self.known |= votes
 
     def begin(self, problem: str, steps: tuple[str, ...], vote: int) -> Draft:
         """The prompt of one vote on the last step; a conversation holds its critiques of the steps before."""
         critiques = []
         if self.format.critic.next is not None:
-            critiques = [self.known[problem, steps[:t]][1][vote] for t in range(1, len(steps))]
-        return Draft(prompt_text(self.format, self.writer.tokenizer, problem, steps, critiques), len(steps))
+            before = [self.known[problem, steps[:t]][vote] for t in range(1, len(steps))]
+            critiques = [fill(self.format.critic.opening, n=draft.step) + draft.text for draft in before]
+        prompt = prompt_text(self.format, self.writer.tokenizer, problem, steps, critiques)
+        return Draft(prompt, len(steps), vote)
 
-    def write(self, drafts: Sequence[Draft], votes: Sequence[int]):
+    def write(self, drafts: Sequence[Draft]):
         """Writes the critiques; each is drawn with 31 bits of its vote and prompt alone."""
-        keys = [json.dumps([vote, d.prompt]).encode() for d, vote in zip(drafts, votes, strict=True)]
+        keys = [json.dumps([draft.vote, draft.prompt]).encode() for draft in drafts]
         numbers = [int.from_bytes(hashlib.sha256(key).digest()[:4], "big") >> 1 for key in keys]
         written = self.writer.write([d.prompt for d in drafts], numbers, jax.random.key(self.seed))
         for draft, new in zip(drafts, written, strict=True):
@@ -156,16 +151,23 @@ class Critic:
             return draft.written is None or draft.written.finish_reason == "eos"
         return cut_at(self.format, draft.text, draft.step) is not None
 
-    def ask(self, drafts: Sequence[Draft], questions: Sequence[str]) -> np.ndarray:
-        """Log-odds logit_n of verdicts; appends each question and its likelier verdict to the critique."""
-        for draft, question in zip(drafts, questions, strict=True):
+    def read(self, drafts: Sequence[Draft]):
+        """Reads the verdicts that the critiques end with."""
+        logit_n = self.writer.verdicts([d.prompt for d in drafts], [d.written for d in drafts])
+        for draft, logit in zip(drafts, logit_n, strict=True):
+            draft.logit = logit
+
+    def ask(self, asked: Sequence[tuple[Draft, str]]):
+        """Reads the verdicts behind questions; appends each question and its likelier verdict to the
+        critique."""
+        for draft, question in asked:
             draft.text = draft.text[: cut_at(self.format, draft.text, draft.step)]
             draft.text += question.partition("{verdict}")[0]
-        logit_n = self.writer.after([draft.prompt + draft.text for draft in drafts])
-        for draft, question, logit in zip(drafts, questions, logit_n, strict=True):
+        logit_n = self.writer.after([draft.prompt + draft.text for draft, _ in asked])
+        for (draft, question), logit in zip(asked, logit_n, strict=True):
+            draft.logit = logit
             verdict = self.format.good if logit >= 0 else self.format.bad
             draft.text += verdict + question.partition("{verdict}")[2]
-        return logit_n
 
 
 def combine(logit_n: np.ndarray, rule: str) -> float:

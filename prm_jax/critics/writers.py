@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.open import Loaded
 from prm_jax.checkpoints.released import TwoTokenHead
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.critiques import verdict_at
 from prm_jax.formats import Encoded, Format, verdicts
 from prm_jax.generate.policies import Sampling, Server
@@ -63,11 +63,6 @@ class LocalWriter(Writer):
         judge = dataclasses.replace(loaded, model=TwoTokenHead(self.model, *self.pair), objective="prm")
         self.judge: HeadScorer = judge.scorer(rows, row_tokens)
 
-    @property
-    def computed(self) -> int:
-        """The number of tokens read for verdicts so far."""
-        return self.judge.stats.computed
-
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """The ids of each text."""
         return [tuple(ids_L.tolist()) for ids_L in self.policy.prefix_ids([(text, ()) for text in texts])]
@@ -92,8 +87,6 @@ class RemoteWriter(Writer):
     """A model behind a server of the completions protocol, which scores prompt, critique and either
     verdict as one text (`echo`), so that the verdict's log-probability is exact."""
 
-    computed = 0  # a server does not say what it reads
-
     def __init__(self, url: str, fmt: Format):
         from prm_jax.generate.remote import RemotePolicy  # not above: its client takes a second to load
 
@@ -101,7 +94,7 @@ class RemoteWriter(Writer):
         server, path = Server(model=fmt.critic.model), fmt.critic.tokenizer
         self.policy = RemotePolicy(url, self.text, self.sampling, fmt.critic.rows, server)
         self.name, self.model = self.policy.name, self.policy.model
-        self.tokenizer = hf.load_tokenizer(locate(path)) if path else None
+        self.tokenizer = load_tokenizer(locate(path)) if path else None
         # The chat template writes it, and the server would add another.
         self.bos = (self.tokenizer and self.tokenizer.bos_token) or ""
 

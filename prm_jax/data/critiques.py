@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from prm_jax import InputError
-from prm_jax.launch.config import Count, Natural, NotNegative, Positive, Share, expect
+from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect
 
 PLACE = re.compile(r"\{(problem|steps|before|step|n|next)\}")
 
@@ -22,18 +22,13 @@ class CriticFormat:
     before it, {steps} all up to it, {n} its number from 1, {next} n + 1."""
 
     prompt: str  # the user's message; without the format's `chat` the whole text
-    # The user's message for later steps of a conversation; null: each step has its own prompt
-    next: str | None = None
-    step: str = "{step}"  # a step in {before} and {steps}, {n} its number
-    between: str = "\n"  # between two steps
+    next: str | None = None  # that of later steps of a conversation; null: each step has its own prompt
+    step: str = "{step}"  # a step in {before} and {steps}, {n} its number; each is a line
     no_before: str = ""  # {before} of the first step
-    # Removed from steps with the white space at their ends, {n} any number: numbers that steps bring
-    drop: str = ""
+    drop: str = ""  # removed from steps with the white space at their ends: numbers that they bring
     opening: str = ""  # the critique's first words, written for the critic
     verdict: str = ""  # text right before the verdict
-    ask: str | None = (
-        None  # appended to a finished critique, to ask for its verdict; null: the critic writes it
-    )
+    ask: str | None = None  # appended to a finished critique, to ask for its verdict; null: it writes that
     force: str | None = None  # the same if it reached no verdict, which is read at its {verdict} or after it
     cut: tuple[str, ...] = ()  # `ask` and `force` replace the first of these texts and all after it
     max_tokens: Natural = 1024  # of a critique; 0: it writes nothing and is asked at once
@@ -42,13 +37,10 @@ class CriticFormat:
     top_p: Share = 1.0
     votes: Count = 1  # critiques of a step
     vote: Literal["mean", "majority"] = "mean"  # of P(good), or the share of votes with P(good) >= .5
-    decision_temperature: Positive = 1.0  # divides the log-odds of a vote
     unscored: Share | None = None  # without `force`: P(good) of a step without any verdict
     rows: Count = 64  # critiques decoded at a time
     model: str | None = None  # behind a server: its name there, as server.model of conf/sampling.yaml
-    tokenizer: str | None = (
-        None  # behind a server with chat: folder or hub name of that which writes the turns
-    )
+    tokenizer: str | None = None  # behind a server with chat: the folder of that which writes the turns
 
     def __post_init__(self):
         is_asked = self.max_tokens or self.ask is not None
@@ -71,8 +63,8 @@ def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] =
     turns = [{"role": "system", "content": fmt.system}] if fmt.system is not None else []
     if c.next is None:
         written = [fill(c.step, step=step, n=i) for i, step in enumerate(steps, 1)]
-        before = c.between.join(written[:-1]) if n > 1 else c.no_before
-        places = {"step": steps[-1], "n": n, "before": before, "steps": c.between.join(written)}
+        before = "\n".join(written[:-1]) if n > 1 else c.no_before
+        places = {"step": steps[-1], "n": n, "before": before, "steps": "\n".join(written)}
         return [*turns, {"role": "user", "content": fill(c.prompt, problem=problem, **places)}]
     for t, step in enumerate(steps):
         template = c.next if t else c.prompt
@@ -87,9 +79,8 @@ def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: S
     turns, opening = messages(fmt, problem, steps, critiques), fill(fmt.critic.opening, n=len(steps))
     if not fmt.chat:
         return "".join(turn["content"] for turn in turns) + opening
-    expect(
-        tokenizer is not None, "format.critic.tokenizer", None, "that whose chat template writes the turns"
-    )
+    expected = "the folder of the tokenizer whose chat template writes the turns"
+    expect(tokenizer is not None, "format.critic.tokenizer", None, expected)
     return conversation(fmt, tokenizer, turns, asks=True) + opening
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import optimize, sparse
 
 from prm_jax.checkpoints.folders import locate
-from prm_jax.checkpoints.hf import load_tokenizer
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.units import probability
 from prm_jax.metrics import auroc, labelled_steps
 from prm_jax.scoring import ModelScorer
