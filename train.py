@@ -18,9 +18,9 @@ from flax import nnx
 
 from prm_jax import packing, training
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.splits import Data, TaskData, data_config, load_splits
 from prm_jax.data.units import probability
 from prm_jax.examples import Example, make_examples

@@ -17,9 +17,8 @@ from flax import nnx
 
 from prm_jax import training
 from prm_jax.attention import attend, dense
-from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.checkpoints.folders import EMBEDDED
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.examples import Example
 from prm_jax.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling

@@ -5,7 +5,6 @@ import pytest
 from conftest import real_data
 
 from prm_jax import InputError
-from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.examples import make_examples
 from prm_jax.formats import Encoded, Format, check_marks, encode, read_format, train_tokenizer

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import math
-import shutil
 import types
 
 import jax
