@@ -62,9 +62,7 @@ def genprm_prompt():
 
 def r_prm_prompt():
     """The test below compares such prompts with those that the authors published."""
-    return prompt_text(
-        read_format("r_prm"), load_tokenizer(real_data("tokenizers/qwen2.5")), PROBLEM, STEPS
-    )
+    return prompt_text(read_format("r_prm"), load_tokenizer(real_data("tokenizers/qwen2.5")), PROBLEM, STEPS)
 
 
 def thinkprm_prompt():

@@ -45,7 +45,9 @@ POST_NORMS = LAYER | {
     "norm_ffn_out": "layers.{}.post_feedforward_layernorm.weight",
 }
 EXPERTS = LAYER | {"w_router": "layers.{}.mlp.gate.weight"}
-EXPERTS |= {f"w_{name}": f"layers.{{}}.mlp.experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down")}
+EXPERTS |= {
+    f"w_{name}": f"layers.{{}}.mlp.experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down")
+}
 # Parameters outside the backbone, never prefixed; {} is the name of the step head's last layer.
 HEAD = {
     "unembed": "lm_head.weight",
