@@ -24,7 +24,7 @@ from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.splits import Data, TaskData, data_config, load_splits
 from prm_jax.data.units import probability
 from prm_jax.examples import Example, make_examples
-from prm_jax.formats import Format, train_tokenizer
+from prm_jax.formats import Format, policy_format, train_tokenizer
 from prm_jax.launch import cli, run_folder, run_log
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, writable_folder
@@ -199,7 +199,8 @@ def draw_samples(*args):
 
 def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
     """The examples of both splits, with counts of what was dropped or cut."""
-    about = {"fmt": cfg.format, "tokenizer": tokenizer, "objective": cfg.objective}
+    fmt = policy_format(cfg.format, tokenizer) if cfg.objective == "lm" else cfg.format
+    about = {"fmt": fmt, "tokenizer": tokenizer, "objective": cfg.objective}
     about |= {"limit": cfg.batch.tokens, "too_long": cfg.batch.too_long}
     teaching = {"weights": cfg.batch.step_weights, "outcome_at": cfg.outcome_at}
     solutions, held_out = data.splits["train"], data.splits["validation"][: cfg.eval.solutions]

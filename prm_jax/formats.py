@@ -13,6 +13,7 @@ import functools
 import re
 from array import array
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -28,7 +29,8 @@ from prm_jax.launch.config import CONF, expect, one_of, parse
 class Format:
     """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix.
     {problem} stands for the problem in `prefix`, {n} for the step's number from 1 in `number`, {pad} for the
-    padding token in `prefix` and `separator`. With `chat`, `prefix` is the user's message."""
+    padding token in `prefix` and `separator`. With `chat`, `prefix` is the user's message, and the steps are
+    the assistant's turn."""
 
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
@@ -39,7 +41,9 @@ class Format:
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
     bos: bool = True  # the tokenizer's beginning-of-sequence token, if any, comes first
-    chat: bool = False  # the tokenizer's chat template writes the turns
+    # The tokenizer's chat template writes the turns; a text: the template in that file. null: as
+    # `policy_format` chooses for a language model, and none for a verifier
+    chat: bool | str | None = None
     system: str | None = None  # chat: the system message; null: the template's own
     outcome: bool = False  # an outcome model: one score, at the text's last token, which every step gets
     strip: bool = False  # steps lose white space at both ends
@@ -70,7 +74,11 @@ class Format:
         expected = "line ends, not a backslash and an n; in a shell $'format.separator=\"\\n\\n\"'"
         expect("\\n" not in self.separator, "format.separator", self.separator, expected)
         expect("{problem}" in self.prefix, "format.prefix", self.prefix, "a text with {problem} in it")
-        names = "between", "suffix", "drop_separator", "probe", "shift", "chat", "outcome"
+        expected = "true, false, null or a file with a chat template"
+        expect(
+            not isinstance(self.chat, str) or Path(self.chat).is_file(), "format.chat", self.chat, expected
+        )
+        names = "between", "suffix", "drop_separator", "probe", "shift", "outcome"
         used = [name for name in names if getattr(self, name)]
         is_together = self.tokenized == "together" or self.critic
         expect(is_together or not used, "format.tokenized", self.tokenized, f"together, for {used}")
@@ -161,7 +169,9 @@ def _encode_apart(fmt: Format, tokenizer, rows):
     def parts(step):
         return step.split(fmt.separator) if fmt.tokenized == "lines" else [step]
 
-    heads = [fmt.prefix.replace("{problem}", problem) for problem, _ in rows]
+    distinct = dict.fromkeys(problem for problem, _ in rows)
+    head_of = {problem: opening(fmt, tokenizer, problem) for problem in distinct}
+    heads = [head_of[problem] for problem, _ in rows]
     # Many steps of a pool repeat, so each distinct text is tokenised once, thousands in a call, whose
     # offsets, masks and words take 100 times the memory of the ids that are kept.
     texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
@@ -222,10 +232,40 @@ def _encode_together(fmt: Format, tokenizer, rows):
 ANSWER = "<the answer stands here>"
 
 
-def as_chat(fmt: Format, tokenizer, question: str, answer: str) -> str:
+def as_chat(fmt: Format, tokenizer, question: str, answer: str | None) -> str:
+    """The conversation by the chat template; without an answer the assistant's turn begins."""
     turns = {"system": fmt.system, "user": question, "assistant": answer}
     messages = [{"role": role, "content": text} for role, text in turns.items() if text is not None]
-    return conversation(fmt, tokenizer, messages, asks=False)
+    return conversation(fmt, tokenizer, messages, asks=answer is None)
+
+
+def opening(fmt: Format, tokenizer, problem: str) -> str:
+    """The text before the first step."""
+    text = fmt.prefix.replace("{problem}", problem)
+    return as_chat(fmt, tokenizer, text, None) if fmt.chat else text
+
+
+def policy_format(fmt: Format, tokenizer) -> Format:
+    """The format of a language model that solves. chat=null becomes true where its tokenizer has a chat
+    template, unless `prefix` writes the turns itself, with special tokens."""
+    if fmt.chat is not None:
+        return fmt
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    is_by_hand = any(token in fmt.prefix for token in special)
+    return dataclasses.replace(fmt, chat=bool(tokenizer.chat_template) and not is_by_hand)
+
+
+def turn_end(fmt: Format, tokenizer) -> set[int]:
+    """The special token that the chat template writes behind an assistant's turn, if there is one."""
+    if not fmt.chat:
+        return set()
+    try:
+        _, found, after = as_chat(fmt, tokenizer, "?", ANSWER).rpartition(ANSWER)
+    except InputError:  # a template that knows only the turns of users
+        return set()
+    ids = tokenizer.encode(after.lstrip(), add_special_tokens=False)[:1] if found else []
+    known = tokenizer.added_tokens_decoder
+    return {token for token in ids if token in known and known[token].special}
 
 
 def _encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...]):

@@ -79,7 +79,8 @@ def test_wrong_marks_raise():
     ("keys", "key"),
     [
         ({"label_kind": "sure"}, "label_kind"),
-        ({"chat": True}, "tokenized"),
+        ({"chat": "none.jinja"}, "chat"),
+        ({"shift": 1}, "tokenized"),
         ({"head": "vocabulary", "good": "Y", "bad": "N"}, "good"),
     ],
 )

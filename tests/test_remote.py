@@ -15,7 +15,7 @@ from conftest import call, printed
 import evaluate
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.formats import read_format
+from prm_jax.formats import read_format, train_tokenizer
 from prm_jax.generate import samples as lab
 from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling, Served, Server
@@ -146,6 +146,35 @@ def test_vllm_is_told_the_whole_law_and_tells_ids_and_what_stopped_it(stub):
     ]
     ((whole,),) = policy.extend([("1 +2?", ())], 1, "end", KEY)
     assert whole.logp_T == (-0.75,)
+
+
+def test_a_chat_template_writes_the_prompts_of_a_server(stub, tmp_path):
+    """Its tokenizer is that of the key, or of the folder that the model is served as; a base model's prompt
+    is the problem."""
+    tokenizer = train_tokenizer(["4 + 3"], 280)
+    tokenizer.add_special_tokens({"bos_token": "<s>", "additional_special_tokens": ["<end>"]})
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<end>{% endfor %}"
+    tokenizer.chat_template = "<s>" + turns + "{% if add_generation_prompt %}[assistant]{% endif %}"
+    tokenizer.save_pretrained(tmp_path)
+    end = tokenizer.convert_tokens_to_ids("<end>")
+    prefixes = [("4?", ()), ("4?", ("3+4=0",))]
+    law = dataclasses.replace(ANY, top_k=3)
+    stub.policy(law, tokenizer=str(tmp_path)).extend(prefixes, 1, "end", KEY)
+    assert [b["prompt"] for b in stub.bodies] == [
+        "[user]4?<end>[assistant]",
+        "[user]4?<end>[assistant]3+4=0\n",
+    ]
+    assert stub.bodies[0]["stop_token_ids"] == [end]
+    stub.models = 200, {"data": [{"id": str(tmp_path), "owned_by": "vllm"}]}
+    assert stub.policy().prompt("4?") == "[user]4?<end>[assistant]"
+    assert stub.policy(fmt=read_format("plain", chat=False)).prompt("4?") == "4?"
+    stub.models = 200, {"data": [{"id": "m", "owned_by": "vllm"}]}
+    for key, wrong in (
+        ("format.chat", {"fmt": read_format("plain", chat=True)}),
+        ("server.tokenizer", {"tokenizer": "./none"}),
+    ):
+        with pytest.raises(InputError, match=f"^{key}: "):
+            stub.policy(**wrong)
 
 
 def test_sglang_names_what_stopped_it_and_gives_log_probabilities_of_the_tempered_law(stub):

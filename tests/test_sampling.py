@@ -333,4 +333,4 @@ def test_the_ends_of_a_text_are_what_the_folder_says(policy, tmp_path):
     hf.save(tmp_path, policy.model, policy.tokenizer)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
     opened = sampling.open_policy(tmp_path, "best", PLAIN, "float32", ANY, 4)
-    assert opened.eos_ids == (policy.tokenizer.eos_token_id, 5, 7) and opened.format == PLAIN
+    assert opened.eos_ids == (policy.tokenizer.eos_token_id, 5, 7) and not opened.format.chat

@@ -40,8 +40,9 @@ def training_tokens(name: str) -> int | None:
     return None
 
 
-def locate(name: str) -> Path:
-    """The folder of a checkpoint: a name of SHIPPED, a folder, or a hub name (downloaded once)."""
+def locate(name: str, weights: bool = True) -> Path:
+    """The folder of a checkpoint: a name of SHIPPED, a folder, or a hub name (downloaded once, perhaps
+    without its weights)."""
     if name in SHIPPED:
         return SHIPPED[name]
     folder = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
@@ -51,7 +52,8 @@ def locate(name: str) -> Path:
         raise InputError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
 
-    files = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
+    files = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
+    files += ["*.safetensors"] if weights else []
     try:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # a dozen kinds, all of which mean that the name cannot be loaded

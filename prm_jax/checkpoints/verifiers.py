@@ -20,7 +20,7 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.splits import data_config
-from prm_jax.formats import Format, read_format
+from prm_jax.formats import Format, policy_format, read_format
 from prm_jax.launch.config import CONF, Count, Seed, expect
 from prm_jax.scorers import ENSEMBLES, CheckerScorer, EnsembleScorer, NoisyChecker, RandomScorer
 from prm_jax.scoring import LikelihoodScorer
@@ -106,7 +106,7 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
     requested = None if options.format is None or options.format.name == "auto" else options.format
-    fmt = loaded.format or requested or read_format("plain")
+    fmt = policy_format(loaded.format or requested or read_format("plain"), loaded.tokenizer)
     loaded = dataclasses.replace(loaded, format=fmt, name=name)
     return loaded.likelihood_scorer(options.rows, options.tokens)
 

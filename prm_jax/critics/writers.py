@@ -25,7 +25,10 @@ class Writer:
 
     def __init__(self, fmt: Format):
         c = fmt.critic
-        self.format, self.text = fmt, Format("critique", separator="\n", bos=fmt.bos and not fmt.chat)
+        self.format, self.text = (
+            fmt,
+            Format("critique", separator="\n", bos=fmt.bos and not fmt.chat, chat=False),
+        )
         self.sampling = Sampling(c.temperature, c.top_k, c.top_p, max(c.max_tokens, 1))
 
     def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:

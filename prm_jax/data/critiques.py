@@ -8,6 +8,7 @@ Their formats have a section `critic` (such as conf/format/genprm.yaml). The ver
 import dataclasses
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from prm_jax import InputError
@@ -85,12 +86,17 @@ def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: S
 
 
 def conversation(fmt, tokenizer, turns: list[dict], asks: bool) -> str:
-    """The turns by the tokenizer's chat template; `asks`: the assistant's next turn begins."""
+    """The turns by the tokenizer's chat template, or by that in a file; `asks`: the assistant's next turn
+    begins."""
+    template = Path(fmt.chat).read_text() if isinstance(fmt.chat, str) else None
     try:
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks)
+        return tokenizer.apply_chat_template(
+            turns, chat_template=template, tokenize=False, add_generation_prompt=asks
+        )
     except Exception as error:  # no template, one that cannot be read, or one that raises at a role
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"format={fmt.name}: the tokenizer's chat template fails ({reason})") from error
+        hint = "format.chat=false does without, format.chat=FILE.jinja names another"
+        raise InputError(f"format={fmt.name}: the chat template fails ({reason}); {hint}") from error
 
 
 def verdict_at(fmt, text: str) -> int | None:

@@ -22,7 +22,7 @@ from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import data_of, describe, is_run, open_scorer, own_runs
 from prm_jax.formats import Format
 from prm_jax.generate import search
-from prm_jax.generate.policies import Server
+from prm_jax.generate.policies import Server, show_prompt
 from prm_jax.generate.samples import policy_pool
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
 from prm_jax.generate.search_state import SearchState
@@ -152,6 +152,7 @@ def file_inputs(setup: Setup, cfg: Config) -> SearchInputs:
 def named_policy(setup: Setup, cfg: Config, questions: list[Question], grader: Grader) -> SearchInputs:
     """The inputs with the policy of the key `policy`, whose samples are kept."""
     policy, path = writer(cfg, cfg.policy, cfg.sampling), setup.folder / "samples.jsonl"
+    show_prompt(policy, questions[0].problem)
     draw_pool(path, policy, questions, cfg.samples, setup.cfg.seed, grader.grade, len(questions))
     return SearchInputs(questions, policy, grader, read_pool(path))
 

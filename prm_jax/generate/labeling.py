@@ -203,7 +203,7 @@ def label_file(
     origin = {"label_kind": cfg.kind, "completer": policy.name, "seed": seed}
     about = origin | {name: getattr(cfg, name) for name in ("label", "threshold", "k")}
     about["weights"] = fingerprint(policy.model)
-    about["format"] = policy.format.name
+    about["format"] = dataclasses.asdict(policy.format)
     about["sampling"] = dataclasses.asdict(policy.sampling)
     about["batch_rows"] = policy.batch_rows
 
@@ -272,7 +272,7 @@ def main(cfg):
         solutions = [dataclasses.replace(s, task=grader.checker) for s in solutions]
     path = folder / "labels.jsonl"
     run_folder.claim_folder(folder, raw_cfg, resumes)
-    with policy_at_work(cfg) as policy:
+    with policy_at_work(cfg, solutions[0].problem) as policy:
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grader.grade)
     print_counts(counts, totals=())
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={cfg.kind}")

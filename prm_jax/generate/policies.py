@@ -21,11 +21,14 @@ class Sampling:
 
 
 @dataclasses.dataclass(frozen=True)
-class Server:  # settings of requests; conf/sampling.yaml says what each key means
-    model: str | None = None
-    concurrency: Count = 64
-    timeout: Positive = 600.0
-    retries: Natural = 4
+class Server:
+    """A policy's server, and how it is asked."""
+
+    model: str | None = None  # the name of the model there; null: the only one
+    tokenizer: str | None = None  # folder or hub name of its tokenizer; null: the model's name, if it is one
+    concurrency: Count = 64  # requests at a time
+    timeout: Positive = 600.0  # seconds of a request
+    retries: Natural = 4  # of a request that fails
 
 
 class Served(NamedTuple):
@@ -61,8 +64,27 @@ class SamplingStats:
         return f"sampled     {prompts}: {rate}"
 
 
+def show_prompt(policy, problem: str):
+    """Prints what the policy reads before it solves a problem, shortened in the middle."""
+    text = repr(policy.prompt(problem))
+    shown = text if len(text) <= 240 else f"{text[:120]} ... {text[-120:]}"
+    made = "the chat template" if policy.format.chat else "no chat template"
+    print(f"prompt      {shown} ({made})")
+
+
+def note_empty(policy, empty: int, total: int):
+    """Says why more than half of the samples may be empty."""
+    if 2 * empty <= total:
+        return
+    cause = "no chat template wrote the prompt: format.chat=FILE.jinja names one, format.prefix writes turns"
+    if policy.format.chat:
+        cause = "see the prompt, sampling.max_tokens, and the ids that end a text in generation_config.json"
+    print(f"note        {empty:,} of {total:,} samples are empty: the model ends at once; {cause}")
+
+
 def check_format(fmt: Format):
     """InputError where the next step would not start right after the separator of the last one."""
-    unlike = fmt.suffix or fmt.between or fmt.shift or fmt.probe or fmt.drop_separator or fmt.chat
+    unlike = fmt.suffix or fmt.between or fmt.shift or fmt.probe or fmt.drop_separator
+    unlike = unlike or (fmt.chat and fmt.tokenized == "together")
     expected = "a convention in which nothing but the separator stands between steps"
     expect(not unlike, "format", fmt.name, expected)

@@ -3,25 +3,30 @@
 Commands take it as checkpoint=http://HOST:PORT; a server that asks for a key gets OPENAI_API_KEY. Each sample
 is one request, with a seed of its own, so that a stopped pool can be resumed. Prompts are sent as text, so
 the server's tokenizer may fuse what training keeps apart (`.` and a line end), as it does in texts that the
-model writes. Ids are -1 and log-probabilities NaN where a server gives none.
+model writes. A chat template is applied here, since a server's chat endpoint cannot continue a solution's
+first steps exactly. Ids are -1 and log-probabilities NaN where a server gives none.
 """
 
 import concurrent.futures
 import dataclasses
 import itertools
 import os
+import re
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
 import openai
 
 from prm_jax import InputError
+from prm_jax.checkpoints.folders import locate
+from prm_jax.checkpoints.hf import load_tokenizer
 from prm_jax.data.rows import writable
 from prm_jax.data.steps import step_sums
-from prm_jax.formats import Format, numbered
+from prm_jax.formats import Format, numbered, opening, policy_format, turn_end
 from prm_jax.generate.policies import (
     Sampling,
     SamplingStats,
@@ -78,8 +83,9 @@ class RemotePolicy:
     batch_rows: int = 64  # sets the size of a pool's chunks; requests are not limited by it
     server: Server = dataclasses.field(default_factory=Server)
     stats: SamplingStats = dataclasses.field(default_factory=SamplingStats)
-    client: openai.OpenAI | None = None  # opened once; dataclasses.replace keeps client and model
+    client: openai.OpenAI | None = None  # opened once; dataclasses.replace keeps these three
     model: Served | None = None
+    tokenizer: object = None  # its chat template writes the prompts
     dtype = "unknown: the server's"
 
     def __post_init__(self):
@@ -88,8 +94,16 @@ class RemotePolicy:
         expect(is_text, "format", self.format.name, "a convention that is text, without a tokenizer")
         self.client = self.client or open_client(self.url, self.server)
         self.model = self.model or self.find_model()
+        self.tokenizer = self.tokenizer or self.open_tokenizer()
+        if self.tokenizer:
+            self.format = policy_format(self.format, self.tokenizer)
+        hint = "false or null, unless server.tokenizer names whose chat template it is"
+        expect(self.tokenizer or not self.format.chat, "format.chat", self.format.chat, hint)
         self.name = f"{self.model.name} at {self.url}"
         self.fields = sampling_fields(self.model.server, self.sampling)
+        ends = turn_end(self.format, self.tokenizer)
+        if ends and self.model.server != "other":
+            self.fields["extra_body"]["stop_token_ids"] = sorted(ends)
 
     def find_model(self) -> Served:
         """The served model, by the server's list of them; vLLM and SGLang say there that they own it."""
@@ -102,11 +116,26 @@ class RemotePolicy:
         owner = owner_of[chosen]
         return Served(chosen, owner if owner in ("vllm", "sglang") else "other")
 
-    def prompt(self, problem: str, steps: Sequence[str]) -> str:
-        """The text before the next step."""
+    def open_tokenizer(self):
+        """The tokenizer of the key server.tokenizer, else of the folder or hub name that the model is served
+        as; None of another name, or where no chat template is asked for."""
+        name = self.server.tokenizer or self.model.name
+        is_named = self.server.tokenizer or Path(name).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+        if self.format.chat is False or not is_named:
+            return None
+        try:
+            return load_tokenizer(locate(name, weights=False))
+        except InputError as error:
+            hint = "server.tokenizer=FOLDER names it, format.chat=false does without its chat template"
+            raise InputError(f"server.tokenizer: {error}; {hint}") from None
+
+    def prompt(self, problem: str, steps: Sequence[str] = ()) -> str:
+        """The text before the next step; the server puts the beginning-of-sequence token before it."""
         f = self.format
-        whole_steps = [step + f.separator for step in numbered(f, tuple(steps))]
-        text = f.prefix.replace("{problem}", problem) + "".join(whole_steps)
+        text = opening(f, self.tokenizer, problem)
+        if f.chat and self.tokenizer.bos_token:
+            text = text.removeprefix(self.tokenizer.bos_token)
+        text += "".join(step + f.separator for step in numbered(f, tuple(steps)))
         expect(text, f"prefix {problem[:60]!r}", text, "a text of at least one token")
         return text
 

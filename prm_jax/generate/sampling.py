@@ -31,9 +31,17 @@ from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
 from prm_jax.data.rows import append_rows, require_same
 from prm_jax.data.steps import step_sums
-from prm_jax.formats import Format, encode
+from prm_jax.formats import Format, encode, opening, policy_format, turn_end
 from prm_jax.generate import policies
-from prm_jax.generate.policies import Sampling, SamplingStats, Served, Server, sample_keys
+from prm_jax.generate.policies import (
+    Sampling,
+    SamplingStats,
+    Served,
+    Server,
+    note_empty,
+    sample_keys,
+    show_prompt,
+)
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, mesh, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
@@ -145,11 +153,14 @@ class Policy:
     name: str  # folder and step
     sampling: Sampling
     batch_rows: int = 64
-    eos_ids: tuple[int, ...] = ()  # ids that end a text; empty: that of the tokenizer
+    # Ids that end a text; empty: that of the tokenizer. That which ends a turn of the chat template joins them
+    eos_ids: tuple[int, ...] = ()
     stats: SamplingStats = dataclasses.field(default_factory=SamplingStats)
 
     def __post_init__(self):
-        self.eos_ids = self.eos_ids or tuple({self.tokenizer.eos_token_id} - {None})
+        self.format = policy_format(self.format, self.tokenizer)
+        ends = set(self.eos_ids) or {self.tokenizer.eos_token_id} - {None}
+        self.eos_ids = tuple(sorted(ends | turn_end(self.format, self.tokenizer)))
         expect(self.eos_ids, f"{self.name}: tokenizer", None, "an end-of-sequence token")
         policies.check_format(self.format)
 
@@ -171,6 +182,10 @@ class Policy:
         texts = self.tokenizer.batch_decode([[i] for i in range(known)])
         texts = ["" if i in self.eos_ids else text for i, text in enumerate(texts)]
         return texts + [""] * (self.model.cfg.vocab - known)
+
+    def prompt(self, problem: str) -> str:
+        """The text before the first step."""
+        return opening(self.format, self.tokenizer, problem)
 
     def prefix_ids(self, prefixes: Sequence[Prefix]) -> list[np.ndarray]:
         """Ids of the texts to continue: all that precedes the next step's tokens in training."""
@@ -292,7 +307,7 @@ def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling,
     ends = {loaded.tokenizer.eos_token_id} - {None}
     if loaded.config is None:
         ends |= end_ids(locate(str(path)))
-    fmt, ends = loaded.format or fmt, tuple(sorted(ends))
+    fmt, ends = loaded.format or fmt, tuple(ends)
     return Policy(loaded.model, loaded.tokenizer, fmt, loaded.name, sampling, batch_rows, ends)
 
 
@@ -338,6 +353,7 @@ def draw_pool(
     about = {"policy": policy.name, "weights": fingerprint(policy.model), "dtype": policy.dtype}
     about |= {"n": n, "seed": seed}
     about["format"] = dataclasses.asdict(policy.format)
+    about["prompt"] = policy.prompt("{problem}")
     about["sampling"] = dataclasses.asdict(policy.sampling)
     about["batch_rows"] = policy.batch_rows
 
@@ -359,7 +375,9 @@ def draw_pool(
     size = max(1, 4 * policy.batch_rows // n)
     appended = append_rows(path, problems, size, check, draw_rows)
     with progress("sampling", total, "problem") as bar:
-        return keep_rows(path, about, appended, count_line, dict.fromkeys(COUNTS, 0), bar)
+        counts = keep_rows(path, about, appended, count_line, dict.fromkeys(COUNTS, 0), bar)
+    note_empty(policy, counts["empty"], counts["candidates"])
+    return counts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -388,12 +406,13 @@ class PolicyConfig(CommandConfig):
 
 
 @contextlib.contextmanager
-def policy_at_work(cfg: PolicyConfig):
-    """The policy, on the mesh; prints its cost at the end."""
+def policy_at_work(cfg: PolicyConfig, problem: str):
+    """The policy, on the mesh; prints how it reads the first problem, and at the end its cost."""
     with jax.set_mesh(mesh.make_mesh(cfg.mesh, cfg.batch_rows)):
         policy = open_policy(
             cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
         )
+        show_prompt(policy, problem)
         yield policy
     if policy.stats.tokens:
         print(policy.stats.summary())
@@ -414,7 +433,7 @@ def main(cfg):
     questions = list(read_questions(cfg.input, is_own(cfg.checker)))
     path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
     run_folder.claim_folder(folder, raw_cfg, resumes)
-    with policy_at_work(cfg) as policy:
+    with policy_at_work(cfg, questions[0].problem) as policy:
         counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grader.grade, len(questions))
     print_counts(counts, totals=())
     graded = counts["candidates"] - counts["ungraded"]  # a cut candidate fills a place, and is not right

@@ -29,7 +29,8 @@ from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import TaskData, data_config
-from prm_jax.generate.policies import SamplingStats
+from prm_jax.formats import policy_format
+from prm_jax.generate.policies import SamplingStats, show_prompt
 from prm_jax.generate.sampling import open_policy
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
@@ -96,6 +97,7 @@ class Trainer:
         self.policy = self.open_policy()
         self.reference = self.open_policy().model  # the policy that the run began with
         self.check_rows()
+        show_prompt(self.policy, problems.train[0])
         if cfg.optimizer.trainable == "lora":
             attached = functools.partial(attach, cfg=cfg.lora, seed=cfg.seed)
             self.policy.model = make_sharded(attached, self.policy.model, donate=0)
@@ -113,7 +115,8 @@ class Trainer:
         cfg = self.cfg
         dtype = choose_dtype(cfg.dtype)
         policy = open_policy(cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows)
-        expect(policy.format == cfg.format, "format", cfg.format.name, f"that of {cfg.policy}")
+        asked = policy_format(cfg.format, policy.tokenizer)
+        expect(policy.format == asked, "format", cfg.format.name, f"that of {cfg.policy}")
         return policy
 
     def open_verifier(self, name: str | None):

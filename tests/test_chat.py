@@ -1,0 +1,169 @@
+"""Policies speak their own language: the prompts, stops and samples of models with a chat template."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from conftest import printed, real_model
+from test_hf import torch_model
+
+from prm_jax import InputError
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
+from prm_jax.data.rows import write_rows
+from prm_jax.formats import read_format, train_tokenizer
+from prm_jax.generate import sampling
+from prm_jax.generate.policies import Sampling
+from prm_jax.generate.sampling import Policy, open_policy
+
+GREEDY = Sampling(0.0, None, 1.0, 24)
+SPECIAL = ["<bos>", "<|im_start|>", "<|im_end|>", "<think>"]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ALTERNATES = "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}"
+TEMPLATES = {
+    "system_by_default": "{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
+    + CHATML,
+    "thinks": CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"),
+    "begins_and_trims": "<bos>" + CHATML.replace("m.content", "m.content | trim"),
+    "no_system_no_odd_roles": "{% for m in messages %}" + ALTERNATES + "[{{ m.role }}] {{ m.content }}"
+    "{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}",
+}
+PROBLEMS = ["1 + 2?", " 7 + 5 = 2 + 3 + {problem}? ", "4?"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of transformers with two layers and the first template, saved."""
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = train_tokenizer(["7 + 5 = 2\n3 + 4\nassistant user"], 280)
+    tokenizer.add_special_tokens({"bos_token": "<bos>", "additional_special_tokens": SPECIAL[1:]})
+    tokenizer.chat_template = TEMPLATES["system_by_default"]
+    tokenizer.save_pretrained(folder)
+    torch_model(vocab_size=len(tokenizer), num_hidden_layers=2).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policy(folder):
+    return open_policy(folder, "best", read_format("plain"), "float32", GREEDY, 4)
+
+
+def with_template(policy: Policy, template: str, **changes) -> Policy:
+    policy.tokenizer.chat_template = template
+    return dataclasses.replace(policy, format=read_format("plain", **changes), eos_ids=())
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_template_writes_what_stands_before_a_step(policy, name):
+    own = with_template(policy, TEMPLATES[name])
+    tokenizer = own.tokenizer
+    for problem in PROBLEMS:
+        turns = [{"role": "user", "content": problem}]
+        asked = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        none, one = own.prefix_ids([(problem, ()), (problem, ("3+4=7",))])
+        step = tokenizer.encode("3+4=7", add_special_tokens=False) + tokenizer.encode("\n")
+        assert none.tolist() == asked and one.tolist() == asked + step
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in own.eos_ids
+    assert own.prompt("4?").endswith("<think>\n") == (name == "thinks")
+
+
+def test_the_key_turns_it_off_names_another_and_gives_a_system_message(policy, tmp_path):
+    template = TEMPLATES["system_by_default"]
+    assert with_template(policy, template, chat=False).prompt("4?") == "4?"
+    by_hand = with_template(policy, template, prefix="<|im_start|>user\n{problem}<|im_end|>\n")
+    assert by_hand.prompt("4?") == "<|im_start|>user\n4?<|im_end|>\n" and not by_hand.format.chat
+    asked = with_template(policy, template, system="Count.", prefix="{problem}\n\nStep by step.")
+    assert asked.prompt("4?").startswith("<|im_start|>system\nCount.<|im_end|>\n<|im_start|>user\n4?\n\nStep")
+    (tmp_path / "own.jinja").write_text("Q: {{ messages[0].content }}\nA:")
+    own = with_template(policy, None, chat=str(tmp_path / "own.jinja"))
+    assert own.prompt("4?") == "Q: 4?\nA:" and own.eos_ids == (own.tokenizer.eos_token_id,)
+    assert with_template(policy, None).prompt("4?") == "4?"
+    with pytest.raises(InputError, match="^format.chat: "):
+        read_format("plain", chat="auto")
+    refusing = with_template(policy, TEMPLATES["no_system_no_odd_roles"], system="Count.")
+    with pytest.raises(InputError, match="^format=plain: .*format.chat=false"):
+        refusing.prompt("4?")
+
+
+def assert_greedy_is_theirs(folder, policy: Policy, problems: list[str]):
+    """Token for token, up to where two logits of theirs tie to 1e-4."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ours = policy.extend([(problem, ()) for problem in problems], 1, "end", jax.random.key(0))
+    asked = {"do_sample": False, "max_new_tokens": policy.sampling.max_tokens, "pad_token_id": 0}
+    asked |= {"eos_token_id": list(policy.eos_ids), "output_logits": True, "return_dict_in_generate": True}
+    n_ties = 0
+    for problem, (sample,) in zip(problems, ours, strict=True):
+        turns = [{"role": "user", "content": problem}]
+        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        with torch.no_grad():
+            out = theirs.generate(torch.tensor([ids]), **asked)
+        expected, found = out.sequences[0, len(ids) :].tolist(), sample.ids_L.tolist()
+        first = next((t for t, pair in enumerate(zip(expected, found)) if len({*pair}) > 1), None)
+        if first is not None:
+            best, second = out.logits[first][0].topk(2).values.tolist()
+            assert best - second < 1e-4, problem
+            n_ties += 1
+        else:
+            assert expected == found, problem
+    return n_ties
+
+
+def test_greedy_samples_of_a_template_are_those_of_transformers(policy, folder):
+    own = with_template(policy, TEMPLATES["system_by_default"])
+    assert assert_greedy_is_theirs(folder, own, PROBLEMS) == 0
+
+
+@pytest.mark.slow
+def test_greedy_samples_of_a_real_model_are_those_of_transformers():
+    folder = real_model("smollm2")
+    law = Sampling(0.0, None, 1.0, 32)
+    policy = open_policy(folder, "best", read_format("plain"), "float32", law, 32)
+    what = ("pens", "books", "eggs", "stamps", "coins")
+    problems = [
+        f"Tom has {7 + 5 * n} {what[n % 5]} and gives {n} of them away. How many are left?" for n in range(20)
+    ]
+    assert assert_greedy_is_theirs(folder, policy, problems) <= 2
+
+
+def test_the_pool_says_how_it_was_asked_and_a_likelihood_reads_the_same(folder, monkeypatch, tmp_path):
+    write_rows(tmp_path / "problems.jsonl", [{"problem": "3 + 4?", "answer": "7"}])
+    asked = (
+        f"checkpoint={folder}",
+        "input=problems.jsonl",
+        "n=2",
+        "sampling.max_tokens=5",
+        "hydra.run.dir=a",
+    )
+    out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
+    about = json.loads((tmp_path / "a/about.json").read_text())
+    prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
+    assert about["prompt"] == prompt and about["format"]["chat"] is True
+    assert repr(prompt.replace("{problem}", "3 + 4?")) in out
+    scorer = open_verifier(f"policy:{folder}", OpenOptions(format=read_format("plain")))
+    policy = open_policy(folder, "best", read_format("plain"), "float32", GREEDY, 4)
+    ((sample,),) = policy.extend([("3 + 4?", ())], 1, "step", jax.random.key(0))
+    logit_T = scorer.score([("3 + 4?", ("1",))])[0]
+    assert scorer.format == policy.format and np.isfinite(logit_T).all() and len(sample.ids_L)
+
+
+def test_a_model_that_ends_at_once_is_said(policy, monkeypatch, tmp_path, capsys):
+    from prm_jax.data.questions import Question
+    from prm_jax.protocols import Continuation
+
+    nothing = Continuation(np.zeros(1, np.int32), np.zeros(1, np.float32), "", "eos")
+    monkeypatch.setattr(Policy, "extend", lambda self, prefixes, n, *_: [[nothing] * n for _ in prefixes])
+    for chat, hint in ((False, "format.chat"), (True, "sampling.max_tokens")):
+        own = with_template(policy, TEMPLATES["thinks"], chat=chat)
+        folder = tmp_path / str(chat)
+        folder.mkdir()
+        sampling.draw_pool(folder / "pool.jsonl", own, [Question("1", "4?")], 2, 0, lambda p: p)
+        (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
+        assert "2 of 2" in said and hint in said
