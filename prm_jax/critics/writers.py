@@ -97,7 +97,7 @@ class RemoteWriter(Writer):
         server, path = Server(model=fmt.critic.model), fmt.critic.tokenizer
         self.policy = RemotePolicy(url, self.text, self.sampling, fmt.critic.rows, server)
         self.name, self.model = self.policy.name, self.policy.model
-        self.tokenizer = load_tokenizer(locate(path)) if path else None
+        self.tokenizer = load_tokenizer(locate(path, weights=False)) if path else None
         # The chat template writes it, and the server would add another.
         self.bos = (self.tokenizer and self.tokenizer.bos_token) or ""
 

@@ -23,7 +23,7 @@ import openai
 
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import locate
-from prm_jax.checkpoints.hf import load_tokenizer
+from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.rows import writable
 from prm_jax.data.steps import step_sums
 from prm_jax.formats import Format, numbered, opening, policy_format, turn_end
