@@ -70,7 +70,15 @@ def delete(model):
     (model / "_METADATA").unlink()
 
 
-@pytest.mark.parametrize("harm", [truncate, delete])
+def flip(model):
+    """Another number in the largest file of arrays, which nothing but the sum of bits tells."""
+    path = max(model.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [truncate, delete, flip])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_or_is_one_line(tmp_path, capfd, harm):
     run_folder(tmp_path / "run", 2, 4, 6)
     assert sorted(p.name for p in (tmp_path / "run/checkpoints/latest").iterdir()) == ["4", "6"]

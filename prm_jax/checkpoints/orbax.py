@@ -1,15 +1,19 @@
 """Saves and restores the Orbax checkpoints of a run: the newest states, to resume from, and the best models.
 
-Orbax gives a step's folder its name once it is complete, and compares names and shapes when it restores.
+Orbax gives a step's folder its name once it is complete, and compares names and shapes when it restores; the
+sums of all bits are ours.
 """
 
 import contextlib
 import dataclasses
+import inspect
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax import nnx
 from omegaconf import DictConfig
@@ -67,6 +71,12 @@ class Checkpoints:
                 saved.close()
 
 
+def skip_coroutines(unraisable):
+    """sys.unraisablehook without TensorStore's reports on what an error, raised besides, has left."""
+    if not inspect.iscoroutine(unraisable.object):
+        sys.__unraisablehook__(unraisable)
+
+
 @contextlib.contextmanager
 def write_errors(saved: ocp.CheckpointManager) -> Iterator[None]:
     """Turns the failure of an earlier save, which Orbax raises at the next call, into an InputError."""
@@ -80,6 +90,7 @@ def write_errors(saved: ocp.CheckpointManager) -> Iterator[None]:
 
 def manager(folder: Path, **options) -> ocp.CheckpointManager:
     """A manager that keeps two steps."""
+    sys.unraisablehook = skip_coroutines
     # Its barriers carry the folder's name, since `latest` and `best` may save the same step.
     barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
     options = {"max_to_keep": 2, "multiprocessing_options": barriers} | options
@@ -89,21 +100,44 @@ def manager(folder: Path, **options) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(folder, options=options, item_handlers=items)
 
 
+@jax.jit
+def bit_sum(state) -> jax.Array:
+    """The sum of all arrays' bits as integers, modulo 2^32: it depends on no sharding, and a flipped bit
+    changes it. Orbax itself keeps no checksum of arrays."""
+    total = jnp.uint32(0)
+    for x in jax.tree.leaves(state):
+        bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+        total += bits.sum(dtype=jnp.uint32)
+    return total
+
+
 def composite(notes: dict, **modules) -> args.Composite:
-    """What a step holds: the modules' arrays, and notes."""
-    saved = {name: args.StandardSave(nnx.state(module)) for name, module in modules.items()}
-    return args.Composite(**saved, notes=args.JsonSave(notes))
+    """What a step holds: the modules' arrays, and notes with their sums of bits."""
+    states = {name: nnx.state(module) for name, module in modules.items()}
+    sums = {name: int(bit_sum(state)) for name, state in states.items()}
+    saved = {name: args.StandardSave(state) for name, state in states.items()}
+    return args.Composite(**saved, notes=args.JsonSave(notes | {"bit_sums": sums}))
 
 
 def restore_step(saved: ocp.CheckpointManager, step: int, **modules) -> dict:
-    """The notes of a step, which fills the modules in place, in their own types."""
-    target = {}
+    """The notes of a step, which fills the modules in place; ValueError where its arrays are not those that
+    were saved."""
+    stored, states, target = saved.item_metadata(step), {}, {}
     for name, module in modules.items():
-        state = nnx.state(module)
-        target[name] = args.StandardRestore(abstract_arrays(state, shardings(state)))
+        states[name] = nnx.state(module)
+        arrays, tree = jax.tree.flatten(abstract_arrays(states[name], shardings(states[name])))
+        # Read in the types that were saved, of which the sums are, then cast.
+        types = [x.dtype for x in jax.tree.leaves(stored[name].tree)]
+        arrays = [x.update(dtype=dtype) for x, dtype in zip(arrays, types, strict=True)]
+        target[name] = args.StandardRestore(tree.unflatten(arrays))
     out = saved.restore(step, args=args.Composite(**target, notes=args.JsonRestore()))
+    sums = out["notes"].pop("bit_sums", {})
+    found = {name: int(bit_sum(out[name])) for name in modules}
+    damaged = [name for name in found if sums.get(name, found[name]) != found[name]]
+    if damaged:
+        raise ValueError(f"bits of {' and '.join(damaged)} have changed")
     for name, module in modules.items():
-        nnx.update(module, out[name])
+        nnx.update(module, jax.tree.map(lambda x, like: x.astype(like.dtype), out[name], states[name]))
     return out["notes"]
 
 
