@@ -154,11 +154,17 @@ def without_torch(environment):
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
+def last_of_each(words) -> list[str]:
+    """The words without those whose key another one sets behind them: a command line names a key once."""
+    last = {word.partition("=")[0]: word for word in words}
+    return [word for word in dict.fromkeys(words) if last[word.partition("=")[0]] == word]
+
+
 def start(script, *args, cwd, devices=1, **env):
     """A command of this repository in a process of its own, where PyTorch is not to be found."""
     if script in ("train.py", "evaluate.py"):
         args = *args, f"cpu_devices={devices}"
-    command = [sys.executable, str(ROOT / script), *args]
+    command = [sys.executable, str(ROOT / script), *last_of_each(args)]
     environment = without_torch(os.environ | env)
     environment.pop("HYDRA_FULL_ERROR", None)
     return subprocess.Popen(
@@ -181,7 +187,7 @@ def run(script, *args, cwd, code=0, **env):
 def printed(main, monkeypatch, *overrides, cwd):
     """What a command prints that runs in this process, without a process's imports and compiling."""
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", ["", *overrides])
+    monkeypatch.setattr(sys, "argv", ["", *last_of_each(overrides)])
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main()
     return out.getvalue()
@@ -189,7 +195,7 @@ def printed(main, monkeypatch, *overrides, cwd):
 
 def call(main, monkeypatch, script, *overrides):
     """The message with which an in-process command exits."""
-    monkeypatch.setattr(sys, "argv", [script, *overrides])
+    monkeypatch.setattr(sys, "argv", [script, *last_of_each(overrides)])
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     with pytest.raises(SystemExit) as caught:
         main()

@@ -4,6 +4,7 @@ processes."""
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -22,6 +23,7 @@ from prm_jax import InputError
 from prm_jax import __main__ as commands
 from prm_jax.launch import cli, files, run_folder
 from prm_jax.launch.config import CONF, flatten, parse, store_defaults
+from prm_jax.launch.overrides import require_once
 from prm_jax.launch.own import read_function
 from prm_jax.launch.run_log import MetricsLog
 
@@ -84,6 +86,42 @@ def test_help_is_hydras_own(monkeypatch, capsys):
     assert call(train.main, monkeypatch, "train.py", "--help") == "0"
     shown = capsys.readouterr().out
     assert "conf/train.yaml" in shown and "checkpoint_every: 200" in shown and "Powered by Hydra" in shown
+
+
+@pytest.mark.parametrize(
+    "words, key, once",
+    [
+        (["-m", "loss={step:mse},{step:bce}", "loss={pos_weight:2},{pos_weight:4}"], "loss", "-m"),
+        (["batch={rows:8}", "batch.rows=16"], "batch.rows", "'batch.rows=8,16'"),
+        (["++seed=1", "seed=2"], "seed", "'seed=1,2'"),
+        (["-m", "data=chain,jsonl", "data=text"], "data", "'data=chain,jsonl,text'"),
+        (["-m", "+hydra.sweeper.params={steps: 4}", "steps=2,3"], "steps", "'steps=4,2,3'"),
+    ],
+)
+def test_a_key_stands_once_on_a_command_line(words, key, once):
+    with pytest.raises(InputError, match=rf"^{key}: .*{re.escape(words[-1])}.*{re.escape(once)}"):
+        require_once(words)
+
+
+def test_words_that_set_other_keys_stand_together():
+    require_once(["data=chain", "data.path=x", "batch={rows:8}", "batch.tokens=64,128", "~seed", "+seed=1"])
+    require_once(["lora.targets=[w_q,", "w_v]", "a=[b,{c:1}]", "--cfg=job"])
+
+
+@pytest.mark.parametrize(
+    "word, error",
+    [
+        ("lr=1e-3", "lr: .*optimizer.lr"),
+        ("optimiser.lr=1", "optimiser.lr: .*optimizer.lr"),
+        ("optimizer.lr", "optimizer.lr: "),
+        ("data.path=a b=c", "data.path=a b=c: "),
+        ("seed=1,2", "seed=1,2"),
+    ],
+)
+def test_what_hydra_refuses_is_one_line(word, error, monkeypatch):
+    told = call(train.main, monkeypatch, "train.py", word)
+    assert re.match("error: .*" + error, told) and "\n" not in told
+    assert "HYDRA_FULL_ERROR" not in os.environ
 
 
 def test_a_sweep_runs_every_job_and_goes_on_where_it_was_cut(monkeypatch, tmp_path, capsys):

@@ -9,12 +9,12 @@ from examples.papers.table import Difference, Figure
 
 RIGHT, AUROC = "right (gold)", "AUROC of the PRM on this policy's steps"
 ARMS = {
-    "sum form": "form=sum reward.prm_checkpoint={prm}",
-    "min form": "form=min reward.prm_checkpoint={prm}",
-    "sum form + KL": "form=sum reward.prm_checkpoint={prm} update.kl=1",
-    "min form + checker": "form=min reward.prm_checkpoint={prm} reward.answer=1",
-    "sum form, hardened PRM": "form=sum reward.prm_checkpoint={hardened}",
-    "min form, hardened PRM": "form=min reward.prm_checkpoint={hardened}",
+    "sum form": "form=sum reward.answer=0 reward.prm_checkpoint={prm}",
+    "min form": "form=min reward.answer=0 reward.prm_checkpoint={prm}",
+    "sum form + KL": "form=sum reward.answer=0 reward.prm_checkpoint={prm} update.kl=1",
+    "min form + checker": "form=min reward.answer=1 reward.prm_checkpoint={prm}",
+    "sum form, hardened PRM": "form=sum reward.answer=0 reward.prm_checkpoint={hardened}",
+    "min form, hardened PRM": "form=min reward.answer=0 reward.prm_checkpoint={hardened}",
 }
 STAGES = {
     "restating": "train.py objective=lm data.samples=solver data.train_split=base data.task.restate=0.3 "
@@ -22,7 +22,7 @@ STAGES = {
     "prm": "train.py seed={seed}",
     "half": "-m examples.attack --harden {out} --share 0.5 --seed {seed}",
     "hardened": f"train.py {ROWS.replace('rows', 'half')}" + " seed={seed}",
-    "policy": "-m prm_jax.rl policy={restating} data.task.restate=0.3 advantage=pure reward.answer=0 "
+    "policy": "-m prm_jax.rl policy={restating} data.task.restate=0.3 advantage=pure "
     "reward.prm=1 reward.prm_form=probability n=8 sampling.max_tokens=128 batch.tokens=256 batch.rows=4 "
     "batch_rows=256 steps=20 eval.every=2 eval.problems=100 eval.n=2 {reward} seed={seed}",
 }

@@ -115,8 +115,7 @@ def read_rows(cfg: Config) -> tuple[list[Row], pd.DataFrame, dict[str, str]]:
 
 
 def read_file(file: Path) -> list[Row]:
-    """A run, the steps of one, or each verifier of an evaluation, whose own settings have their names, or
-    `evaluate.NAME` where the training has such a key too."""
+    """A run, the steps of one, or each verifier of an evaluation."""
     folder, made = file.parent, file.stat().st_mtime
     own = run_folder.settings(folder) | {"seed": run_folder.run_config(folder).get("seed")}
     if file.name == "metrics.jsonl":
@@ -124,25 +123,31 @@ def read_file(file: Path) -> list[Row]:
     results = read_json(file)
     if file.name == "summary.json":
         return [Row(str(folder), made, own, results)]
-    own.pop("checkpoint", None)
-    verifiers = results.get("runs") or [
-        results.get("verifiers", {}).get(name, {}) | {"verifier": name, "scorer": numbers}
-        for name, numbers in results.get("scorers", {}).items()
-    ]
+    verifiers = results.get("runs", [])
+    for name, numbers in results.get("scorers", {}).items():
+        about = results.get("verifiers", {}).get(name, {})
+        verifiers.append(about | {"verifier": name, "scorer": numbers})
     rows = []
     for verifier in verifiers or [results.get("trained", {})]:
-        trained = verifier.get("settings") or {}
-        known = {f"evaluate.{key}" if key in trained else key: x for key, x in own.items()} | trained
-        known["seed"] = verifier.get("train_seed", own["seed"])
-        if "scorer" in verifier and not trained:
-            known["scorer"] = verifier["verifier"]
-        rows.append(Row(verifier.get("verifier", str(folder)), made, known, results | verifier))
+        name = verifier.get("verifier", str(folder))
+        rows.append(Row(name, made, verifier_settings(own, verifier), results | verifier))
     return rows
+
+
+def verifier_settings(evaluation: dict, verifier: dict) -> dict:
+    """The settings of a verifier's training, and beside them those of its evaluation, which are named
+    `evaluate.NAME` where the training has such a key too."""
+    trained = verifier.get("settings") or {}
+    settings = {f"evaluate.{key}" if key in trained else key: x for key, x in evaluation.items()} | trained
+    settings.pop("checkpoint", None)
+    if "scorer" in verifier and not trained:
+        settings["scorer"] = verifier["verifier"]
+    return settings | {"seed": verifier.get("train_seed", evaluation["seed"])}
 
 
 def choose_x(settings: pd.DataFrame) -> str | None:
     """The numeric key with most values, or else the first."""
-    numeric = [key for key in settings if all(map(is_number, settings[key]))]
+    numeric = [key for key in settings if settings[key].map(is_number).all()]
     return max(numeric, key=lambda key: settings[key].nunique(), default=next(iter(settings), None))
 
 
@@ -166,49 +171,59 @@ def as_texts(table: Table) -> pd.DataFrame:
     if table.keys[:1] == ["step"]:
         frame = frame.groupby([*table.keys[1:], "y"], sort=False, as_index=False).last()
     frame = frame.astype(dict.fromkeys(table.keys, str))
-    numbers = zip(frame["mean"], frame["low"], frame["high"], strict=True)
-    frame["text"] = [
-        f"{a:.4f}" if np.isnan(low) else f"{a:.4f} [{low:.4f}, {high:.4f}]" for a, low, high in numbers
-    ]
+    frame["text"] = frame.apply(as_text, axis=1)
     index = [*table.keys, "n"]
     wide = frame.pivot_table(index=index, columns="y", values="text", aggfunc="first", sort=False)
     return wide.reset_index().rename_axis(columns=None).fillna("-")
+
+
+def as_text(row: pd.Series) -> str:
+    """A mean with its interval, where it has one."""
+    mean = f"{row['mean']:.4f}"
+    return mean if np.isnan(row["low"]) else f"{mean} [{row['low']:.4f}, {row['high']:.4f}]"
 
 
 def draw(table: Table, path: Path) -> Path:
     """Draws a panel a y, a line for each setting without x: means and their interval, as a band of learning
     curves, else as bars with each run as a faint dot."""
     x, *others = table.keys or [None]
-    frame = table.frame.assign(place=table.frame[x] if x else "")
-    frame["line"] = frame[others].astype(str).agg(", ".join, axis=1) if others else ""
-    ys, places = frame["y"].unique(), list(frame["place"].unique())
-    numeric = all(map(is_number, places)) and len(places) > 1
-    if not numeric:
-        frame["place"] = frame["place"].map(places.index)
+    frame = table.frame.assign(place=table.frame[x] if x else "", line="")
+    if others:
+        frame["line"] = frame[others].astype(str).agg(", ".join, axis=1)
+    names = list(frame["place"].unique())
+    is_numeric = all(map(is_number, names)) and len(names) > 1
+    if not is_numeric:
+        frame["place"] = frame["place"].map(names.index)
+    ys = frame["y"].unique()
     figure, axes = style.panels(1, len(ys), 3.2, 3.6 * len(ys) + 1.6)
     for panel, y in zip(axes[0], ys, strict=True):
         for i, (name, rows) in enumerate(frame[frame["y"] == y].groupby("line", sort=False)):
-            look = style.line_style(i) | ({} if numeric else style.NO_LINE)
-            columns = rows.sort_values("place")[["place", "mean", "low", "high"]].to_numpy(float)
-            place, mean, low, high = columns.T
-            panel.plot(place, mean, label=style.plain(name), **look)
-            if x == "step":
-                style.band(panel, place, low, high, look)
-                continue
-            panel.errorbar(
-                place, mean, [mean - low, high - mean], fmt="none", ecolor=look["color"], capsize=2
-            )
-            each = rows.explode("value")
-            panel.plot(each["place"], each["value"], ".", color=look["color"], alpha=0.4, markersize=4)
-        if not numeric:
-            panel.set_xticks(range(len(places)), [style.plain(str(place)) for place in places])
-        elif x != "step" and min(places) > 0 and max(places) >= 10 * min(places):
+            draw_line(panel, rows.sort_values("place"), name, i, x == "step", is_numeric)
+        if not is_numeric:
+            panel.set_xticks(range(len(names)), [style.plain(str(name)) for name in names])
+        elif x != "step" and min(names) > 0 and max(names) >= 10 * min(names):
             panel.set_xscale("log")
         panel.set(xlabel=x or "", ylabel=style.plain(y))
-        panel.margins(x=0.05 if numeric else 0.15)
+        panel.margins(x=0.05 if is_numeric else 0.15)
     if others:
         axes[0, -1].legend(title=style.plain(",\n".join(others)), title_fontsize=7.5, **style.OUTSIDE)
     return style.save(figure, path)
+
+
+def draw_line(panel, rows: pd.DataFrame, name: str, i: int, is_curve: bool, is_numeric: bool):
+    """The means of one line of a panel, with their intervals."""
+    look = style.line_style(i)
+    if not is_numeric:
+        look |= style.NO_LINE
+    place, mean, low, high = rows[["place", "mean", "low", "high"]].to_numpy(float).T
+    panel.plot(place, mean, label=style.plain(name), **look)
+    if is_curve:
+        style.band(panel, place, low, high, look)
+        return
+    color = look["color"]
+    panel.errorbar(place, mean, [mean - low, high - mean], fmt="none", ecolor=color, capsize=2)
+    each = rows.explode("value")
+    panel.plot(each["place"], each["value"], ".", color=color, alpha=0.4, markersize=4)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,12 @@ from omegaconf import DictConfig
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, store_defaults
 from prm_jax.launch.files import cache_folder
+from prm_jax.launch.overrides import refusal, require_once
 from prm_jax.launch.run_folder import output_dir
 
 # Errors that end in one line: bad input, refusals of the system such as a full disk, an optional package.
 USER_ERRORS = (InputError, OSError, MemoryError, ImportError)
+FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 def command(config_name: str, config: type | None = None):
@@ -31,11 +33,15 @@ def command(config_name: str, config: type | None = None):
         store_defaults(f"{config_name}_defaults", config)
     options = {"version_base": "1.3"}
     if "execution_whitelist" in inspect.signature(hydra.main).parameters:  # Hydra 1.4
-        options = {"execution_whitelist": f"{__name__}.SweepTable"}
+        options = {"execution_whitelist": f"{__name__}.AfterSweep"}
 
     def decorate(main: Callable[[DictConfig], float | None]) -> Callable[[], None]:
+        traces = False  # whether the user asks for them
+
         @functools.wraps(main)
         def job(cfg: DictConfig) -> float | None:
+            if not traces:
+                os.environ.pop(FULL_ERROR, None)
             is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
             try:
                 use_compilation_cache()
@@ -43,7 +49,7 @@ def command(config_name: str, config: type | None = None):
             except USER_ERRORS as error:
                 with contextlib.suppress(OSError):  # the folder is not empty
                     output_dir().rmdir()
-                if "HYDRA_FULL_ERROR" in os.environ:
+                if traces:
                     raise
                 if is_sweep:  # an exception, after which Hydra goes on with the other jobs
                     print(one_line(error), file=sys.stderr)
@@ -53,7 +59,27 @@ def command(config_name: str, config: type | None = None):
                 print("interrupted", file=sys.stderr)
                 sys.exit(130)
 
-        return hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
+        run = hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
+
+        @functools.wraps(main)
+        def start():
+            nonlocal traces
+            traces = FULL_ERROR in os.environ
+            try:
+                require_once(sys.argv[1:])
+                os.environ[FULL_ERROR] = "1"  # until a job begins: Hydra raises what it would print
+                run()
+            except InputError as error:
+                sys.exit(one_line(error))
+            except Exception as error:
+                if traces:
+                    raise
+                sys.exit(f"error: {refusal(error, config_name)}")
+            finally:
+                if not traces:
+                    os.environ.pop(FULL_ERROR, None)
+
+        return start
 
     return decorate
 
@@ -64,13 +90,14 @@ def one_line(error: Exception) -> str:
     return f"error: {text}" if isinstance(error, InputError) else f"error: {type(error).__name__}: {text}"
 
 
-class SweepTable(Callback):
-    """Ends a sweep of training runs with its table and figure."""
+class AfterSweep(Callback):
+    """Calls a function of the sweep's folder, named by `show`, once its jobs are done."""
+
+    def __init__(self, show: str):
+        self.show = show
 
     def on_multirun_end(self, config: DictConfig, **more):
-        from prm_jax.figures.sweeps import show_sweep  # not above: it imports matplotlib
-
-        show_sweep(Path(config.hydra.sweep.dir))
+        hydra.utils.get_method(self.show)(Path(config.hydra.sweep.dir))
 
 
 def use_compilation_cache():
