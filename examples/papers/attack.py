@@ -52,4 +52,4 @@ STAGES = {
 PAIRS = [("default", "hardened"), ("hardened", ALL), (ALL, LONG), ("default", LONG)]
 COMPARE = [Difference(panel, *pair) for panel in (WORST, LEFT) for pair in PAIRS]
 SWEEP = {"training": ARMS, "seed": range(8)}
-FIGURES = {"attack": Figure(STAGES, gather, draw, COMPARE, SWEEP, "cpu_devices=1")}
+FIGURES = {"attack": Figure(STAGES, gather, draw, COMPARE, SWEEP)}

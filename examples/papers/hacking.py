@@ -36,4 +36,4 @@ COMPARE = [
     Difference(AUROC, "sum form, hardened PRM", "sum form"),
 ]
 SWEEP = {"reward": ARMS, "seed": range(8)}
-FIGURES = {"hacking": Figure(STAGES, gather, draw, COMPARE, SWEEP, "cpu_devices=1")}
+FIGURES = {"hacking": Figure(STAGES, gather, draw, COMPARE, SWEEP)}

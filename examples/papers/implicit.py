@@ -50,7 +50,7 @@ COMPARE = [
 ]
 draw = dots([[AUROC], [BEST, LOWEST]])
 SWEEP = {"kind": KINDS, "seed": range(8)}
-IMPLICIT = Figure(STAGES, gather_implicit, draw, COMPARE, SWEEP, "cpu_devices=1")
+IMPLICIT = Figure(STAGES, gather_implicit, draw, COMPARE, SWEEP)
 
 SOLVED, SOUND = "solved", "without a wrong step"
 EACH, ANSWER, BY_STEPS = "each step", "outcome by answer", "outcome by steps"
@@ -85,5 +85,5 @@ COMPARE = [
 ]
 draw = curves((SOLVED, SOUND), "training solutions", log=True)
 SWEEP = {"supervision": ARMS, "samples": [1000, 4000, 16000], "seed": range(8)}
-SUPERVISION = Figure(STAGES, gather_supervision, draw, COMPARE, SWEEP, "cpu_devices=1")
+SUPERVISION = Figure(STAGES, gather_supervision, draw, COMPARE, SWEEP)
 FIGURES = {"implicit": IMPLICIT, "supervision": SUPERVISION}

@@ -34,7 +34,7 @@ COMPARE = [
     Difference(ERROR, "any right, K = 8", "half right, K = 8"),
 ]
 draw = curves([ERROR], "K, completions of a prefix", log=True)
-LABELS_K = Figure(STAGES, gather_k, draw, COMPARE, also="cpu_devices=1")
+LABELS_K = Figure(STAGES, gather_k, draw, COMPARE)
 
 CORRECTNESS, VALUE = "AUROC against correctness", "AUROC against value"
 HARD, SOFT, TD = "hard, K = 8", "soft, K = 8", "TD(.8), no completions"
@@ -86,7 +86,7 @@ COMPARE = [
     Difference(CORRECTNESS, NOISY_SOFT, SOFT),
 ]
 SWEEP, draw = {"labels": ARMS, "seed": range(8)}, dots([[CORRECTNESS, VALUE]])
-MC_LABELS = Figure(STAGES, gather_kinds, draw, COMPARE, SWEEP, "cpu_devices=1")
+MC_LABELS = Figure(STAGES, gather_kinds, draw, COMPARE, SWEEP)
 FIGURES = {"labels_k": LABELS_K, "mc_labels": MC_LABELS}
 
 

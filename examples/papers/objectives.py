@@ -49,4 +49,4 @@ COMPARE = [
 ]
 draw = dots([[AUROC], [PRODUCT, LOWEST], ["ECE"]])
 SWEEP = {"objective": ARMS, "seed": range(8)}
-FIGURES = {"objectives": Figure(STAGES, gather, draw, COMPARE, SWEEP, "cpu_devices=1")}
+FIGURES = {"objectives": Figure(STAGES, gather, draw, COMPARE, SWEEP)}

@@ -65,4 +65,4 @@ COMPARE = [
     Difference("alpha", "700 steps", "150 steps"),
 ]
 SWEEP = {"training": [50, 150, 700], "seed": range(8)}
-FIGURES = {"overoptimisation": Figure(STAGES, gather, draw, COMPARE, SWEEP, "cpu_devices=1")}
+FIGURES = {"overoptimisation": Figure(STAGES, gather, draw, COMPARE, SWEEP)}

@@ -3,6 +3,8 @@
 python -m examples.papers.run rl --redraw       # README.md: its question, what was expected
 """
 
+import itertools
+
 import numpy as np
 
 from examples.papers.table import Difference, Figure, Table, by_value, curves
@@ -21,7 +23,7 @@ def gather(stages: dict) -> Table:
             if np.isfinite(y_SX := [run[name] for run in runs]).any():
                 table.curve(panel, kind, tokens_SX.mean(0), y_SX)
         end_S = tokens_SX[:, -1] if end_S is None else end_S  # of the first arm
-        left_S = end_S - [verifier_tokens(stage) / 1e3 for stage in members]
+        left_S = end_S - [verifier_tokens(stage, stages) / 1e3 for stage in members]
         if (left_S < end_S).any():
             triples = zip(left_S, tokens_SX, runs, strict=True)
             y_S = [np.interp(left, tokens_X, run["eval_pass_at_1"]) for left, tokens_X, run in triples]
@@ -29,10 +31,11 @@ def gather(stages: dict) -> Table:
     return table
 
 
-def verifier_tokens(stage) -> int:
+def verifier_tokens(stage, stages: dict) -> int:
     """Policy tokens of the training samples of the verifier that rewards a policy, 0 where none does."""
-    used = [need for need in stage.needs if f"reward.prm_checkpoint={need.folder}" in stage.words]
-    return sum(need.results()["counts"]["policy_tokens"] for need in used)
+    every = itertools.chain(*stages.values())
+    used = [x for x in every if f"reward.prm_checkpoint={x.folder}" in stage.words]
+    return sum(x.results()["counts"]["policy_tokens"] for x in used)
 
 
 draw = curves(list(PANELS.values()), "thousand policy tokens")
@@ -60,4 +63,4 @@ COMPARE = [
     Difference(RIGHT, "PRM + checker (RLOO by steps)", "PRM + checker (RLOO)"),
 ]
 SWEEP = {"reward": ARMS, "seed": range(8)}
-FIGURES = {"rl": Figure(STAGES, gather, draw, COMPARE, SWEEP, "cpu_devices=1")}
+FIGURES = {"rl": Figure(STAGES, gather, draw, COMPARE, SWEEP)}

@@ -3,8 +3,8 @@
 NAME is a file beside this one; README.md says what each asks and what was expected.
 
     python -m examples.papers.run NAME --redraw      draws the tables of docs/gallery; runs nothing
-    python -m examples.papers.run NAME --explain     says which commands are done
-    python -m examples.papers.run NAME --jobs 2      runs the others, two at a time; makes table and picture
+    python -m examples.papers.run NAME --explain     prints the commands
+    python -m examples.papers.run NAME --jobs 2      runs them, two at a time; makes table and picture
     python -m examples.papers.run NAME --seeds 0 1   the same with these seeds alone
 
 A line of `stages` is a command without `python`, run for each combination of the sweep keys. In it {seed} is
@@ -12,8 +12,8 @@ a value of the sweep key `seed`; {prm} is the folder of the line `prm` at the sa
 [{prm}], all of its folders that agree in the keys that the line names; {data} is PRM_JAX_DATA. A Hydra
 command gets its folder as hydra.run.dir, another one where it says {out}.
 
-A finished command is not run again. Its folder has the name of a hash of its text, so that figures share what
-they have in common: after a change of code or conf/ take another --folder.
+A folder has the name of a hash of its command, so that figures share what they have in common, and what is
+done is not run again: after a change of code or conf/ take another --folder.
 """
 
 import argparse
@@ -28,12 +28,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from examples.papers.table import Figure, differences, read_table, statements
 from prm_jax.figures.style import GREY, save
-from prm_jax.launch import run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "docs/gallery"
@@ -46,18 +44,13 @@ SPREAD = "Thin, small: runs; bold, large: their mean; intervals: 95 % t of eight
 class Stage:
     """A line of a figure at one combination of its sweep keys."""
 
-    sweep: dict[str, object]
+    sweep: dict[str, object]  # the values that its command depends on
     words: list[str]  # its command
-    needs: list["Stage"]
     folder: Path
 
-    @property
-    def done(self) -> bool:
-        return (self.folder / "DONE").exists()
-
     def results(self) -> dict:
-        paths = [self.folder / name for name in ("results.json", "summary.json")]
-        return json.loads(next(path for path in paths if path.exists()).read_text())
+        path = self.folder / "results.json"
+        return json.loads((path if path.exists() else self.folder / "summary.json").read_text())
 
     def made(self, verifier: str) -> bool:
         """Whether a verifier of a results.json is this stage's: FOLDER step 700."""
@@ -66,70 +59,58 @@ class Stage:
 
 def make_stages(figure: Figure, root: Path) -> dict[str, list[Stage]]:
     """{line: its stages}, each folder once."""
-    sweeps = [dict(zip(figure.sweep, x, strict=True)) for x in itertools.product(*figure.sweep.values())]
-    made: dict[str, list[Stage]] = {}  # a stage for each of `sweeps`
-    for line in figure.stages:
-        made[line] = [make_stage(figure, line, sweep, made, root) for sweep in sweeps]
-    return {line: list({stage.folder: stage for stage in stages}.values()) for line, stages in made.items()}
+    made = {}
+    for line, text in figure.stages.items():
+        stages = {}
+        for values in itertools.product(*figure.sweep.values()):
+            sweep = dict(zip(figure.sweep, values, strict=True))
+            stage = make_stage(figure, text, sweep, made, root)
+            stages.setdefault(stage.folder, stage)
+        made[line] = list(stages.values())
+    return made
 
 
-def make_stage(figure: Figure, line: str, sweep: dict, made: dict[str, list[Stage]], root: Path) -> Stage:
-    text = figure.stages[line]
-    text += "" if "{out}" in text else f" {figure.also} hydra.run.dir={{out}}"
-    named = {key: value for key, value in sweep.items() if f"{{{key}}}" in text}
-    for key, value in named.items():
-        texts = figure.sweep[key]
-        text = text.replace(f"{{{key}}}", texts[value] if isinstance(texts, dict) else str(value))
-    agree_in, needs = named if "[" in text else sweep, {}
-    for name in [name for name in made if f"{{{name}}}" in text]:
-        used = {x.folder: x for x in made[name] if agree_in.items() <= x.sweep.items()}
-        text = text.replace(f"{{{name}}}", ",".join(map(str, used)))
-        needs |= used
+def make_stage(figure: Figure, text: str, sweep: dict, made: dict[str, list[Stage]], root: Path) -> Stage:
+    """The stage of a line at one combination, from those of the lines before it."""
+    if "{out}" not in text:
+        text += " cpu_devices=1 hydra.run.dir={out}"
+    own = {key: value for key, value in sweep.items() if f"{{{key}}}" in text}
+    for key, value in own.items():
+        options = figure.sweep[key]
+        text = text.replace(f"{{{key}}}", options[value] if isinstance(options, dict) else str(value))
+    gathers = "[" in text
+    agreed = own if gathers else sweep
+    for line in [line for line in made if f"{{{line}}}" in text]:
+        used = [x for x in made[line] if all(agreed.get(key, y) == y for key, y in x.sweep.items())]
+        text = text.replace(f"{{{line}}}", ",".join(str(x.folder) for x in used))
+        own |= {} if gathers else used[0].sweep
     digest = hashlib.sha256(text.replace(f"{root}{os.sep}", "").encode()).hexdigest()[:8]
     command = Path(text.removeprefix("-m ").split()[0].removesuffix(".py")).name.split(".")[-1]
     folder = root / f"{command}-{digest}"
-    words = shlex.split(text.replace("{out}", str(folder)).replace("{data}", str(DATA)))
-    return Stage(sweep, words, list(needs.values()), folder)
-
-
-def run_all(lines: dict[str, list[Stage]], jobs: int):
-    """Runs what is not done, one line of the figure after the other; the first failure ends it."""
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for stages in lines.values():
-            list(pool.map(run_stage, stages))
+    return Stage(own, shlex.split(text.replace("{out}", str(folder)).replace("{data}", str(DATA))), folder)
 
 
 def run_stage(stage: Stage):
-    if stage.done:
+    """Runs its command where that is not done; a failure ends it all."""
+    if (stage.folder / "DONE").exists():
         return
     shutil.rmtree(stage.folder, ignore_errors=True)
     stage.folder.mkdir(parents=True)
-    log, begun = stage.folder / "log.txt", time.monotonic()
+    log = stage.folder / "log.txt"
     command = [sys.executable, *stage.words]
     with open(log, "w") as out:
         code = subprocess.run(command, cwd=ROOT, stdout=out, stderr=out, check=False).returncode
     if code:
-        last = log.read_text(errors="replace").strip().rsplit("\n", 1)[-1]
-        sys.exit(f"error: {stage.folder.name}: exit {code}: {last[:300]}; see {log}")
-    about = {"words": stage.words, "commit": run_folder.versions()["commit"]}
-    run_folder.write_json(stage.folder / "DONE", about | {"seconds": time.monotonic() - begun})
-    print(f"made        {time.monotonic() - begun:>7.1f} s  {stage.folder}", flush=True)
-
-
-def write_table(figure: Figure, lines: dict[str, list[Stage]], path: Path):
-    """Writes the numbers of finished stages, the declared differences among them."""
-    table = figure.gather(lines)
-    table.write(path)
-    for item, difference_S in differences(read_table(path), figure.compare).items():
-        table.number(f"difference of {item.panel}", f"{item.a} - {item.b}", difference_S, item.x)
-    table.write(path)
+        sys.exit(f"error: {stage.folder.name}: exit {code}; see {log}")
+    (stage.folder / "DONE").touch()
+    print(f"made        {stage.folder}", flush=True)
 
 
 def main(words: list[str] | None = None):
     parser = argparse.ArgumentParser(description="Makes a paper's figure.")
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--redraw", action="store_true", help="draw the stored table, run nothing")
-    parser.add_argument("--explain", action="store_true", help="say which commands are done, run nothing")
+    parser.add_argument("--explain", action="store_true", help="print the commands, run nothing")
     parser.add_argument("--jobs", type=int, default=1, help="commands at a time")
     parser.add_argument("--seeds", type=int, nargs="+", help="in place of the figure's own")
     parser.add_argument("--folder", type=Path, default=Path("runs/papers"))
@@ -139,16 +120,17 @@ def main(words: list[str] | None = None):
             figure = dataclasses.replace(figure, sweep=figure.sweep | {"seed": args.seeds})
         lines = make_stages(figure, args.folder.resolve() / "stages")
         if args.explain:
-            for stage in itertools.chain(*lines.values()):
-                print(f"{'done' if stage.done else 'to make':<12}{' '.join(stage.words)}")
+            print(*(shlex.join(stage.words) for stage in itertools.chain(*lines.values())), sep="\n")
             continue
         path = args.folder / name / f"{name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         if not args.redraw:
-            run_all(lines, args.jobs)
-            write_table(figure, lines, path)
+            with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+                for stages in lines.values():  # the next line may need this one's folders
+                    list(pool.map(run_stage, stages))
+            figure.gather(lines).write(path, figure.compare)
         table = read_table(STORED / path.name if args.redraw else path)
-        for line in statements(table, figure.compare):
+        for line in statements(differences(table, figure.compare)):
             print(f"says        {line}")
         drawn = figure.draw(table)
         drawn.text(0, -0.02, SPREAD, fontsize=7, color=GREY, va="top")

@@ -42,4 +42,4 @@ COMPARE = [
     Difference(BUDGET, "lookahead", "best of n", x=480),
     Difference(BUDGET, "lookahead", "best of n", x=1920),
 ]
-FIGURES = {"search": Figure(STAGES, gather, draw, COMPARE, also="cpu_devices=1")}
+FIGURES = {"search": Figure(STAGES, gather, draw, COMPARE)}

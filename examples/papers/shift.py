@@ -79,7 +79,7 @@ COMPARE = [
     Difference(HOME, "PRM, chosen here", "likelihood, chosen here"),
 ]
 draw = curves((HOME, ELSEWHERE), "threshold (F1 of the first wrong line)")
-THRESHOLD = Figure(STAGES, gather_threshold, draw, COMPARE, also="cpu_devices=1")
+THRESHOLD = Figure(STAGES, gather_threshold, draw, COMPARE)
 
 POOL = "evaluate.py task=best_of_n data=chain_shift checkpoint=[{prm}] fresh.outcome_model=null seed={seed}"
 COMPARE = [
@@ -88,5 +88,5 @@ COMPARE = [
     Difference("solved", "PRM, weighted vote", "majority vote", x=64),
 ]
 STAGES = PRM | {"pool": POOL}
-BEST_OF_N = Figure(STAGES, best_of_n.gather, best_of_n.draw, COMPARE, also="cpu_devices=1")
+BEST_OF_N = Figure(STAGES, best_of_n.gather, best_of_n.draw, COMPARE)
 FIGURES = {"shift": SHIFT, "threshold": THRESHOLD, "best_of_n_shift": BEST_OF_N}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from prm_jax.figures.style import line_style, over_seeds, panels, plain
+from prm_jax.figures.style import band, line_style, over_seeds, panels, plain
 from prm_jax.stats import sign_flip_test
 
 
@@ -33,7 +33,6 @@ class Figure:
     draw: Callable  # a table, as read, to a matplotlib figure
     compare: Sequence[Difference] = ()  # the primary difference first
     sweep: dict[str, dict | Sequence] = dataclasses.field(default_factory=lambda: {"seed": range(8)})
-    also: str = ""  # words of every Hydra command
 
 
 class Table(list):
@@ -52,17 +51,12 @@ class Table(list):
         for x, value_S in zip(x_X, np.transpose(value_SX), strict=True):
             self.number(panel, series, value_S, x)
 
-    def write(self, path: Path):
+    def write(self, path: Path, declared: Sequence[Difference]):
+        """Writes the rows, behind them the declared differences of the values as they are written."""
         pd.DataFrame(self).to_csv(path, index=False, float_format="%.6g")
-
-
-def holm(p_m) -> np.ndarray:
-    """p values of m tests, corrected for their number (Holm 1979): the i-th smallest, from 0, times m - i, at
-    most 1, and no smaller than the one before."""
-    p_m = np.asarray(p_m, np.float64)
-    order = np.argsort(p_m, kind="stable")
-    corrected_m = np.maximum.accumulate(p_m[order] * np.arange(len(p_m), 0, -1))
-    return np.minimum(corrected_m, 1.0)[np.argsort(order)]
+        for item, difference_S in differences(read_table(path), declared).items():
+            self.number(f"difference of {item.panel}", f"{item.a} - {item.b}", difference_S, item.x)
+        pd.DataFrame(self).to_csv(path, index=False, float_format="%.6g")
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -72,8 +66,10 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def by_value(stages: Sequence, key: str) -> dict:
     """{value of a sweep key: its stages}."""
-    values = dict.fromkeys(stage.sweep[key] for stage in stages)
-    return {value: [stage for stage in stages if stage.sweep[key] == value] for value in values}
+    values = {}
+    for stage in stages:
+        values.setdefault(stage.sweep[key], []).append(stage)
+    return values
 
 
 def run_of(runs: list[dict], stage) -> dict:
@@ -99,23 +95,23 @@ def differences(table: pd.DataFrame, declared: Sequence[Difference]) -> dict[Dif
         rows = table[(table.panel == panel) & (table.series == series)]
         return (rows if x is None else rows[rows.x == x])["values"].iloc[-1]
 
-    pairs = {d: (values(d.panel, d.a, d.x), values(d.b_panel or d.panel, d.b, d.x)) for d in declared}
-    return {d: a_S - b_S for d, (a_S, b_S) in pairs.items()}
+    return {d: values(d.panel, d.a, d.x) - values(d.b_panel or d.panel, d.b, d.x) for d in declared}
 
 
-def statements(table: pd.DataFrame, declared: Sequence[Difference]) -> list[str]:
+def statements(found: dict[Difference, np.ndarray]) -> list[str]:
     """A line for each difference: its mean over runs paired by seed, its interval, an exact sign-flip test.
-    The first declared one is primary; Holm's correction is over the others."""
-    found, lines = differences(table, declared), []
-    p = {item: sign_flip_test(difference_S)[0] for item, difference_S in found.items()}
-    by_holm = dict(zip(declared[1:], holm([p[item] for item in declared[1:]]), strict=True))
-    for item, difference_S in found.items():
+    The first one is primary; Holm's correction (1979) is over the others."""
+    lines = []
+    p_m = np.array([sign_flip_test(difference_S)[0] for difference_S in found.values()])
+    order = 1 + np.argsort(p_m[1:], kind="stable")
+    holm_m = p_m.copy()  # the i-th smallest, from 0, times m - i, and no smaller than the one before
+    holm_m[order] = np.maximum.accumulate(p_m[order] * np.arange(len(order), 0, -1)).clip(max=1)
+    for i, (item, difference_S) in enumerate(found.items()):
         mean, low, high = over_seeds(difference_S)
-        kind = "secondary" if item in by_holm else "primary"
         place = item.panel + ("" if item.x is None else f" at {item.x:g}")
         other = f" ({item.b_panel})" if item.b_panel else ""
-        test = f"p {p[item]:.3f}" + (f", by Holm {by_holm[item]:.3f}" if item in by_holm else "")
-        number = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}], {test} ({len(difference_S)} runs)"
+        kind, test = ("secondary", f", by Holm {holm_m[i]:.3f}") if i else ("primary", "")
+        number = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}], p {p_m[i]:.3f}{test} ({len(difference_S)} runs)"
         lines.append(f"{kind}: {place}: {item.a} - {item.b}{other}: {number}")
     return lines
 
@@ -127,24 +123,23 @@ def curves(names: Sequence[str], xlabel: str, log: bool = False) -> Callable:
     def draw(table: pd.DataFrame):
         shown = table[table.panel.isin(names)].dropna(subset="x")
         shown = shown[shown.groupby(["panel", "series"]).x.transform("size") > 1]
-        titles, series = [name for name in names if name in set(shown.panel)], list(shown.series.unique())
+        titles = [name for name in names if name in set(shown.panel)]
+        styles = {series: line_style(i) for i, series in enumerate(shown.series.unique())}
         n_lines = -(-len(titles) // 2)
         figure, grid = panels(n_lines, min(2, len(titles)), 1 + 2.6 * n_lines)
-        named = set()
+        means = {}
         for title, axes in zip(titles, grid.flat, strict=False):
             axes.set(title=title, xlabel=xlabel)
             if log:
                 axes.set_xscale("log", base=2)
             for name, rows in shown[shown.panel == title].groupby("series", sort=False):
-                style = line_style(series.index(name))
+                style = styles[name] | ({} if len(rows) < 10 else {"marker": ""})
                 axes.plot(rows.x, np.stack(rows["values"]), color=style["color"], linewidth=0.5, alpha=0.35)
-                axes.fill_between(rows.x, rows.low, rows.high, color=style["color"], alpha=0.12)
-                style["marker"] = style["marker"] if len(rows) < 10 else ""
-                axes.plot(rows.x, rows.y, **style, label="" if name in named else plain(name))
-                named.add(name)
+                band(axes, rows.x, rows.low, rows.high, style)
+                (means[plain(name)],) = axes.plot(rows.x, rows.y, **style)
         for axes in grid.flat[len(titles) :]:
             axes.axis("off")
-        figure.legend(loc="outside upper center", ncols=3)
+        figure.legend(means.values(), means, loc="outside upper center", ncols=3)
         return figure
 
     return draw
@@ -155,19 +150,18 @@ def dots(columns: list[list[str]], ends: tuple[str, ...] = ("",)) -> Callable:
     `columns`, a colour for each panel that it lists: runs small, their mean large, its interval a bar."""
 
     def draw(table: pd.DataFrame):
-        shown = table[table.panel.isin(list(itertools.chain(*columns))) & table.series.str.endswith(ends)]
+        shown = table[table.panel.isin([*itertools.chain(*columns)]) & table.series.str.endswith(ends)]
         names = list(shown.series.unique())
         figure, grid = panels(1, len(columns), 1.6 + 0.3 * len(names), 1.6 + 2.8 * len(columns), sharey=True)
         for axes, column in zip(grid[0], columns, strict=True):
             for i, panel in enumerate(column):
                 rows = shown[shown.panel == panel]
-                y = np.array([names.index(name) for name in rows.series]) + 0.26 * (i - (len(column) - 1) / 2)
+                place = rows.series.map(names.index) + 0.26 * (i - (len(column) - 1) / 2)
                 style = line_style(i) | {"linestyle": "none"}
-                axes.hlines(y, rows.low, rows.high, color=style["color"], linewidth=1.2)
-                for place, value_S in zip(y, rows["values"], strict=True):
-                    small = style | {"alpha": 0.45, "markersize": 3}
-                    axes.plot(value_S, np.full(len(value_S), place), **small)
-                axes.plot(rows.y, y, **style | {"markersize": 6}, label=panel)
+                axes.hlines(place, rows.low, rows.high, color=style["color"], linewidth=1.2)
+                for y, value_S in zip(place, rows["values"], strict=True):
+                    axes.plot(value_S, np.full(len(value_S), y), **style | {"alpha": 0.45, "markersize": 3})
+                axes.plot(rows.y, place, **style | {"markersize": 6}, label=panel)
             axes.set_title(column[0].split(",")[0])
             axes.set_yticks(range(len(names)), map(plain, names), fontsize=8)
             axes.set_ylim(len(names) - 0.5, -0.5)
