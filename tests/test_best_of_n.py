@@ -20,7 +20,12 @@ from prm_jax.figures import best_of_n as best_of_n_figure
 from prm_jax.figures.best_of_n import best_of_n_figures
 from prm_jax.figures.witness import witness_phases
 
-RULES = best_of_n.Rules("probability", "prod", "share", 50)
+
+def rules(vote_draws=50, unit="probability", aggregator="prod", ties="share"):
+    return best_of_n.Rules(unit, aggregator, ties, vote_draws, policy_weight=0.5)
+
+
+RULES = rules()
 
 
 def candidate(scores, answer, correct, **more):
@@ -38,8 +43,8 @@ TWO = ([0.5], "5", True), ([0.5], "4", False), ([0.5, 0.5], "5", True), ([0.9], 
 POOL = [problem("p", "one", "1", *ONE), problem("q", "two", "5", *TWO)]
 
 
-def measured(pool=POOL, rules=RULES, labels=None, scorers=("a",)):
-    return best_of_n.pool_results(pool_arrays(pool, step_labels=labels), list(scorers), rules, 0)
+def measured(pool=POOL, by=RULES, labels=None, scorers=("a",)):
+    return best_of_n.pool_results(pool_arrays(pool, step_labels=labels), list(scorers), by, 0)
 
 
 def mean_over_subsets(pool, n, won):
@@ -64,7 +69,7 @@ def by_vote(chosen, weight):
 
 
 def test_every_rule_equals_brute_force_over_all_subsets():
-    result = measured(rules=best_of_n.Rules("probability", "prod", "share", 3000))
+    result = measured(by=rules(3000))
     assert (result["n_problems"], result["n_candidates"], result["mean"]) == (2, 4, 0.5)
     numbers = result["scorers"]["a"]["prod"]
     assert list(numbers["best_of_n"]) == ["1", "2", "4"] and len(numbers["curve"]) == 4
@@ -91,27 +96,13 @@ def test_ties_first_takes_the_lowest_index():
         Problem("p", "x", "1", (candidate([0.5], "2", False), candidate([0.5], "1", True))),
         Problem("q", "y", "1", (candidate([0.5], "1", True), candidate([0.5], "2", False))),
     ]
-    at_2 = lambda ties: measured(tied, best_of_n.Rules("probability", "min", ties, 20))
+    at_2 = lambda ties: measured(tied, rules(20, aggregator="min", ties=ties))
     for ties in ("share", "first"):
         result = at_2(ties)
         assert result["scorers"]["a"]["min"]["best_of_n"]["2"] == pytest.approx(0.5)
         assert result["majority"]["2"] == pytest.approx(0.5)
-    one = measured(tied[:1], best_of_n.Rules("probability", "min", "first", 20))
+    one = measured(tied[:1], rules(20, aggregator="min", ties="first"))
     assert one["scorers"]["a"]["min"]["best_of_n"]["2"] == one["majority"]["2"] == 0
-
-
-def test_who_cannot_win_is_counted_and_never_wins():
-    cut = candidate([1.0], "2", False, finished=False)
-    ended = candidate([0.9], None, False), candidate([0.1], "1", True)
-    pool = [Problem("p", "x", "1", (cut, *ended)), problem("q", "y", "1", ([0.1], "1", True))]
-    result = measured(pool)
-    assert result["dropped"] == {"missing": 2, "unfinished": 1, "without_answer": 1}
-    # p: of three places two are filled by who cannot win; q has one candidate, at every n
-    for curve in (result["scorers"]["a"]["prod"]["curve"], result["majority_curve"], result["oracle_curve"]):
-        assert curve == pytest.approx([2 / 3, (2 / 3 + 1) / 2, 1])
-    assert result["mean"] == pytest.approx(2 / 3)  # of the problems, as every number
-    drawn = measured(pool, best_of_n.Rules("probability", "prod", "first", 2000))
-    assert list(drawn["majority"].values()) == pytest.approx([2 / 3, (2 / 3 + 1) / 2, 1], abs=0.02)
 
 
 def test_what_was_cut_is_right_in_no_number_and_has_no_outcome():
@@ -149,26 +140,7 @@ def test_ragged_ineligible_and_tied_candidates_against_brute_force():
         assert result["scorers"]["a"]["prod"]["curve"][n - 1] == mean(n, by_product)
         assert result["majority_curve"][n - 1] == mean(n, lambda subset: by_vote(subset, lambda c: 1))
         assert result["oracle_curve"][n - 1] == mean(n, lambda subset: any(c.correct for c in subset))
-    # one protocol: the laws of reward_kl stand on the same candidates, draws and ties
-    best = result["reward_kl"]["a"]["best_of_n"]
-    assert best["accuracy"] == pytest.approx(
-        [result["scorers"]["a"]["prod"]["curve"][n - 1] for n in best["n"]], abs=1e-6
-    )
-
-
-def test_reward_against_kl_keeps_to_the_protocol_of_the_curves():
-    """Right and finished, wrong and unfinished: one of two draws is wasted. A problem that nobody can win has
-    no score."""
-    wasted = (candidate([0.5], "1", True), candidate([0.9], "2", False, finished=False))
-    lost = (candidate([0.8], "2", False, finished=False), candidate([0.8], None, False))
-    result = measured([Problem("p", "x", "1", wasted), Problem("q", "y", "1", lost)])
-    assert result["scorers"]["a"]["prod"]["curve"] == pytest.approx([0.25, 0.5])
-    best, tilt = result["reward_kl"]["a"]["best_of_n"], result["reward_kl"]["a"]["reweighted"]
-    assert best["accuracy"] == pytest.approx([0.25, 0.5]) and best["kl"] == pytest.approx([0, np.log(2) / 2])
-    assert (tilt["accuracy"][0], tilt["kl"][0]) == (0.5, pytest.approx(np.log(2) / 2))
-    assert (tilt["accuracy"][-1], tilt["kl"][-1]) == (0.25, 0)  # beta = inf is the reference, of who exists
-    for score in (*best["score"], *tilt["score"]):
-        assert score == pytest.approx(np.log(0.5))
+    assert result["dropped"] == {"missing": 3, "unfinished": 2, "without_answer": 1}
 
 
 def test_stored_log_odds_are_told_apart_where_probabilities_are_one():
@@ -191,7 +163,7 @@ def test_what_a_winning_group_counts_and_right_answers_as_one():
     rows = ([0.5], "1", False), ([0.5], "1", True), ([0.9], "2", False), ([0.9], "2.0", True)
     pool = [problem("p", "x", "1", *rows)]
     for ties, right in (("share", 0.5), ("first", 0)):
-        result = measured(pool, best_of_n.Rules("probability", "prod", ties, 20))
+        result = measured(pool, rules(20, ties=ties))
         assert result["majority"]["4"] == pytest.approx(right)
         assert result["majority_right_as_one"]["4"] == pytest.approx(1)
     assert result["graded_both_ways"] == 1 and measured()["graded_both_ways"] == 0
@@ -204,7 +176,7 @@ def test_what_a_winning_group_counts_and_right_answers_as_one():
 )
 def test_votes_on_the_real_pools(name, majority, as_one, both_ways):
     pool = read_pool(real_data(f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz"))
-    result = measured(pool, best_of_n.Rules("probability", "prod", "share", 1), scorers=())
+    result = measured(pool, rules(1), scorers=())
     assert result["majority"]["32"] == pytest.approx(majority, abs=1e-4)
     assert result["majority_right_as_one"]["32"] == pytest.approx(as_one, abs=1e-4)
     assert result["graded_both_ways"] == both_ways  # such as 1800, right in 25 solutions and wrong in 2
@@ -234,7 +206,7 @@ def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys):
     results = drawable(measured(pool, scorers=("prm", "prm_1", "orm")))
     settings = {"prm": {"lr": 1}, "prm_1": {"lr": 1}, "orm": {"verifier": "embedded_orm"}}
     results["verifiers"] = {name: {"verifier": name, "settings": x} for name, x in settings.items()}
-    (group,) = results["over_seeds"] = best_of_n_task.over_seeds(results, results["verifiers"])
+    (group,) = results["over_seeds"] = best_of_n_task.seeds_of_one_setting(results, results["verifiers"])
     assert (group["setting"], group["scorers"]) == ({}, ["prm", "prm_1"])
     a, b = (results["scorers"][scorer]["prod"]["best_of_n"]["4"] for scorer in group["scorers"])
     assert group["spread"]["best_of_4"]["mean"] == pytest.approx((a + b) / 2)
@@ -265,10 +237,10 @@ def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
     formula of."""
     harmonic = lambda x: -rerank.jnp.log(rerank.jnp.sum(rerank.jnp.exp(-x.logp_PTN), -2, where=x.mask_PTN))
     monkeypatch.setitem(rerank.AGGREGATORS, "harmonic", rerank.Aggregator(harmonic, True))
-    result = measured(rules=best_of_n.Rules("probability", "harmonic", "share", 20))
+    result = measured(by=rules(20, aggregator="harmonic"))
     assert result["scorers"]["a"]["harmonic"]["curve"][0] == 0.5
     assert list(result["calibration"]["a"]["solutions"]) == ["harmonic"]
-    assert len(best_of_n_figures(drawable(result), tmp_path)) == 3
+    assert len(best_of_n_figures(drawable(result), tmp_path)) == 2
     found = witness.results("harmonic")
     grids = witness.grids("harmonic", 3, 2)
     assert len(grids["plane"]["by_aggregator"]) == len(rerank.AGGREGATORS)
@@ -303,7 +275,7 @@ def test_bad_pools_name_the_place():
     with pytest.raises(InputError, match="scores_unit.a"):
         measured(outside)
     for unit in ("logit", "log_ratio"):
-        logits = measured(outside, best_of_n.Rules(unit, "prod", "share", 5))["calibration"]["a"]["steps"]
+        logits = measured(outside, rules(5, unit))["calibration"]["a"]["steps"]
         p = 1 / (1 + np.exp([-0.5, 2.0]))
         assert logits["brier"] == pytest.approx(np.mean((p - 1) ** 2))
 
@@ -338,9 +310,8 @@ def test_the_reference_counts_of_all_scorers_in_one_run(monkeypatch, tmp_path):
     names = "rlhflow_prm.prod.best_of_n", "skywork_prm.prod.best_of_n"
     (pair,) = [d for d in result["differences"] if (d["a"], d["b"]) == names and d["n"] == 32]
     assert pair["difference"] == pytest.approx(-2 / 259) and pair["n_differ"] == 8
-    assert "note        2423 candidates repeat the problem in their first step" in out
     assert re.search(r"^  qwen_prm +prod +0\.9730 +\[0\.9\d+, 0\.9\d+\] +\+0\.0270 ", out, re.MULTILINE)
-    for name in ("best_of_n", "reward_kl", "calibration"):
+    for name in ("best_of_n", "calibration"):
         assert (tmp_path / f"out/figures/{name}.png").stat().st_size > 10_000
 
 

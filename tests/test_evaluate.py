@@ -13,11 +13,12 @@ from conftest import call, printed
 from omegaconf import OmegaConf
 
 import evaluate
-from prm_jax import InputError
+from examples.papers import shift
+from examples.papers.labels import label_errors
 from prm_jax.data import sources
 from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import data_config, load_splits
-from prm_jax.evals import exact, processbench, steps
+from prm_jax.evals import exact, steps
 from prm_jax.evals.verifiers import new_name
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, parse
@@ -27,7 +28,7 @@ from prm_jax.tasks.chain import CHAIN
 from prm_jax.tasks.checkers import open_grader
 
 PROBLEM = "4 +5 max3 mod7?"
-DRAWN = "steps", "best_of_n", "report", "score", "processbench", "prmbench", "witness", "search"
+DRAWN = "steps", "best_of_n", "report", "score", "processbench", "witness", "search"
 
 
 def run_of(value, seed, **settings):
@@ -60,25 +61,15 @@ def test_scores_are_measured_against_both_exact_meanings():
     texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3")  # 4 + 5 = 2 modulo 7; max hides the error
     test = [Solution(PROBLEM, steps, id=str(i)) for i, steps in enumerate(texts)]
     data_cfg = SimpleNamespace(name="chain", task=cfg)
-    found = exact.exact_numbers(data_cfg, test, [np.array([1.0, 1.0]), np.array([0.0, 0.0])], 0.5, 0)
+    found = exact.exact_numbers(data_cfg, test, [np.array([1.0, 1.0]), np.array([0.0, 0.0])])
     assert found["auroc_correctness"] == 1 and found["auroc_value_ceiling"] >= found["auroc_value"]
-    assert found["errors"]["kinds"]["+"]["n"] == 1 and found["errors"]["kinds"]["+"]["missed"] == 0
-
-
-class Named:
-    name, objective = "run step 3", "prm"
 
 
 def test_names_of_new_scores():
-    assert new_name(None, Named, {"prm", "prm_1"}) == "prm_2" and new_name("mine", Named, set()) == "mine"
     of = lambda name: SimpleNamespace(name=name, objective="prm")
-    assert [new_name(None, of(name), {"random"}) for name in ("checker-0.05-3", "random")] == [
-        "checker",
-        "random_1",
-    ]
-    for bad in ("prm", "../x"):
-        with pytest.raises(InputError, match="scores_name: got"):
-            new_name(bad, Named, {"prm"})
+    taken = {"prm", "prm_1", "random"}
+    names = [new_name(of(name), taken) for name in ("run step 3", "checker-0.05-3", "random")]
+    assert names == ["prm_2", "checker", "random_1"]
 
 
 def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp_path):
@@ -122,11 +113,8 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     assert checker["auroc_value"] < checker["auroc_value_ceiling"] < 1
     report = (tmp_path / "out/report.txt").read_text()
     assert "AUROC against exact labels" in report and "exact" not in out
-    assert [path.name for path in steps.Steps().figures(results, tmp_path)] == [
-        "steps_0.png",
-        "steps_1.png",
-        "errors.png",
-    ]
+    drawn = [path.name for path in steps.Steps().figures(results, tmp_path)]
+    assert drawn == ["steps_0.png", "steps_1.png"]
 
 
 @pytest.mark.parametrize("task", DRAWN)
@@ -135,8 +123,6 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     row = {"id": "a", "problem": PROBLEM, "steps": ["4+5=2", "2max3=3"]}
     rows = {
         "bench": row | {"label": -1, "final_answer_correct": True},
-        "prm": {"modified_question": "m", "question": "q", "modified_process": ["a"], "error_steps": []}
-        | {"idx": "1", "classification": "circular"},
         "pool": {
             "id": "p",
             "problem": PROBLEM,
@@ -153,7 +139,6 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
         "report": steps + pool,
         "score": ("input=pool.jsonl", "threshold=0"),
         "processbench": steps,
-        "prmbench": ("data=prmbench", "data.path=prm.jsonl"),
         "witness": ("witness.betas=3", "witness.errors=2"),
         "search": ("data=chain", "problems=1", "samples=1", "methods=[best_of_n]", "budgets=[30]"),
     }[task]
@@ -223,23 +208,18 @@ def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():
     .3, is wrong."""
     p = [np.array(x) for x in ([0.9, 0.6], [0.8, 0.3], [0.9, 0.6, 0.9], [0.25, 0.3])]
     labels = [(1, 1), (1, 0), (1, 1, 1), (1, 0)]
-    curve = processbench.f1_by_threshold(p, labels, [0, 0, 1, 1])
-    at = {x: i for i, x in enumerate(np.round(curve["threshold"], 2))}
+    whole, *halves = shift.f1_by_threshold(p, labels, [0, 0, 1, 1])
+    at = {x: i for i, x in enumerate(np.round(shift.THRESHOLDS, 2))}
     # Below .25 nothing is refused; to .3 the fourth's first line alone is, to .6 the second's error too,
     # which is right.
-    assert [curve["all"][at[x]] for x in (0.2, 0.3, 0.31, 0.6, 0.61)] == pytest.approx(
-        [0, 0, 2 / 3, 2 / 3, 0]
-    )
-    assert [half[at[0.5]] for half in curve["halves"]] == [1, 0]
-    # A solution that nobody has labelled is no sound one.
-    assert processbench.f1_by_threshold([*p, p[1]], [*labels, (None, None)], [0, 0, 1, 1, 1]) == curve
+    found = [whole[at[x]] for x in (0.2, 0.3, 0.31, 0.6, 0.61)]
+    assert found == pytest.approx([0, 0, 2 / 3, 2 / 3, 0])
+    assert [half[at[0.5]] for half in halves] == [1, 0]
 
 
 def test_errors_of_labels_against_every_outcome_of_the_completions():
     """K = 2 and 4 by brute force over all outcomes: a wrong step of value .25, a right one of .5."""
     value, good = np.array([0.25, 0.5]), np.array([0.0, 1.0])
-    errors = exact.label_errors(value, good)
-    assert list(errors) == ["1", "2", "4", "8", "16", "32", "64"]
     for k in (2, 4):
         sums = {"any": 0.0, "half": 0.0, "soft": 0.0}
         for v, y in zip(value, good, strict=True):
@@ -249,4 +229,4 @@ def test_errors_of_labels_against_every_outcome_of_the_completions():
                 sums["any"] += p * ((right > 0) != y)
                 sums["half"] += p * ((right >= 0.5) != y)
                 sums["soft"] += p * abs(right - v)
-        assert {name: errors[str(k)][name] for name in sums} == pytest.approx(sums)
+        assert label_errors(k, value, good) == pytest.approx(sums)

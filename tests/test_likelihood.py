@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.papers import overoptimisation
 from prm_jax import InputError, rerank
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool
@@ -121,9 +122,9 @@ def test_best_of_n_with_the_policy_is_the_arg_max_of_its_law_over_distinct_texts
 
 
 def test_reward_against_kl_from_the_policy_equals_brute_force_over_distinct_texts():
-    curve = measured(POOL)["reward_kl"]["prm"]["with_policy"]
+    curve = overoptimisation.reward_against_kl(POOL, "prm")["with_policy"]
     for k in (0, 20, 40, -1):
-        beta, kl, accuracy = curve["beta"][k], [], []
+        beta, kl, accuracy = overoptimisation.BETAS[k], [], []
         for p in POOL:
             distinct = list({c.steps: c for c in p.candidates}.values())
             ref = np.exp([sum(c.logp) for c in distinct])
@@ -140,14 +141,16 @@ def test_reward_against_kl_from_the_policy_equals_brute_force_over_distinct_text
 
 def test_a_pool_without_log_p_has_no_choice_with_the_policy_and_cut_texts_need_none():
     without = tuple(dataclasses.replace(c, logp=None) for c in (A, B))
-    rules = pool_metrics.Rules("probability", "prod", "share", 9)
+    rules = pool_metrics.Rules("probability", "prod", "share", 9, WEIGHT)
     pool = [dataclasses.replace(POOL[0], candidates=without)]
     result = pool_metrics.pool_results(pool_arrays(pool), ["prm"], rules, 0)
     assert "with_policy" not in result["scorers"]["prm"]["prod"]
     cut = dataclasses.replace(D, logp=None, finished=False)
-    arrays = pool_arrays([dataclasses.replace(POOL[0], candidates=(A, B, A, cut))])
-    assert arrays.reference_PN[0, 0] == arrays.reference_PN[0, 2]  # copies of a text share its mass
-    assert arrays.logp_PN is not None and arrays.reference_PN[0, 3] == 0 and "policy" in arrays.lacking
+    pool = [dataclasses.replace(POOL[0], candidates=(A, B, A, cut))]
+    arrays = pool_arrays(pool)
+    assert arrays.logp_PN is not None and "policy" in arrays.lacking
+    ((first, _, copy, none),) = overoptimisation.policy_law(pool, arrays)
+    assert first == copy and none == 0  # copies of a text share its mass
 
 
 def test_the_arg_max_of_a_tilted_law_is_that_of_the_score_with_its_reference(rng):

@@ -1,9 +1,10 @@
-"""Trace error, selective prediction and agreement (evals/trace_error.py) on a pool that is small enough to do
+"""Trace error and selective prediction (evals/trace_error.py) on a pool that is small enough to do
 by hand."""
 
 import numpy as np
 import pytest
 
+import examples.papers.trace_error
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.evals import pool_metrics, trace_error
 from prm_jax.evals.pool_arrays import pool_arrays
@@ -23,7 +24,7 @@ BAD = {"c", "d", "e", "g", "h"}  # c: a right answer by luck
 LABELS = {
     (p.problem, c.steps): [float(step not in BAD) for step in c.steps] for p in POOL for c in p.candidates
 }
-RULES = pool_metrics.Rules("probability", "prod", "share", 4)
+RULES = pool_metrics.Rules("probability", "prod", "share", 4, 0.5)
 
 
 def measured():
@@ -52,21 +53,19 @@ def test_errors_of_the_chosen_by_hand():
 
 @pytest.mark.parametrize("ties", ["share", "first"])
 def test_a_vote_is_shown_by_the_best_candidate_of_the_winning_answer(ties):
-    rules = pool_metrics.Rules("probability", "prod", ties, 4)
+    rules = pool_metrics.Rules("probability", "prod", ties, 4, 0.5)
     answer_PN = np.array([[0, 0, 1], [0, 0, 1]])
-    law = trace_error.vote_law(answer_PN, np.array([[-2.0, -1.0, -0.9], [-1.0, -1.0, -3.0]]), rules)
-    np.testing.assert_allclose(law.weight_PN, [[0, 1, 0], [0.5, 0.5, 0]], atol=1e-6)
-    share = (np.exp(-2) + np.exp(-1)) / np.exp([-2, -1, -0.9]).sum()
-    assert law.confidence_P[0] == pytest.approx(share)
+    score_PN = np.array([[-2.0, -1.0, -0.9], [-1.0, -1.0, -3.0]])
+    weight_PN = trace_error.vote_weights(answer_PN, score_PN, rules)
+    np.testing.assert_allclose(weight_PN, [[0, 1, 0], [0.5, 0.5, 0]], atol=1e-6)
 
 
 def test_abstaining_keeps_the_problems_with_the_highest_scores():
-    abstain = measured()["chosen"]["abstain"]
-    half = abstain["share"].index(0.5)
-    kept = {rule: (error[0], error[half]) for rule, error in abstain["error"].items()}
-    assert kept == {
+    errors = examples.papers.trace_error.abstaining(pool_arrays(POOL), {"prm": "prod"})
+    half = examples.papers.trace_error.SHARE_X.tolist().index(0.5)
+    assert {rule: (error[0], error[half]) for rule, error in errors.items()} == {
         "majority": pytest.approx((0.75, 1.0)),  # 2/3 of the votes in two, 1/2 in one
         "prm.best_of_n": pytest.approx((0, 0)),
         "prm.weighted_vote": pytest.approx((0.5, 0.0), abs=1e-6),
     }
-    assert trace_error.selective([1.0] * 4, [1, 0, 0, 1])[half] == 0.5  # equal scores: any two
+    assert examples.papers.trace_error.selective([1.0] * 4, [1, 0, 0, 1])[half] == 0.5  # equal: any two

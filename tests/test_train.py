@@ -144,11 +144,7 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     assert results["versions"] == summary["versions"]
     numbers = "step_auroc step_accuracy bad_step_f1 brier ece first_error_accuracy first_error_f1 n_steps"
     assert all(isinstance(results[key], int | float) for key in numbers.split())
-    assert results["n_solutions"] == 60 and results["baselines"].keys() == {
-        "position",
-        "length",
-        "bag_of_tokens",
-    }
+    assert results["n_solutions"] == 60 and results["baselines"].keys() == {"position", "length"}
     figures, names = re.search(r"^figures     (\S+): (.*)$", out, re.MULTILINE).groups()
     assert "best_of_n.png" in names
     assert all((cwd / figures / x).stat().st_size > 5_000 for x in names.split(", "))
@@ -236,10 +232,10 @@ def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     candidates = [{"steps": ["4+5=2", "2max3=3"], "correct": True}, {"steps": ["4+5=6"], "correct": False}]
     pool = {"id": "p", "problem": problem, "answer": "3", "candidates": candidates}
     (tmp_path / "pool.jsonl").write_text(json.dumps(pool) + "\n")
-    pool = ("task=score", f"input={tmp_path}/pool.jsonl", "scores_name=mine", "hydra.run.dir=runs/p")
+    pool = ("task=score", f"input={tmp_path}/pool.jsonl", "hydra.run.dir=runs/p")
     printed(evaluate.main, monkeypatch, *pool, cwd=cwd)
     (scored,) = read_pool(cwd / "runs/p/pool.jsonl.gz")
-    np.testing.assert_allclose(scored.candidates[0].step_scores["mine"], scores["a"], atol=1e-6)
+    np.testing.assert_allclose(scored.candidates[0].step_scores["prm"], scores["a"], atol=1e-6)
 
 
 @pytest.mark.slow

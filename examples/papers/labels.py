@@ -6,28 +6,60 @@ python -m examples.papers.run labels --redraw       # README.md: its question, w
 import sys
 
 import numpy as np
+from scipy import stats
 
 from examples.papers.table import Difference, Figure, Table, by_value, curves, dots, run_of
 from prm_jax.data.rows import read_rows, write_rows
+from prm_jax.metrics import labelled_steps
 
 ERROR, RULES = "error of a label", {"any": "any right", "half": "half right", "soft": "soft"}
 
 
 def gather_k(stages: dict) -> Table:
     table = Table()
-    by_seed = [stage.results()["runs"][0]["label_errors"] for stage in stages["exact"]]
-    for key, name in RULES.items():
-        for k in [k for k in by_seed[0] if k != "constant"]:
-            error_S = [errors[k][key] for errors in by_seed]
+    steps = [exact_steps(*pair) for pair in zip(stages["right"], stages["value"], strict=True)]
+    for k in 2 ** np.arange(7):
+        by_seed = [label_errors(k, *of_seed) for of_seed in steps]
+        for key, name in RULES.items():
+            error_S = [errors[key] for errors in by_seed]
             table.number(ERROR, name, error_S, float(k))
             table.number(ERROR, f"{name}, K = {k}", error_S)
-    for key in ("any", "soft"):  # every line called right; the mean value for every line
-        table.number(ERROR, f"constant, {key}", [errors["constant"][key] for errors in by_seed])
+    # Every line called right; the mean value for every line.
+    table.number(ERROR, "constant, any", [np.mean(good == 0) for _, good in steps])
+    table.number(ERROR, "constant, soft", [np.mean(abs(value - value.mean())) for value, _ in steps])
     return table
 
 
-CHAIN = "evaluate.py task=steps data=chain data.solutions=8 baselines=false "
-STAGES = {"exact": CHAIN + "data.samples=solver data.task.seed={seed} checkpoint=random"}
+def exact_steps(right, value) -> tuple[np.ndarray, np.ndarray]:
+    """(value, correctness) of the lines up to the first wrong one, the last line left out, of two stages that
+    label the same solutions."""
+    pairs = []
+    rows = (read_rows(stage.folder / "solutions.jsonl") for stage in (right, value))
+    for (_, a), (_, b) in zip(*rows, strict=True):
+        counted = labelled_steps(a["labels"])[0]
+        pairs += [(b["labels"][t], a["labels"][t]) for t in counted if t < len(a["labels"]) - 1]
+    return tuple(np.transpose(pairs))
+
+
+def label_errors(k: int, value, good) -> dict[str, float]:
+    """Errors of a label by k completions, in expectation over them, of steps with these values and
+    correctness: the share of labels `any` (one is right) and `half` (half of them are) that are wrong, and
+    the mean |share right - value| (`soft`)."""
+    p_Kn = stats.binom.pmf(np.arange(k + 1)[:, None], k, value)  # of 0 ... k right completions
+    share_K = np.arange(k + 1) / k
+    half_n = p_Kn[share_K >= 0.5].sum(0)
+    return {
+        "any": np.mean(np.where(good == 1, p_Kn[0], 1 - p_Kn[0])),
+        "half": np.mean(np.where(good == 1, 1 - half_n, half_n)),
+        "soft": np.mean((p_Kn * np.abs(share_K[:, None] - value)).sum(0)),
+    }
+
+
+SOLVER = "evaluate.py task=solutions split=test data=chain data.solutions=8 data.samples=solver "
+STAGES = {
+    "right": SOLVER + "data.task.seed={seed}",
+    "value": SOLVER + "data.task.seed={seed} data.label_kind=value data.after_first_error=keep",
+}
 COMPARE = [
     Difference(ERROR, "any right, K = 64", "any right, K = 4"),
     Difference(ERROR, "soft, K = 64", "soft, K = 8"),
@@ -64,7 +96,8 @@ STAGES = {
     "--output {out}/labels.jsonl",
     "verifier": "train.py data=jsonl data.path={labels} data.folds=20 batch.rows=32 batch.tokens=128 "
     "steps=350 eval.every=50 seed={seed}",
-    "steps": CHAIN + "data.test_solutions=1000 checkpoint=[{verifier}]",
+    "steps": "evaluate.py task=steps data=chain data.solutions=8 baselines=false "
+    "data.test_solutions=1000 checkpoint=[{verifier}]",
 }
 ARMS = {
     "exact correctness": "{solutions}/solutions.jsonl",

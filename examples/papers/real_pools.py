@@ -16,7 +16,7 @@ MODELS = {
     "internlm2_1_8b_reward": ("InternLM2-1.8B-Reward (outcome)", "last"),
 }
 LEAD = "best of 32 minus majority"
-LENGTH, ECE = "score and length given correctness: r", "ECE of solution scores"
+ECE = "ECE of solution scores"
 
 
 def gather(stages: dict) -> Table:
@@ -30,14 +30,12 @@ def gather(stages: dict) -> Table:
                 if (item["a"], item["b"]) == (f"{scorer}.{how}.best_of_n", "majority"):
                     table.number(LEAD, series, [item["difference"]], ends=item["interval"])
                     table.number(f"{LEAD}: p", series, [item["p"]])
-            length = results["length_correlation"][scorer]
-            table.number(LENGTH, series, [length["r"]], ends=length["interval"])
             if how in results["calibration"][scorer]["solutions"]:
                 table.number(ECE, series, [results["calibration"][scorer]["solutions"][how]["ece"]])
     return table
 
 
 FILE = "{data}/bon_strictprmbench/gsm8k_qwen2.5-7b-instruct_n32.jsonl.gz"
-STAGES = {"pool": "evaluate.py task=best_of_n scores=all aggregator={aggregator} input=" + FILE}
+STAGES = {"pool": "evaluate.py task=best_of_n aggregator={aggregator} input=" + FILE}
 SWEEP = {"aggregator": ["min", "prod", "mean", "last"]}
-FIGURES = {"real_pools": Figure(STAGES, gather, dots([[LEAD], [LENGTH], [ECE]]), sweep=SWEEP)}
+FIGURES = {"real_pools": Figure(STAGES, gather, dots([[LEAD], [ECE]]), sweep=SWEEP)}

@@ -7,16 +7,34 @@ import numpy as np
 
 from examples.papers import best_of_n
 from examples.papers.table import Difference, Figure, Table, curves, dots
+from prm_jax.data.rows import read_rows
+from prm_jax.data.score_files import stored_scores
+from prm_jax.data.units import UNITS, probability
+from prm_jax.evals.calibration import MOST
+from prm_jax.evals.processbench import f1_curve, right_window
+from prm_jax.metrics import ece, labelled_steps, problem_numbers
+from prm_jax.solutions import first_error
 
 HOME, LONGER = "its own task", "longer, more hidden work"
 LINES = {"home": HOME, "solver": "the solver's samples", "shifted": LONGER}
-WAYS = {
-    "none": "as they are",
-    "temperature, elsewhere": "temperature, at home",
-    "platt, elsewhere": "Platt, at home",
-    "temperature": "temperature, here",
-    "platt": "Platt, here",
-}
+WAYS = {"none": "as they are", "temperature": "temperature, here", "platt": "Platt, here"}
+AT_HOME = {"temperature": "temperature, at home", "platt": "Platt, at home"}
+
+
+def labelled_scores(stage, truth, run: int = 0) -> tuple[list, list, np.ndarray]:
+    """(P(good) of each solution's steps, its labels, its problem) of a run of a stage of task=steps; truth: the
+    stage of task=solutions with the same solutions."""
+    rows = [row for _, row in read_rows(truth.folder / "solutions.jsonl")]
+    p = [probability(logit_T) for logit_T in stored_scores(stage.folder / f"scores_{run}.jsonl")]
+    return p, [row["labels"] for row in rows], problem_numbers(row["prompt"] for row in rows)
+
+
+def ece_scaled(p: list, labels: list, a: float, b: float) -> float:
+    """ECE of sigmoid(a z + b), z the log-odds of the labelled steps."""
+    steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T)[0]]
+    p_n, y_n = np.transpose([(p[i][t], labels[i][t]) for i, t in steps])
+    z_n = np.clip(UNITS["probability"].log_odds(p_n), -MOST, MOST)
+    return ece(probability(a * z_n + b), y_n)
 
 
 def gather_ece(stages: dict) -> Table:
@@ -24,18 +42,27 @@ def gather_ece(stages: dict) -> Table:
     for line, label in LINES.items():
         runs = [stage.results()["runs"][0] for stage in stages[line]]
         table.number("step AUROC", label, [run["step_auroc"] for run in runs])
-        for way, name in WAYS.items():  # at home nothing is fitted elsewhere
-            ece_S = [run["recalibrated"].get(way, {}).get("ece", np.nan) for run in runs]
+        for way, name in WAYS.items():
+            table.number("ECE", f"{label}, {name}", [run["recalibrated"][way]["ece"] for run in runs])
+        for way, name in AT_HOME.items() if line != "home" else ():
+            homes = [stage.results()["runs"][0]["recalibrated"][way] for stage in stages["home"]]
+            (truth,) = stages[f"{line}_truth"]
+            here = [labelled_scores(stage, truth)[:2] for stage in stages[line]]
+            scaled = zip(here, homes, strict=True)
+            ece_S = [ece_scaled(*own, *home["parameters"]) for own, home in scaled]
             table.number("ECE", f"{label}, {name}", ece_S)
     return table
 
 
 PRM = {"prm": "train.py seed={seed}"}
 STEPS = "evaluate.py task=steps checkpoint={prm} baselines=false seed={seed}"
+TRUTH = "evaluate.py task=solutions split=test data.solutions=8 data="
 STAGES = PRM | {
     "home": STEPS,
-    "solver": STEPS + " data=chain data.samples=solver calibrated_by={home}",
-    "shifted": STEPS + " data=chain_shift calibrated_by={home}",
+    "solver": STEPS + " data=chain data.samples=solver",
+    "shifted": STEPS + " data=chain_shift",
+    "solver_truth": f"{TRUTH}chain data.samples=solver",
+    "shifted_truth": f"{TRUTH}chain_shift",
 }
 COMPARE = [
     Difference("ECE", f"{LONGER}, as they are", f"{HOME}, as they are"),
@@ -46,17 +73,21 @@ COMPARE = [
 SHIFT = Figure(STAGES, gather_ece, dots([["ECE"]]), COMPARE)
 
 ELSEWHERE = "longer problems"
+THRESHOLDS = np.arange(1, 100) / 100
 
 
 def gather_threshold(stages: dict) -> Table:
     table, at_home = Table(), {}
     for line, panel in (("home", HOME), ("longer", ELSEWHERE)):
-        *prms, likelihood = [run["f1_by_threshold"] for run in stages[line][0].results()["runs"]]
+        (stage,), (truth,) = stages[line], stages[f"{line}_truth"]
+        n_runs = len(stage.results()["runs"])
+        own = [f1_by_threshold(*labelled_scores(stage, truth, i)) for i in range(n_runs)]
+        *prms, likelihood = own
         for verifier, of_runs in (("PRM", prms), ("likelihood", [likelihood])):
-            x, f1_SX = np.array(of_runs[0]["threshold"]), np.array([x["all"] for x in of_runs], float)
+            x, f1_SX = THRESHOLDS, np.array([f1s[0] for f1s in of_runs])
             table.curve(panel, verifier, x, f1_SX)
             best_S, runs = at_home.setdefault(verifier, f1_SX.argmax(1)), np.arange(len(of_runs))
-            table.number(panel, f"{verifier}, chosen here", [crossed(x["halves"]) for x in of_runs])
+            table.number(panel, f"{verifier}, chosen here", [crossed(*halves) for _, *halves in of_runs])
             if panel != HOME:  # it was chosen on these problems
                 table.number(panel, f"{verifier}, chosen at home", f1_SX[runs, best_S])
             table.number(panel, f"{verifier}, .5", f1_SX[runs, np.abs(x - 0.5).argmin()])
@@ -64,14 +95,22 @@ def gather_threshold(stages: dict) -> Table:
     return table
 
 
-def crossed(halves: list[list[float]]) -> float:
+def f1_by_threshold(p: list, labels: list, problem) -> list[np.ndarray]:
+    """ProcessBench's F1 of first errors at each of THRESHOLDS: of all, and of each half of the problems."""
+    error_N = np.array([first_error(label_T) for label_T in labels])
+    low_N, high_N = np.array([right_window(*pair) for pair in zip(p, error_N, strict=True)]).T
+    parts = [slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))]
+    return [f1_curve(low_N[part], high_N[part], error_N[part] != -1, THRESHOLDS) for part in parts]
+
+
+def crossed(first, second) -> float:
     """Mean F1 of the two halves of the problems, each at the threshold that is best on the other."""
-    first, second = np.array(halves, float)
     return (first[second.argmax()] + second[first.argmax()]) / 2
 
 
 HELD_OUT = "evaluate.py task=steps data.solutions=8 checkpoint=[{prm},policy] baselines=false data="
 STAGES = PRM | {"home": f"{HELD_OUT}chain", "longer": f"{HELD_OUT}chain_shift"}
+STAGES |= {"home_truth": f"{TRUTH}chain", "longer_truth": f"{TRUTH}chain_shift"}
 COMPARE = [
     Difference(ELSEWHERE, "PRM, chosen here", "PRM, chosen at home"),
     Difference(ELSEWHERE, "PRM, chosen at home", "PRM, .5"),

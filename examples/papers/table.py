@@ -12,6 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from prm_jax import rerank
+from prm_jax.data.pools import read_pool
+from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 from prm_jax.figures.style import band, line_style, over_seeds, panels, plain
 from prm_jax.stats import sign_flip_test
 
@@ -86,6 +89,18 @@ def share_solved(pool: dict, stage, n: int, how: str | None = None, rule: str = 
     """The share of problems solved at n under a stage's verifier, by its headline aggregator or by `how`."""
     scorer = scorer_of(pool, stage)
     return pool["scorers"][scorer][how or pool["headline"][scorer]][rule][str(n)]
+
+
+def pool_scores(pool: Pool, scorer: str, how: str) -> np.ndarray:
+    """score_PN of a pool's candidates by an aggregator; -inf where one cannot win."""
+    step_PNT, mask_PNT, unit = log_scores(pool, scorer, pool.unit(scorer, "probability"))
+    score_PN = np.asarray(rerank.aggregate(step_PNT, mask_PNT, how, unit=unit), float)
+    return np.where(pool.eligible_PN, score_PN, -np.inf)
+
+
+def written_pool(stage) -> Pool:
+    """The pool that a stage of task=best_of_n has scored and written."""
+    return pool_arrays(read_pool(stage.folder / "pool.jsonl.gz"))
 
 
 def differences(table: pd.DataFrame, declared: Sequence[Difference]) -> dict[Difference, np.ndarray]:

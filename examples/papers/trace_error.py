@@ -6,10 +6,13 @@ python -m examples.papers.run trace_error --redraw       # README.md: its questi
 import numpy as np
 
 from examples.papers.best_of_n import NAMES, STAGES
-from examples.papers.table import Difference, Figure, Table, curves
+from examples.papers.table import Difference, Figure, Table, curves, pool_scores, written_pool
+from prm_jax import rerank, votes
+from prm_jax.evals.pool_arrays import Pool
 
 TITLES = NAMES | {"mean": "a sample at random", "majority": "majority vote"}
 ERROR, ABSTAINING = "trace error", "abstaining"
+SHARE_X = np.arange(0, 1, 0.05)  # of the problems that are left out, least sure first
 
 
 def gather(stages: dict) -> Table:
@@ -26,10 +29,43 @@ def gather(stages: dict) -> Table:
     for rule in [rule for rule in first["rules"] if not rule.endswith(".best_of_n")]:
         final = np.mean([x["rules"][rule]["final_error"] for x in chosen])
         table.number(ERROR, name_of(rule), [x["rules"][rule]["trace_error"] for x in chosen], final)
-    for rule in first["abstain"]["error"]:
-        error_SX = [x["abstain"]["error"][rule] for x in chosen]
-        table.curve(ABSTAINING, name_of(rule), first["abstain"]["share"], error_SX)
+    errors = [abstaining(written_pool(s), s.results()["headline"]) for s in stages["pool"]]
+    for rule in errors[0]:
+        table.curve(ABSTAINING, name_of(rule), SHARE_X, [own[rule] for own in errors])
     return table
+
+
+def abstaining(pool: Pool, headline: dict[str, str]) -> dict[str, list[float]]:
+    """{rule: error of the chosen answer, by the share of problems left out}, of a scored pool. A best of n is
+    as sure as its score, a vote as its answer's share of the votes exp(score)."""
+    alike_PN = np.where(pool.eligible_PN, 0.0, -np.inf)
+    errors = {"majority": vote_errors(pool, alike_PN)}
+    for scorer, how in headline.items():
+        score_PN = pool_scores(pool, scorer, how)
+        right_PN = rerank.best_of_n(score_PN, pool.right_PN, pool.eligible_PN, pool.present_PN)
+        errors[f"{scorer}.best_of_n"] = selective(score_PN.max(-1), 1 - np.asarray(right_PN)[:, -1])
+        errors[f"{scorer}.weighted_vote"] = vote_errors(pool, score_PN)
+    return errors
+
+
+def vote_errors(pool: Pool, score_PN) -> list[float]:
+    top_P1 = np.maximum(score_PN.max(-1, keepdims=True), np.finfo(float).min)
+    weight_PN = np.exp(score_PN - top_P1)
+    same_PNN = pool.answer_PN[:, :, None] == pool.answer_PN[:, None, :]
+    votes_PN = (same_PNN * weight_PN[:, None, :]).sum(-1)
+    sure_P = votes_PN.max(-1) / np.maximum(weight_PN.sum(-1), 1e-300)
+    right_P = rerank.expectation(votes.vote(pool.answer_PN, score_PN), pool.right_PN)
+    return selective(sure_P, 1 - np.asarray(right_P))
+
+
+def selective(sure_P, wrong_P) -> list[float]:
+    """Error of the problems left after abstaining from SHARE_X of them, least sure first; ties in the mean
+    order."""
+    _, block_P = np.unique(-np.asarray(sure_P), return_inverse=True)
+    mean = np.bincount(block_P, wrong_P) / np.bincount(block_P)
+    total = np.maximum(np.cumsum(mean[np.sort(block_P)]), 0.0)  # errors of -1e-9 are roundings
+    kept_X = np.maximum(np.round(len(wrong_P) * (1 - SHARE_X)).astype(int), 1)
+    return (total[kept_X - 1] / kept_X).tolist()
 
 
 def name_of(rule: str) -> str:

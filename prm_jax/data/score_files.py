@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax.data.rows import append_rows, field, json_lines, require_same
+from prm_jax import InputError
+from prm_jax.data.rows import append_rows, field, optional, read_rows, require_same, row_place
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import share_file
@@ -48,9 +49,21 @@ def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.nd
 
 
 def stored_scores(path: Path) -> Iterator[np.ndarray]:
-    """Yields a score file's rows as float32 log-odds; lines without a unit are probabilities."""
-    for number, row in json_lines(path):
-        where = f"{path} line {number}"
-        unit = row.get("unit", "probability")
-        expect(unit in UNITS, f"{where}: unit", unit, ", ".join(UNITS))
-        yield UNITS[unit].log_odds(np.array(row["scores"], np.float64)).astype(np.float32)
+    """Yields a score file's rows as float32 log-odds; rows without a unit are probabilities."""
+    for _, score_T, unit in read_scores(path, "probability"):
+        yield UNITS[unit].log_odds(score_T).astype(np.float32)
+
+
+def read_scores(path, default_unit: str) -> Iterator[tuple[str | None, np.ndarray, str]]:
+    """Yields (id, step scores as they are stored, float64, their unit) of each row {id, scores, unit} of a
+    file; rows without a unit have `default_unit`. InputError names the row."""
+    for number, row in read_rows(path):
+        try:
+            unit = optional(row, "unit", str) or default_unit
+            expect(unit in UNITS, "unit", unit, ", ".join(UNITS))
+            given, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
+            is_right = given and all(type(x) in (int, float) and low <= x <= high for x in given)
+            expect(is_right, "scores", given, f"numbers of a {unit} in [{low:g}, {high:g}]")
+            yield optional(row, "id", str), np.array(given, np.float64), unit
+        except InputError as error:
+            raise InputError(f"{row_place(path, number)}: {error}") from None

@@ -14,8 +14,8 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, optional, read_rows, row_place
-from prm_jax.data.score_files import score_into
+from prm_jax.data.rows import field, optional
+from prm_jax.data.score_files import read_scores, score_into
 from prm_jax.data.sources import load_placed
 from prm_jax.data.splits import Files
 from prm_jax.data.units import UNITS, as_probability, probability
@@ -80,8 +80,7 @@ def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], li
     rows, counts = read(kind, parse(source, Source, "data"))
     print_counts(counts)
     if cfg.scores_file:
-        n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
-        scores = read_scores(cfg.scores_file, n_steps, cfg.scores_unit)
+        scores = scores_of(cfg.scores_file, rows, cfg.scores_unit)
         verifier = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
     else:
         scorer = one_scorer(setup)
@@ -126,24 +125,13 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
     return rows, dict(counts)
 
 
-def read_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.ndarray]:
-    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64
-    arrays. The file has one row {id, scores, unit} a solution, in any order, and may have more; `unit` is
-    optional. InputError names the line."""
-    scores = {}
-    for number, row in read_rows(path):
-        try:
-            i, unit = field(row, "id", str), optional(row, "unit", str) or default_unit
-            expect(unit in UNITS, "unit", unit, ", ".join(UNITS))
-            given, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
-            score_T = np.array(given, np.float64)
-            is_right = len(score_T) == n_steps.get(i, len(score_T)) and np.isfinite(score_T).all()
-            is_right = is_right and low <= score_T.min() and score_T.max() <= high
-            expected = f"{n_steps.get(i)} of a {unit} in [{low:g}, {high:g}]"
-            expect(is_right, f"scores of {i!r}", given, expected)
-        except (InputError, ValueError, TypeError) as error:
-            raise InputError(f"{row_place(path, number)}: {error}") from None
-        scores[i] = as_probability(score_T, unit)
-    if missing := [i for i in n_steps if i not in scores]:
-        raise InputError(f"{path}: no row has the id {missing[0]!r}, expected one for each solution")
-    return [scores[i] for i in n_steps]
+def scores_of(path, rows: list[Row], default_unit: str) -> list[np.ndarray]:
+    """P(good) of the steps of the rows from a file of step scores, which may have more, in any order."""
+    scores = {i: as_probability(score_T, unit) for i, score_T, unit in read_scores(path, default_unit)}
+    found = []
+    for solution in [row.solution for row in rows]:
+        score_T, n = scores.get(solution.id), len(solution.steps)
+        number = None if score_T is None else len(score_T)
+        expect(number == n, f"{path}: scores of {solution.id!r}", number, f"one of each of its {n} steps")
+        found.append(score_T)
+    return found

@@ -6,18 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from prm_jax import InputError, tasks
+from prm_jax import tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.score_files import score_into
-from prm_jax.data.splits import TaskData
-from prm_jax.evals import biases, pool_metrics, trace_error
+from prm_jax.evals import pool_metrics, trace_error
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.evals.setup import Setup
-from prm_jax.evals.tables import p_text, show_table, spread
+from prm_jax.evals.tables import over_seeds, p_text, show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import data_of, describe, new_name, open_scorer, own_runs, trained
+from prm_jax.evals.verifiers import describe, new_name, open_scorer, task_data, trained
 from prm_jax.generate.samples import policy_pool
-from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, expect
 from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
 
@@ -31,11 +29,10 @@ class FreshPool:
     outcome_model: str | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Config(pool_metrics.Rules):
     input: str | None
     scores: str | list | None
-    scores_name: str | None
     split_by: str | None
     checker: Annotated[str, checker_rule(grading.RULES)] | None
     fresh: FreshPool
@@ -72,27 +69,28 @@ class BestOfN(Task):
         pool = graded.arrays()
         for name, n in pool.lacking.items():
             print(f"scores      {name}: left out, {n} candidates have none")
-        scorers = chosen_scores(cfg.scores, list(pool.scores), bool(checkpoints))
+        stored = [cfg.scores] if isinstance(cfg.scores, str) else cfg.scores or list(pool.scores)
+        for name in stored:
+            expect(name in pool.scores, "scores", name, f"scores that all have: {', '.join(pool.scores)}")
         if checkpoints:
-            problems, verifiers = score_pool(setup, cfg, checkpoints, graded.problems)
+            taken = pool.scores.keys() | pool.lacking.keys()
+            problems, verifiers = score_pool(setup, checkpoints, graded.problems, taken)
             pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
             pool = dataclasses.replace(graded, problems=problems).arrays()
             print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
-        scorers += verifiers
+        scorers = [*verifiers, *stored]
         if POLICY in pool.scores and POLICY not in scorers:  # what nobody taught stands beside it
             scorers.append(POLICY)
         expect(scorers, "scores", None, "step scores of every candidate; checkpoint=FOLDER scores it now")
         results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, verifiers)
         results |= {"pool": graded.source, "grading": graded.grading, "verifiers": verifiers}
-        return results | {"over_seeds": over_seeds(results, verifiers)}
+        return results | {"over_seeds": seeds_of_one_setting(results, verifiers)}
 
     def show(self, results: dict):
         N, tables = str(results["n_candidates"]), headline_tables(results)
         line = f"{results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}"
         losers = [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]
         print(f"pool        {line}" + (f"; cannot win: {', '.join(losers)}" if losers else ""))
-        if n := results["repeat_the_problem"]:
-            print(f"note        {n} candidates repeat the problem in their first step")
         if n := results["graded_both_ways"]:
             print(f"note        {n} answers are graded right in one candidate and wrong in another")
         curves = {}
@@ -113,9 +111,8 @@ class BestOfN(Task):
         show_table(f"best of {N}", {name: selection_row(results, name, N) for name in tables})
 
     def detail(self, results: dict):
-        """Prints bias checks, all aggregators, errors of what is chosen, and paired differences."""
+        """Prints all aggregators, errors of what is chosen, and paired differences."""
         N = str(results["n_candidates"])
-        biases.show_length(results["length_correlation"], "problem and correctness")
         print(f"at n = {N}: mean of the candidates {results['mean']:.4f}")
         by_aggregator = {}
         for scorer, tables in results["scorers"].items():
@@ -123,9 +120,8 @@ class BestOfN(Task):
         show_table(f"best of {N} by aggregator", by_aggregator)
         if "chosen" in results:
             trace_error.show(results["chosen"])
-        rows = {}
+        rows, columns = {}, ("difference", "interval", "p", "n_differ")
         for test in [test for test in results["differences"] if str(test["n"]) == N]:
-            columns = "difference", "interval", "p", "n_differ"
             rows[f"{test['a']} - {test['b']}"] = {column: test[column] for column in columns}
         show_table(f"paired differences at n = {N}, p of single sign-flip tests", rows)
 
@@ -156,9 +152,7 @@ def stored_pool(cfg: Config, keep: bool) -> GradedPool:
 def fresh_pool(setup: Setup, cfg: Config) -> tuple[GradedPool, str | None]:
     """(fresh solutions of unseen problems of the first run's task with the exact labels of their steps, the
     outcome model that is scored beside the verifiers)."""
-    data_cfg, _ = data_of(setup, next(iter(own_runs(setup)), setup.checkpoints[0]))
-    if not isinstance(data_cfg, TaskData):
-        raise InputError(f"input: the data {data_cfg.name} cannot draw candidates; name a pool, input=FILE")
+    data_cfg = task_data(setup)
     fresh, seed = cfg.fresh, setup.cfg.seed + 1  # 0 draws the test split of the step metrics
     drawn = tasks.sample_pool(data_cfg, fresh.problems, fresh.candidates, "test", seed, policy_pool)
     problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(drawn)]
@@ -173,32 +167,16 @@ def fresh_pool(setup: Setup, cfg: Config) -> tuple[GradedPool, str | None]:
     return graded, fresh.outcome_model if is_known else None
 
 
-def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool) -> list[str]:
-    """The stored scores that the key names: all by default, or none where a checkpoint scores now."""
-    if scores is None:
-        return [] if scores_now else stored
-    if isinstance(scores, str):
-        scores = stored if scores == "all" else [scores]
-    for name in scores:
-        expect(name in stored, "scores", name, f"names of step scores that all have: {', '.join(stored)}")
-    return list(scores)
-
-
 def score_pool(
-    setup: Setup, cfg: Config, checkpoints: list[str], problems: list[pools.Problem]
-) -> tuple[list, dict[str, dict]]:
+    setup: Setup, checkpoints: list[str], problems: list[pools.Problem], taken: set[str]
+) -> tuple[list[pools.Problem], dict[str, dict]]:
     """(the pool with the step scores of every verifier, {name of the scores: their verifier})."""
-    is_free = cfg.scores_name is None or len(checkpoints) == 1
-    expect(is_free, "scores_name", cfg.scores_name, "null where several verifiers score")
     total = sum(len(problem.candidates) for problem in problems)
     pools.note_unsplit(pools.candidate_rows(problems))
-    taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}
-    if any(c.logp for problem in problems for c in problem.candidates):
-        taken.add(POLICY)
     verifiers = {}
     for checkpoint in checkpoints:
         scorer = open_scorer(setup, checkpoint)
-        name = new_name(cfg.scores_name, scorer, taken | verifiers.keys())
+        name = new_name(scorer, taken | verifiers.keys())
         path = setup.folder / f"pool_scores_{name}.jsonl"
         scores = score_into(path, scorer, pools.candidate_rows(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
@@ -211,24 +189,22 @@ def headline_tables(results: dict) -> dict[str, dict]:
     return {scorer: results["scorers"][scorer][name] for scorer, name in results["headline"].items()}
 
 
-def over_seeds(results: dict, verifiers: dict) -> list[dict]:
+def seeds_of_one_setting(results: dict, verifiers: dict) -> list[dict]:
     """For each setting with several seeds its scorers, and the spread over them of the headline selection at
     n = 4, 16, 64, ... and the pool's size, and of the weighted vote there."""
-    names, tables, rows = list(verifiers), headline_tables(results), []
-    for setting, ids in run_folder.group_by_settings([x["settings"] for x in verifiers.values()]):
-        scorers = [names[i] for i in ids]
-        if len(scorers) < 2:
-            continue
-        first = tables[scorers[0]]
-        *sizes, N = first["best_of_n"]
-        columns = {f"best_of_{n}": ("best_of_n", n) for n in [*sizes[2::2], N]}
-        columns[f"best_with_policy_of_{N}"] = "with_policy", N
-        columns[f"weighted_vote_of_{N}"] = "weighted_vote", N
-        numbers = {}
-        for name, (rule, n) in columns.items():
-            if rule in first:
-                numbers[name] = spread([tables[scorer][rule][n] for scorer in scorers])
-        rows.append({"setting": setting, "scorers": scorers, "spread": numbers})
+    names, numbers = list(verifiers), []
+    for table in [headline_tables(results)[name] for name in names]:
+        *sizes, N = table["best_of_n"]
+        own = {f"best_of_{n}": table["best_of_n"][n] for n in [*sizes[2::2], N]}
+        for column, rule in (("best_with_policy_of", "with_policy"), ("weighted_vote_of", "weighted_vote")):
+            if rule in table:
+                own[f"{column}_{N}"] = table[rule][N]
+        numbers.append(own)
+    rows = []
+    for group in over_seeds([x["settings"] for x in verifiers.values()], numbers):
+        if len(group.members) > 1:
+            scorers = [names[i] for i in group.members]
+            rows.append({"setting": group.setting, "scorers": scorers, "spread": group.spread})
     return rows
 
 

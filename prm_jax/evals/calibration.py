@@ -4,14 +4,10 @@ P(step good) = sigmoid(a z + b) of log-odds z; temperature scaling has b = 0 and
 entry a step.
 """
 
-from pathlib import Path
-
 import numpy as np
+from scipy import optimize
 
-from prm_jax import InputError
 from prm_jax.data.units import UNITS, as_probability, probability
-from prm_jax.evals.baselines import fit_logistic
-from prm_jax.launch import run_folder
 from prm_jax.metrics import auroc, brier, ece, labelled_steps, reliability
 from prm_jax.rerank import AGGREGATORS
 
@@ -58,15 +54,28 @@ def fit(z, y, bias: bool) -> tuple[float, float]:
     """(a, b) of the least cross-entropy with labels y in [0, 1]; b is 0 without `bias`. A tiny pull to (1, 0)
     keeps them finite where the steps can be separated."""
     x = np.stack([z, np.ones_like(z)][: 1 + bias], -1)
-    w = fit_logistic(x, y, l2=2e-6 * len(y), start=np.array([1.0, 0.0][: 1 + bias]))
+    start = np.array([1.0, 0.0][: 1 + bias])
+    pull = 2e-6 * len(y)
+
+    def loss(w):
+        return np.logaddexp(0, x @ w).sum() - y @ (x @ w) + pull / 2 * ((w - start) ** 2).sum()
+
+    def gradient(w):
+        return x.T @ (probability(x @ w) - y) + pull * (w - start)
+
+    def curvature(w, direction):
+        q = probability(x @ w)
+        return x.T @ (q * (1 - q) * (x @ direction)) + pull * direction
+
+    method = {"jac": gradient, "hessp": curvature, "method": "Newton-CG", "options": {"xtol": 1e-6}}
+    w = optimize.minimize(loss, start, **method).x
     return float(w[0]), float(w[1]) if bias else 0.0
 
 
-def recalibrated(p, y, problem, elsewhere: dict[str, list[float]] | None = None) -> dict[str, dict]:
+def recalibrated(p, y, problem) -> dict[str, dict]:
     """{way: calibration numbers and parameters (a, b)}: of scores as they are (`none`), after temperature and
     Platt. A scaling is fitted on the steps of one half of the problems and measured on the other half, and
-    the reverse; its `parameters` are fitted on all. `elsewhere`, the parameters of another evaluation, are
-    applied as they are."""
+    the reverse; its `parameters` are fitted on all."""
     z = np.clip(UNITS["probability"].log_odds(p), -MOST, MOST)
     ways = {"none": calibration_numbers(p, y) | {"parameters": [1.0, 0.0]}}
     halves = [np.asarray(problem) % 2 == side for side in (0, 1)]
@@ -76,18 +85,4 @@ def recalibrated(p, y, problem, elsewhere: dict[str, list[float]] | None = None)
             a, b = fit(z[fitted], y[fitted], bias)
             q[measured] = probability(a * z[measured] + b)
         ways[way] = calibration_numbers(q, y) | {"parameters": list(fit(z, y, bias))}
-    for way, (a, b) in (elsewhere or {}).items():
-        ways[f"{way}, elsewhere"] = calibration_numbers(probability(a * z + b), y) | {"parameters": [a, b]}
     return ways
-
-
-def parameters_of(folder: str | None) -> dict[str, list[float]] | None:
-    """{way: (a, b)} that another evaluation by task=steps has fitted to its first run's scores."""
-    if folder is None:
-        return None
-    path = Path(folder) / "results.json"
-    try:
-        ways = run_folder.read_json(path)["runs"][0]["recalibrated"]
-        return {way: ways[way]["parameters"] for way in WAYS}
-    except (OSError, LookupError):
-        raise InputError(f"calibrated_by: {path}: expected results of task=steps with scalings") from None

@@ -29,11 +29,8 @@ class CandidateRow(NamedTuple):
     finished: bool
     blank: bool  # states no answer
     answer: int  # number of its answer among those of the problem
-    repeats: bool  # the first step repeats the problem
     steps: int  # number of steps
-    length: int  # characters
     logp: float  # log p under the policy that drew it, -inf where it is not known
-    copies: int  # candidates of the problem with the same text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +46,10 @@ class Pool:
     dropped: dict[str, int]
     finished_n: np.ndarray  # a candidate that was cut has no outcome to measure scores against
     steps_n: np.ndarray  # number of steps
-    length_n: np.ndarray  # characters
-    repeats_n: np.ndarray  # whether the first step repeats the problem
     scores: dict[str, np.ndarray]  # {name: score_m}, float64, of the scores that every candidate has
     units: dict[str, set]  # {name: units of its scores by the problems, None where a problem names none}
     lacking: dict[str, int]  # {name of scores that only some candidates have: number of candidates without}
     logp_PN: np.ndarray | None  # log p under the policy that drew them, where all finished candidates have it
-    reference_PN: np.ndarray | None  # the policy's law over distinct texts; equal texts share evenly
     labels: list | None = None  # correctness label_T of each candidate, where they are known
 
     def unit(self, name: str, default: str) -> str:
@@ -81,7 +75,6 @@ def pool_arrays(
     for p, problem in enumerate(problems):
         counts.append(len(problem.candidates))
         number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
-        copies = collections.Counter(c.steps for c in problem.candidates if c.logp)
         for n, c in enumerate(problem.candidates):
             if c.correct is None and c.finished:
                 expected = "nobody graded it; checker=math grades, task=score ranks without grades"
@@ -91,11 +84,8 @@ def pool_arrays(
                 finished=c.finished,
                 blank=is_blank(c.answer),
                 answer=answer_groups[p][n] if answer_groups else number[c.answer],
-                repeats=problem.problem.strip() in c.steps[0],
                 steps=len(c.steps),
-                length=sum(map(len, c.steps)),
                 logp=sum(c.logp) if c.logp else -math.inf,
-                copies=max(copies[c.steps], 1),
             )
             rows.append(row)
             stored, unit_of = dict(c.step_scores), problem.scores_unit
@@ -116,12 +106,7 @@ def pool_arrays(
         x_PN[present_PN] = x_n
         return x_PN
 
-    logp_PN = reference_PN = None
-    if all_n.finished.any() and np.isfinite(all_n.logp[all_n.finished]).all():
-        logp_PN = spread(all_n.logp, -np.inf, float)
-        log_law_PN = logp_PN - spread(np.log(all_n.copies), 0.0, float)
-        total_P1 = np.logaddexp.reduce(log_law_PN, axis=1, keepdims=True)
-        reference_PN = np.exp(log_law_PN - np.where(np.isfinite(total_P1), total_P1, 0.0))
+    has_logp = all_n.finished.any() and np.isfinite(all_n.logp[all_n.finished]).all()
     has_answers = not all_n.blank.all()
     silent_n = all_n.blank & has_answers
     eligible_n = all_n.finished & ~silent_n
@@ -137,13 +122,10 @@ def pool_arrays(
         },
         finished_n=all_n.finished,
         steps_n=all_n.steps,
-        length_n=all_n.length,
-        repeats_n=all_n.repeats,
         scores={name: np.frombuffer(scores[name]) for name, n in sorted(having.items()) if n == len(rows)},
         units=units,
         lacking={name: len(rows) - n for name, n in sorted(having.items()) if n < len(rows)},
-        logp_PN=logp_PN,
-        reference_PN=reference_PN,
+        logp_PN=spread(all_n.logp, -np.inf, float) if has_logp else None,
         labels=labels or None,
     )
 

@@ -1,31 +1,25 @@
-"""Measures verifiers on a pool of candidates: selection and vote curves, intervals, reward against KL,
-calibration.
+"""Measures verifiers on a pool of candidates: selection and vote curves, intervals, paired tests, calibration.
 
 Arrays in, one JSON-ready dict out (`pool_results`); the mathematics is in rerank.py, votes.py and stats.py.
 One protocol for every number: means over problems of expectations over the n-subsets of a problem's
 candidates (all of them where n is larger); a candidate that cannot win fills a place.
-Dimension key: P problems, N candidates, T steps, n subset sizes, b betas.
+Dimension key: P problems, N candidates, T steps, K subset sizes; n all candidates one after another.
 """
 
 import collections
 import dataclasses
-import functools
 import itertools
 from typing import Annotated, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import metrics, rerank, stats, votes
 from prm_jax.data.units import UNITS
-from prm_jax.evals import biases, trace_error
+from prm_jax.evals import trace_error
 from prm_jax.evals.calibration import pool_calibration
 from prm_jax.evals.pool_arrays import POLICY, Pool, log_scores
 from prm_jax.launch.config import Count, NotNegative, one_of
-
-# From the arg max to the reference: solution scores are a few nats apart, seldom less than a thousandth.
-BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Rules:
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)]
     ties: Literal["share", "first"]
     vote_draws: Count
-    policy_weight: NotNegative = 0.5
+    policy_weight: NotNegative
 
     @property
     def counts(self) -> str:
@@ -45,10 +39,10 @@ class Rules:
 
 
 class Choice(NamedTuple):
-    """One way to choose among n candidates, measured: the expected correctness of each problem's choice."""
+    """One way to choose, measured: the expected correctness of each problem's choice."""
 
-    value_Pn: np.ndarray  # at Measurement.sizes
-    curve_Pn: np.ndarray | None = None  # for every n = 1..N, where there is a closed form
+    value_PK: np.ndarray
+    curve_PN: np.ndarray | None = None  # among 1 to N candidates, where there is a closed form
 
 
 class Measurement:
@@ -60,16 +54,16 @@ class Measurement:
         self.seed = seed
         self.N = pool.right_PN.shape[1]
         self.mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
-        self.sizes = sorted({2**k for k in range(self.N.bit_length())} | {self.N})
+        self.size_K = np.array(sorted({2**k for k in range(self.N.bit_length())} | {self.N}))
         self.trace_PN = trace_error.right_traces(pool) if pool.labels else None
         self.votes: dict[str, Choice] = {}  # those without a scorer
         self.selections: dict[str, Choice] = {}  # SCORER.AGGREGATOR.best_of_n
         self.others: dict[str, Choice] = {}  # other choices by the same scores
         self.score_PN: dict[str, np.ndarray] = {}  # by each scorer's headline aggregator
 
-    def closed_form(self, curve_Pn) -> Choice:
-        curve_Pn = np.asarray(curve_Pn, float)
-        return Choice(curve_Pn[:, np.array(self.sizes) - 1], curve_Pn)
+    def closed_form(self, curve_PN) -> Choice:
+        curve_PN = np.asarray(curve_PN, float)
+        return Choice(curve_PN[:, self.size_K - 1], curve_PN)
 
     def best_of_n(self, score_PN, gold_PN) -> Choice:
         eligible_PN, ties = self.pool.eligible_PN, self.rules.ties
@@ -80,21 +74,21 @@ class Measurement:
         rules, right_PN, mask_PN = self.rules, self.pool.right_PN, self.mask_PN
         if log_weight_PN is None and rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
             return self.closed_form(votes.majority_curve(answer_PN, right_PN, mask_PN, counts=rules.counts))
-        value_Pn = votes.vote_curve(
+        value_PK = votes.vote_curve(
             jax.random.key(self.seed),
             answer_PN,
             right_PN,
             log_weight_PN,
             mask_PN,
-            np.array(self.sizes),
+            self.size_K,
             draws=rules.vote_draws,
             ties=rules.ties,
             counts=rules.counts,
         )
-        return Choice(np.asarray(value_Pn, float))
+        return Choice(np.asarray(value_PK, float))
 
-    def by_size(self, x_n) -> dict:
-        return dict(zip(map(str, self.sizes), np.asarray(x_n).tolist(), strict=True))
+    def by_size(self, x_K) -> dict:
+        return dict(zip(map(str, self.size_K), np.asarray(x_K).tolist(), strict=True))
 
     def table(self, choices: dict[str, Choice]) -> dict:
         """{rule: {n: mean}} with intervals and, where there is a closed form, the curve; those of best_of_n
@@ -102,29 +96,29 @@ class Measurement:
         table = {}
         for name, choice in choices.items():
             prefix = "" if name == "best_of_n" else f"{name}_"
-            table[name] = self.by_size(choice.value_Pn.mean(0))
-            table[f"{prefix}interval"] = self.by_size(stats.mean_interval(choice.value_Pn, self.seed).T)
-            if choice.curve_Pn is not None:
-                table[f"{prefix}curve"] = choice.curve_Pn.mean(0).tolist()
-                table[f"{prefix}curve_interval"] = stats.mean_interval(choice.curve_Pn, self.seed).tolist()
+            table[name] = self.by_size(choice.value_PK.mean(0))
+            table[f"{prefix}interval"] = self.by_size(stats.mean_interval(choice.value_PK, self.seed).T)
+            if choice.curve_PN is not None:
+                table[f"{prefix}curve"] = choice.curve_PN.mean(0).tolist()
+                table[f"{prefix}curve_interval"] = stats.mean_interval(choice.curve_PN, self.seed).tolist()
         return table
 
     def without_scorer(self) -> dict:
         """The table of the oracle, the majority vote and, where equal answers are graded apart, the vote that
         takes all right ones of a problem as one."""
         pool = self.pool
-        oracle_Pn = rerank.pass_at_n(pool.right_PN, pool.eligible_PN, self.mask_PN)
+        oracle_PN = rerank.pass_at_n(pool.right_PN, pool.eligible_PN, self.mask_PN)
         if pool.answer_PN is not None:
             self.votes["majority"] = self.vote(pool.answer_PN)
             if graded_both_ways(pool):
                 self.votes["majority_right_as_one"] = self.vote(right_as_one(pool))
-        return self.table({"oracle": self.closed_form(oracle_Pn)} | self.votes)
+        return self.table({"oracle": self.closed_form(oracle_PN)} | self.votes)
 
     def scorer(self, name: str, headline: str, learned_values: bool) -> dict:
         """The parts of results.json of one scorer. By its headline aggregator there are best of n, best of n
         by score + w log p of the policy, the weighted vote, and `trace`: how often the best of n has no wrong
         step. learned_values: its step scores estimate chances of success."""
-        pool, right_PN, seed = self.pool, self.pool.right_PN, self.seed
+        pool, right_PN = self.pool, self.pool.right_PN
         unit = pool.unit(name, self.rules.scores_unit)
         step_PNT, mask_PNT, kind = log_scores(pool, name, unit)
         scores = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind)
@@ -140,23 +134,18 @@ class Measurement:
             choices["weighted_vote"] = self.vote(pool.answer_PN, score_PN)
         self.selections[f"{name}.{headline}.best_of_n"] = best[headline]
         self.others |= {f"{name}.{headline}.{rule}": x for rule, x in choices.items() if rule != "trace"}
-        tables = {how: {"best_of_n": self.by_size(x.value_Pn.mean(0))} for how, x in best.items()}
+        tables = {how: {"best_of_n": self.by_size(x.value_PK.mean(0))} for how, x in best.items()}
         tables[headline] = self.table({"best_of_n": best[headline]} | choices)
         ended_PN = pool.present_PN.copy()
         ended_PN[pool.present_PN] = pool.finished_n
-        problem_n, score_n, right_n = np.argwhere(ended_PN)[:, 0], score_PN[ended_PN], right_PN[ended_PN]
-        alike_n3 = np.stack([problem_n, right_n, pool.repeats_n[pool.finished_n]], -1)
-        length_n = pool.length_n[pool.finished_n]
+        problem_n = np.argwhere(ended_PN)[:, 0]
+        within, *_ = metrics.within_problem_auroc(score_PN[ended_PN], right_PN[ended_PN], problem_n)
         return {
             "headline": headline,
             "scores_units": unit,
             "scorers": tables,
-            "reward_kl": reward_against_kl(pool, score_PN, self.mask_PN, self.sizes, self.rules.ties),
-            "outcome_auroc_within": metrics.within_problem_auroc(score_n, right_n, problem_n)[0],
-            "length_correlation": biases.length_correlation(score_n, length_n, alike_n3, problem_n, seed),
-            "calibration": pool_calibration(
-                pool, name, unit, headline, score_PN, by_labels=not learned_values
-            ),
+            "outcome_auroc_within": within,
+            "calibration": pool_calibration(pool, name, unit, headline, score_PN, not learned_values),
         }
 
     def differences(self) -> list[dict]:
@@ -165,8 +154,9 @@ class Measurement:
         pairs = [*itertools.product(self.selections | self.others, self.votes)]
         rows = []
         for a, b in pairs + [*itertools.combinations(self.selections, 2)]:
-            tests = stats.paired_differences(choices[a].value_Pn, choices[b].value_Pn, self.seed)
-            rows += [{"a": a, "b": b, "n": n, **test} for n, test in zip(self.sizes, tests, strict=True)]
+            tests = stats.paired_differences(choices[a].value_PK, choices[b].value_PK, self.seed)
+            for n, test in zip(self.size_K.tolist(), tests, strict=True):
+                rows.append({"a": a, "b": b, "n": n} | test)
         return rows
 
 
@@ -194,7 +184,6 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
         "policy_weight": rules.policy_weight,
         "graded_both_ways": graded_both_ways(pool),
         "dropped": pool.dropped,
-        "repeat_the_problem": int(pool.repeats_n.sum()),
         **measurement.without_scorer(),
         **parts,
         "differences": measurement.differences(),
@@ -220,38 +209,3 @@ def right_as_one(pool: Pool) -> np.ndarray:
     key_PN = np.where(pool.right_PN > 0, pool.right_PN.shape[1], pool.answer_PN)
     number_PN = np.stack([np.unique(key_N, return_inverse=True)[1] for key_N in key_PN])
     return np.where(pool.answer_PN < 0, -1, number_PN)
-
-
-def reward_against_kl(pool: Pool, score_PN, mask_PN, sizes: list[int], ties: str) -> dict:
-    """Expected accuracy and mean score against KL from the uniform distribution over a problem's candidates,
-    eligible or not: `reweighted` by BETA_b, `best_of_n` by n; Gao et al. 2023, figures 1 and 2, with gold
-    labels. `with_policy` is reweighted from the policy's law over the distinct texts, and its KL is from
-    that. KL and `score`, the aggregated score that both climb, in nats; means over problems, of the score
-    over those with a finite one that can win."""
-    arrays = score_PN, pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN, pool.reference_PN
-    curves = jax.tree.map(lambda x: np.asarray(x).tolist(), _kl_curves(*arrays, np.array(sizes), ties))
-    betas = {name: curve | {"beta": BETA_b.tolist()} for name, curve in curves.items() if name != "best_of_n"}
-    return betas | {"best_of_n": curves["best_of_n"] | {"n": sizes}}
-
-
-@functools.partial(jax.jit, static_argnames="ties")
-def _kl_curves(score_PN, right_PN, present_PN, eligible_PN, mask_PN, reference_PN, size_n, ties: str) -> dict:
-    def means(weight_PN, kl_P):
-        accuracy_P = rerank.expectation(weight_PN, right_PN * eligible_PN)
-        score_P = rerank.mean_score(weight_PN, score_PN, eligible_PN)
-        return {"kl": kl_P.mean(), "accuracy": accuracy_P.mean(), "score": jnp.nanmean(score_P)}
-
-    def best_of(n):
-        weight_PN = rerank.winner_probs(score_PN, n, eligible_PN, mask_PN, ties=ties)
-        uniform_PN = present_PN / present_PN.sum(-1, keepdims=True)
-        return means(weight_PN, rerank.kl_divergence(weight_PN, uniform_PN))
-
-    def tilted(ref_PN):
-        def one(beta):
-            reweighted = rerank.reweight(score_PN, beta, ref_PN, eligible_PN, mask_PN)
-            return means(reweighted.weight_PN, reweighted.kl_P)
-
-        return jax.lax.map(one, jnp.asarray(BETA_b, jnp.float32))
-
-    curves = {"reweighted": tilted(None), "best_of_n": jax.lax.map(best_of, size_n)}
-    return curves if reference_PN is None else curves | {"with_policy": tilted(reference_PN)}

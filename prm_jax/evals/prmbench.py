@@ -2,7 +2,6 @@
 2505.23474)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -27,12 +26,9 @@ class Prmbench(Benchmark):
             rows[name] = counts | {"PRMScore": x["prmscore"], "interval": x["prmscore_interval"]}
         for name, x in results["groups"].items():  # nan where a class has no rows
             rows[f"{name}, mean of its classes"] = {"PRMScore": x["prmscore"]}
+        for system, published in results["published"]["prmscore"].items():
+            rows[f"published, all steps: {system}"] = {"PRMScore": published["overall"]}
         show_table("class", rows)
-
-    def figures(self, results: dict, folder: Path) -> list[Path]:
-        from prm_jax.figures.benchmarks import prmbench_figures
-
-        return prmbench_figures(results, folder)
 
     def metric(self, results: dict) -> float | None:
         """PRMScore over all steps."""

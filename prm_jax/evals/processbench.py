@@ -15,8 +15,6 @@ from prm_jax.launch.config import expect
 from prm_jax.metrics import first_error_f1, predict_first_error, problem_numbers
 from prm_jax.solutions import first_error
 
-THRESHOLDS = np.arange(1, 100) / 100  # of the curve of first-error F1
-
 
 @dataclasses.dataclass(frozen=True)
 class Config(benchmarks.Config):
@@ -120,15 +118,3 @@ def best_threshold(low, high, is_wrong) -> float:
     edges = edges[np.isfinite(edges)]  # no solution's prediction changes between two of them
     candidates = np.append((edges[:-1] + edges[1:]) / 2, edges[-1])
     return float(candidates[np.argmax(f1_curve(low, high, is_wrong, candidates))])
-
-
-def f1_by_threshold(p: list[np.ndarray], labels: list, problem) -> dict[str, list]:
-    """ProcessBench's F1 of first errors at each of THRESHOLDS: `all`, and of each half of the problems
-    (`halves`), so that what is chosen on one can be measured on the other."""
-    labelled = [i for i, label_T in enumerate(labels) if any(y is not None for y in label_T)]
-    p, labels, problem = ([x[i] for i in labelled] for x in (p, labels, problem))
-    error_N = np.array([first_error(label_T) for label_T in labels])
-    low_N, high_N = np.array([right_window(*pair) for pair in zip(p, error_N, strict=True)]).T
-    parts = [slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))]
-    curves = [f1_curve(low_N[part], high_N[part], error_N[part] != -1, THRESHOLDS).tolist() for part in parts]
-    return {"threshold": THRESHOLDS.tolist(), "all": curves[0], "halves": curves[1:]}

@@ -27,7 +27,6 @@ MOST_SHOWN = 20
 class Config:
     input: str | None
     figures: Natural | list
-    scores_name: str | None
     split_by: str | None
     threshold: Share
 
@@ -62,7 +61,7 @@ class Score(Task):
         scores = score_into(files["scores"], scorer, read(), len(n_of_id))
         if is_pool:
             taken = {name for p in read_pool() for c in p.candidates for name in c.step_scores}
-            name, files["pool"] = new_name(cfg.scores_name, scorer, taken), setup.folder / "pool.jsonl.gz"
+            name, files["pool"] = new_name(scorer, taken), setup.folder / "pool.jsonl.gz"
             pools.write_pool(files["pool"], pools.with_scores(read_pool(), name, scores, scorer.unit))
         # A model's scores are shown as its authors show them.
         unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"

@@ -10,20 +10,18 @@ from typing import Annotated, NamedTuple
 import jax
 import numpy as np
 
-from prm_jax import InputError, rerank, stats, tasks, votes
+from prm_jax import rerank, stats, tasks, votes
 from prm_jax.data import grading
 from prm_jax.data.pools import Problem, read_pool, write_pool
 from prm_jax.data.questions import Question, read_questions
-from prm_jax.data.splits import TaskData
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import data_of, describe, is_run, open_scorer, own_runs
+from prm_jax.evals.verifiers import describe, open_scorer, task_data
 from prm_jax.formats import Format
 from prm_jax.generate import search
 from prm_jax.generate.policies import Server, show_prompt
-from prm_jax.generate.samples import policy_pool
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import Count, Rule, expect, one_of
@@ -89,8 +87,8 @@ class Search(Task):
 
     def run(self, setup: Setup) -> dict:
         cfg, verifiers = self.cfg, []
+        inputs = search_inputs(setup, cfg)
         for k, name in enumerate(setup.checkpoints):
-            inputs = file_inputs(setup, cfg) if cfg.input else task_inputs(setup, cfg, name)
             verifiers.append(search_all(setup, cfg, inputs, open_scorer(setup, name), k))
         return {"verifiers": verifiers, "choice": cfg.choice}
 
@@ -107,9 +105,7 @@ class Search(Task):
                 row[f"{s['budget']}: spent"] = f"{s['policy_tokens']:.0f}"
             show_table(f"solved by {CHOICES[rule]}, at a budget of policy tokens", rows, digits=3)
             if unfinished := sum(s.get("unfinished_problems", 0) for s in v["searches"]):
-                print(
-                    f"  {unfinished} problems of all searches have no finished solution: they count as wrong"
-                )
+                print(f"  {unfinished} problems of all searches have no finished solution: counted as wrong")
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
         from prm_jax.figures.search import search_figures
@@ -122,43 +118,33 @@ class Search(Task):
         return max(s[rule]["share"] for s in results["verifiers"][0]["searches"])
 
 
-def task_inputs(setup: Setup, cfg: Config, name: str) -> SearchInputs:
-    """Fresh problems of the embedded task of a verifier or of `data`."""
-    data_cfg, _ = data_of(setup, name if is_run(name) else next(iter(own_runs(setup)), name))
-    if not isinstance(data_cfg, TaskData):
-        raise InputError(f"input: the data {data_cfg.name} has no problems to draw; name a file, input=FILE")
-    checker, task, seed = cfg.checker or "task", tasks.find_task(data_cfg.name), setup.cfg.seed
-    known = ("task", data_cfg.name, *grading.RULES)
-    expect(checker in known, "checker", checker, f"{', '.join(known)} for problems of {data_cfg.name}")
-    grader = open_grader(checker) if checker in grading.RULES else task_grader(task)
-    texts = tasks.make_problems(task, data_cfg.task, cfg.problems, "test", seed + 1)
-    questions = [Question(str(i), text) for i, text in enumerate(texts)]
+def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
+    """The problems of the key `input`, or fresh ones of the embedded task of the first run or of `data`, whose
+    own policy writes where the key `policy` names none."""
+    name, sampling = cfg.policy, cfg.sampling
+    if cfg.input:
+        expect(name, "policy", name, "the policy that searches the problems of input=FILE")
+        checker = choose_checker(cfg.checker, [cfg.input])
+        questions = list(itertools.islice(read_questions(cfg.input, is_own(checker)), cfg.problems))
+        expect(questions, "input", cfg.input, "a file with problems")
+        grader = open_grader(checker, [cfg.input])
+    else:
+        data_cfg = task_data(setup)
+        task = tasks.find_task(data_cfg.name)
+        is_own_checker = cfg.checker in (None, "task", task.name)
+        expect(is_own_checker, "checker", cfg.checker, f"task: {task.name} checks its problems itself")
+        texts = tasks.make_problems(task, data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
+        questions = [Question(str(i), text) for i, text in enumerate(texts)]
+        grader = task_grader(task)
+        if name is None:
+            name = data_cfg.policy
+            sampling = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens)
+    policy = open_policy(name, "best", cfg.policy_format, "float32", sampling, cfg.batch_rows, cfg.server)
+    path = setup.folder / "samples.jsonl"
     if cfg.policy:
-        return named_policy(setup, cfg, questions, grader)
-    sampling = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens)
-    samples = list(policy_pool(data_cfg, texts, cfg.samples, seed))
-    return SearchInputs(questions, writer(cfg, data_cfg.policy, sampling), grader, samples)
-
-
-def file_inputs(setup: Setup, cfg: Config) -> SearchInputs:
-    """The problems of the key `input`, under the policy of the key `policy`."""
-    expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of input=FILE")
-    checker = choose_checker(cfg.checker, [cfg.input])
-    questions = list(itertools.islice(read_questions(cfg.input, is_own(checker)), cfg.problems))
-    expect(questions, "input", cfg.input, "a file with problems")
-    return named_policy(setup, cfg, questions, open_grader(checker, [cfg.input]))
-
-
-def named_policy(setup: Setup, cfg: Config, questions: list[Question], grader: Grader) -> SearchInputs:
-    """The inputs with the policy of the key `policy`, whose samples are kept."""
-    policy, path = writer(cfg, cfg.policy, cfg.sampling), setup.folder / "samples.jsonl"
-    show_prompt(policy, questions[0].problem)
+        show_prompt(policy, questions[0].problem)
     draw_pool(path, policy, questions, cfg.samples, setup.cfg.seed, grader.grade, len(questions))
     return SearchInputs(questions, policy, grader, read_pool(path))
-
-
-def writer(cfg: Config, name: str, sampling: Sampling) -> Policy:
-    return open_policy(name, "best", cfg.policy_format, "float32", sampling, cfg.batch_rows, cfg.server)
 
 
 def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) -> dict:
@@ -178,9 +164,8 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
             key = jax.random.key(seed)
             state = SearchState(inputs.policy, scorer, problems, aggregator, cfg.max_steps, key)
             search.search(state, method, budget, size, cfg)
-            drawn = state.pool(
-                [q.id for q in inputs.questions], [q.answer for q in inputs.questions], "search"
-            )
+            ids, answers = zip(*((q.id, q.answer) for q in inputs.questions))
+            drawn = state.pool(ids, answers, "search")
             write_pool(file, [inputs.grader.grade(problem) for problem in drawn])
         outcomes[method, budget] = outcome_of(read_pool(file), inputs, aggregator)
     bins = np.array_split(np.argsort(-right_P, kind="stable"), min(cfg.difficulties, len(right_P)))
@@ -191,9 +176,8 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
     rows = []
     for (method, budget), outcome in outcomes.items():
         row = {"method": method, "budget": budget, "policy_tokens": float(outcome.tokens_P.mean())}
-        rows.append(
-            row | outcome.counts | {rule: shares(x, bins, seed) for rule, x in outcome.solved.items()}
-        )
+        solved = {rule: shares(x, bins, seed) for rule, x in outcome.solved.items()}
+        rows.append(row | outcome.counts | solved)
     majority = np.nan
     if samples.answer_PN is not None:
         majority = float(rerank.expectation(votes.vote(samples.answer_PN), samples.right_PN).mean())

@@ -59,10 +59,7 @@ def check_inputs(folder: Path, cfg: DictConfig) -> tuple[str, ...]:
         value = OmegaConf.select(cfg, key)
         names = value if OmegaConf.is_list(value) else [value]
         files += [str(name) for name in names if name is not None and Path(name).is_file()]
-    read = list(files)
-    if calibrated_by := cfg.get("calibrated_by"):
-        read.append(f"{calibrated_by}/results.json")
-    check_unchanged(folder, {file: file_fingerprint(file) for file in read if Path(file).is_file()})
+    check_unchanged(folder, {file: file_fingerprint(file) for file in files})
     return tuple(files)
 
 

@@ -1,7 +1,6 @@
 """task=steps: metrics of step scores against labels, for one verifier or for the runs of a sweep."""
 
 import dataclasses
-import statistics
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +9,14 @@ from prm_jax import InputError
 from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
-from prm_jax.evals import biases, exact
+from prm_jax.evals import exact
 from prm_jax.evals.baselines import likelihood_auroc, measure_baselines
-from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
-from prm_jax.evals.processbench import f1_by_threshold
+from prm_jax.evals.calibration import recalibrated, reliability_table
 from prm_jax.evals.setup import Setup, check_unchanged
-from prm_jax.evals.tables import interval_of, show_table, spread
+from prm_jax.evals.tables import interval_of, over_seeds, show_table
 from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import data_of, describe, open_scorer, trained, trained_on
 from prm_jax.generate.samples import policy_pool
-from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Share, expect
 from prm_jax.launch.progress import print_counts
 from prm_jax.metrics import labelled_steps, problem_numbers, step_metrics
@@ -42,12 +39,11 @@ METRICS = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Config:
     threshold: Share
     max_solutions: Count | None
     baselines: bool
-    calibrated_by: str | None = None
 
 
 class Steps(Task):
@@ -56,10 +52,9 @@ class Steps(Task):
     def run(self, setup: Setup) -> dict:
         """Every number of each verifier in `runs`, beside it the means over runs that differ in their seed
         alone; where runs differ in another setting, `groups` has the means of each setting."""
-        elsewhere = parameters_of(self.cfg.calibrated_by)
         runs = []
         for i, name in enumerate(setup.checkpoints):
-            runs.append(measure(setup, self.cfg, name, setup.folder / f"scores_{i}.jsonl", elsewhere))
+            runs.append(measure(setup, self.cfg, name, setup.folder / f"scores_{i}.jsonl"))
             kinds = sorted({(run["objective"], run["label_kind"]) for run in runs})
             is_same = len(kinds) == 1 or setup.data.name != "of_run"
             expect(is_same, f"checkpoint: {name}", kinds, "one kind, or data=NAME, which measures all alike")
@@ -77,14 +72,12 @@ class Steps(Task):
             show_group(group, kind, of_steps=first["objective"] != "orm")
 
     def detail(self, results: dict):
-        """Prints counts, bias checks, scaled calibration and exact numbers, where there are several of the
-        first run."""
+        """Prints counts and scaled calibration, of several runs the first one's, and exact numbers."""
         first = results["runs"][0]
         print_counts(first["counts"])
-        biases.show_length({"step scores": first["length_correlation"]}, "whether a step is right")
         eces = {way: {"ECE": x["ece"]} for way, x in first["recalibrated"].items()}
         show_table("after scaling the log-odds", eces)
-        if "errors" in first:
+        if "auroc_value" in first:
             exact.show(results["runs"])
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
@@ -97,7 +90,7 @@ class Steps(Task):
         return results.get("groups", [results])[0]["step_auroc"]
 
 
-def measure(setup: Setup, cfg: Config, name: str, scores_file: Path, elsewhere: dict | None) -> dict:
+def measure(setup: Setup, cfg: Config, name: str, scores_file: Path) -> dict:
     """Every number of one verifier."""
     scorer, (data_cfg, run_seed) = open_scorer(setup, name), data_of(setup, name)
     seed, kind = setup.cfg.seed, data_cfg.label_kind
@@ -110,9 +103,9 @@ def measure(setup: Setup, cfg: Config, name: str, scores_file: Path, elsewhere: 
         raise InputError("data: the test split has no labelled solution")
     rows = [(s.id, s.problem, s.steps) for s in test]
     p = list(map(probability, score_into(scores_file, scorer, rows, len(test))))
-    run = step_results(cfg, kind, test, p, seed, elsewhere)
+    run = step_results(cfg.threshold, kind, test, p, seed)
     if isinstance(data_cfg, TaskData):
-        run |= exact.exact_numbers(data_cfg, test, p, cfg.threshold, seed)
+        run |= exact.exact_numbers(data_cfg, test, p)
     if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
         run["baselines"] = measure_baselines(scorer, kind, data.splits["train"], test)
         if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
@@ -122,50 +115,42 @@ def measure(setup: Setup, cfg: Config, name: str, scores_file: Path, elsewhere: 
     return run | describe(scorer) | trained(name)
 
 
-def step_results(
-    cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere: dict | None
-) -> dict:
+def step_results(threshold: float, kind: str, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
     """Every number of one verifier's P(step good) on solutions with labels of this kind, and the figures'
     curves."""
     labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
     steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T, kind)[0]]
     p_n, y_n = np.array([(p[i][t], labels[i][t]) for i, t in steps]).T
-    problem_n, length_n = problems[[i for i, _ in steps]], [len(test[i].steps[t]) for i, t in steps]
-    good_n = y_n >= 0.5
+    problem_n, good_n = problems[[i for i, _ in steps]], y_n >= 0.5
     histograms = {"good": p_n[good_n], "bad": p_n[~good_n]}
-    results = {
-        **step_metrics(p, labels, problems, cfg.threshold, kind),
-        "step_accuracy_interval": interval_of(np.mean, problem_n, seed, (p_n >= cfg.threshold) == good_n),
-        "length_correlation": biases.length_correlation(p_n, length_n, good_n, problem_n, seed),
+    return {
+        **step_metrics(p, labels, problems, threshold, kind),
+        "step_accuracy_interval": interval_of(np.mean, problem_n, seed, (p_n >= threshold) == good_n),
         "reliability": reliability_table(p_n, y_n),
-        "recalibrated": recalibrated(p_n, y_n, problem_n, elsewhere),
+        "recalibrated": recalibrated(p_n, y_n, problem_n),
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
-    if kind == "correctness":
-        results["f1_by_threshold"] = f1_by_threshold(p, labels, problems)
-    return results
 
 
 def by_settings(runs: list[dict]) -> list[dict]:
-    """Means over the runs of each setting, which is the part of the configurations in which runs differ, the
-    seed left aside; where there are several, each has its `setting` and the indices of its `runs`."""
-    groups = run_folder.group_by_settings([run["settings"] for run in runs])
-    if len(groups) == 1:
-        return [average(runs)]
-    return [average([runs[i] for i in ids]) | {"setting": setting, "runs": ids} for setting, ids in groups]
-
-
-def average(runs: list[dict]) -> dict:
-    """The mean over runs of every metric that all have, their number as `mean_of`, and `spread`, that of each
-    metric over them, where there are several."""
-    names = [name for name, x in runs[0].items() if isinstance(x, int | float) and name != "train_seed"]
-    names = [name for name in names if name != "train_seconds" and all(name in run for run in runs)]
-    means = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
-    if len(runs) > 1:
-        means["spread"] = {name: spread([run[name] for run in runs]) for name in names}
-    if "baselines" in runs[0]:
-        tables = [run["baselines"] for run in runs]
-        means["baselines"] = {name: statistics.fmean(x[name] for x in tables) for name in tables[0]}
+    """Means over the runs of each setting of every metric that all of them have: `mean_of`, their number, and
+    `spread`, that of each metric, where there are several. Settings, where there are several, have their
+    `setting` and the indices of its `runs`."""
+    metrics, means = [], []
+    for run in runs:
+        names = [name for name, x in run.items() if isinstance(x, int | float)]
+        metrics.append({name: run[name] for name in names if name not in ("train_seed", "train_seconds")})
+    groups = over_seeds([run["settings"] for run in runs], metrics)
+    for group in groups:
+        mean = {name: x["mean"] for name, x in group.spread.items()} | {"mean_of": len(group.members)}
+        if len(group.members) > 1:
+            mean["spread"] = group.spread
+        if "baselines" in runs[group.members[0]]:
+            tables = [runs[i]["baselines"] for i in group.members]
+            mean["baselines"] = {name: float(np.mean([x[name] for x in tables])) for name in tables[0]}
+        if len(groups) > 1:
+            mean |= {"setting": group.setting, "runs": group.members}
+        means.append(mean)
     return means
 
 

@@ -1,9 +1,10 @@
 """Intervals and spreads of an evaluation's numbers, and how tables are printed."""
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from prm_jax.launch.run_folder import group_by_settings
 from prm_jax.stats import bootstrap_interval
 
 SPREAD = {"median": np.median, "lowest": np.min, "highest": np.max, "mean": np.mean}
@@ -14,19 +15,35 @@ def interval_of(statistic, problems, seed: int, *arrays):
     return bootstrap_interval(lambda rows: statistic(*(x[rows] for x in arrays)), problems, seed=seed)
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """SPREAD of one number over runs that differ in their seed alone; sd: standard deviation of the
-    sample."""
-    return {name: float(f(values)) for name, f in SPREAD.items()} | {"sd": float(np.std(values, ddof=1))}
+class OverSeeds(NamedTuple):
+    """The runs of one setting, which differ in their seed alone."""
+
+    setting: dict  # what other settings have otherwise; {} of the only one
+    members: list[int]
+    spread: dict[str, dict[str, float]]  # {number: SPREAD over the members, and sd, that of the sample}
+
+
+def over_seeds(settings: list[dict], numbers: list[dict[str, float]]) -> list[OverSeeds]:
+    """The spread of each setting's numbers, of those that all of its runs have."""
+    groups = []
+    for setting, members in group_by_settings(settings):
+        own, spread = [numbers[i] for i in members], {}
+        for name in [name for name in own[0] if all(name in x for x in own)]:
+            values = [x[name] for x in own]
+            spread[name] = {way: float(f(values)) for way, f in SPREAD.items()}
+            spread[name]["sd"] = float(np.std(values, ddof=1)) if len(own) > 1 else float("nan")
+        groups.append(OverSeeds(setting, members, spread))
+    return groups
 
 
 def cell(value, digits: int) -> str:
     """A number, the two ends of an interval (none where there are too few problems), or a text."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return (
-            f"[{value[0]:.{digits}f}, {value[1]:.{digits}f}]" if np.isfinite(value).all() else "no interval"
-        )
-    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.{digits}f}"
+    if isinstance(value, str | int):
+        return str(value)
+    low, high = value
+    return f"[{low:.{digits}f}, {high:.{digits}f}]" if np.isfinite(value).all() else "no interval"
 
 
 def p_text(p: float) -> str:
@@ -36,12 +53,10 @@ def p_text(p: float) -> str:
 def show_table(title: str, rows: dict[str, dict], digits: int = 4):
     """Prints {row: {column: value}}; a row may lack columns."""
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    texts = {
-        name: [cell(row[column], digits) if column in row else "" for column in columns]
-        for name, row in rows.items()
-    }
-    first = max(len(name) for name in (title, *rows)) + 2
-    widths = [max(map(len, column)) + 2 for column in zip(columns, *texts.values(), strict=True)]
-    print(f"{title:<{first}}" + "".join(f"{name:>{w}}" for name, w in zip(columns, widths, strict=True)))
+    texts = {title: columns}
+    for name, row in rows.items():
+        texts[f"  {name}"] = [cell(row[column], digits) if column in row else "" for column in columns]
+    first = max(len(title) + 2, *map(len, texts))
+    widths = [max(map(len, column)) + 2 for column in zip(*texts.values(), strict=True)]
     for name, row in texts.items():
-        print(f"  {name:<{first - 2}}" + "".join(f"{text:>{w}}" for text, w in zip(row, widths, strict=True)))
+        print(f"{name:<{first}}" + "".join(f"{text:>{w}}" for text, w in zip(row, widths, strict=True)))

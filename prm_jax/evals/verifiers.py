@@ -14,7 +14,7 @@ from prm_jax.checkpoints.verifiers import (
     needs_folder,
     open_verifier,
 )
-from prm_jax.data.splits import Data, DataConfig, count_known, data_config
+from prm_jax.data.splits import Data, DataConfig, TaskData, count_known, data_config
 from prm_jax.evals.setup import EvaluateConfig, Setup
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
@@ -94,6 +94,14 @@ def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
     return data_config(run.data), run.seed
 
 
+def task_data(setup: Setup) -> TaskData:
+    """The embedded task from which fresh problems are drawn: that of the first run, or of the key `data`."""
+    data_cfg, _ = data_of(setup, next(iter(own_runs(setup)), setup.checkpoints[0]))
+    if not isinstance(data_cfg, TaskData):
+        raise InputError(f"input: the data {data_cfg.name} has no problems to draw; name a file, input=FILE")
+    return data_cfg
+
+
 def trained(name: str) -> dict:
     """How a run was made: its seed and seconds, its settings, and the overrides of its command line."""
     path = Path(name) / "summary.json"
@@ -118,12 +126,9 @@ def trained_on(name: str, data: Data, test) -> int:
     return count_known(test, record["problems"])
 
 
-def new_name(name: str | None, scorer, taken: set[str]) -> str:
-    """The name of a verifier's scores in a pool: `name`, or the first free of prm, prm_1, ... (checker,
-    checker_1)."""
-    is_free = name is None or not (name in taken or "/" in name)
-    expect(is_free, "scores_name", name, "a name without / that the pool does not have")
+def new_name(scorer, taken: set[str]) -> str:
+    """The name of a verifier's scores in a pool: the first free of prm, prm_1, ... (checker, checker_1)."""
     built_in = BUILT_IN.fullmatch(scorer.name) or ENSEMBLE.fullmatch(scorer.name)
     first = (built_in[1] or built_in[0].partition(":")[0]) if built_in else scorer.objective
     names = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))
-    return name or next(free for free in names if free not in taken)
+    return next(name for name in names if name not in taken)

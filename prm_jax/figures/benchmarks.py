@@ -1,19 +1,12 @@
-"""Figures of ProcessBench and PRMBench beside published verifiers."""
+"""ProcessBench beside published verifiers."""
 
 from pathlib import Path
 
 import numpy as np
 
-from prm_jax.figures.style import BLUE, OUTSIDE, floats, line_style, panels, percent, plain, save
+from prm_jax.figures.style import BLUE, floats, panels, percent, plain, save
 
 OURS = "this verifier"
-
-
-def about(results: dict, text: str) -> str:
-    """A caption: the verifier, its threshold, `text`, where published numbers are from."""
-    caption = f"{results['verifier']}; a step below {results['threshold']:.4g} is bad; {text}"
-    source = results["published"]["source"]
-    return f"{caption}. Published: {source}" if source else caption
 
 
 def processbench_figures(results: dict, folder: Path) -> list[Path]:
@@ -41,28 +34,6 @@ def processbench_figures(results: dict, folder: Path) -> list[Path]:
         axes.set_title(plain(column))
     axes_C[0, 0].set_yticks(range(len(order)), order, fontsize=7.5)
     figure.suptitle("ProcessBench: F1 of finding the first wrong step", fontsize=10)
-    text = about(results, "line: 95 % bootstrap interval over problems")
+    text = f"{results['verifier']}; a step below {results['threshold']:.4g} is bad; "
+    text += f"line: 95 % bootstrap interval over problems. Published: {results['published']['source']}"
     return [save(figure, folder / "processbench.png", text, results)]
-
-
-def prmbench_figures(results: dict, folder: Path) -> list[Path]:
-    """Draws PRMScore per class and overall: bars with intervals; published verifiers as markers."""
-    values = {name: (x["prmscore"], x["prmscore_interval"]) for name, x in results["classes"].items()}
-    values["all steps"] = results["overall"], results["overall_interval"]
-    tables = results["published"]["prmscore"]
-    figure, ((axes,),) = panels(1, 1, 4.2, 11)
-    for x, (name, (value, interval)) in enumerate(values.items()):
-        axes.bar(x, percent(value), color=BLUE, alpha=0.2, label=OURS if name == "all steps" else "")
-        axes.plot([x, x], percent(interval), color=BLUE, linewidth=2, zorder=1)
-        axes.text(x, 2, f"{percent(value):.1f}", ha="center", color=BLUE, weight="bold")
-    for i, (system, table) in enumerate(tables.items()):
-        places = np.arange(len(values)) + 0.11 * (i - (len(tables) - 1) / 2)
-        shown = [table.get("overall" if name == "all steps" else name) for name in values]
-        axes.plot(places, percent(shown), **line_style(i + 1) | {"linestyle": "none"}, label=system)
-    axes.set_xticks(range(len(values)), values, fontsize=6.5, rotation=40, ha="right")
-    axes.set(ylabel="PRMScore (%)", ylim=(0, 106))
-    axes.legend(**OUTSIDE)
-    name = "PRMBench" if tables else "Socratic-PRMBench"
-    figure.suptitle(f"{name}: PRMScore by class of error", fontsize=10)
-    text = "PRMScore: mean of F1 on good and on bad steps; line: 95 % bootstrap interval over problems"
-    return [save(figure, folder / "prmbench.png", about(results, text), results)]

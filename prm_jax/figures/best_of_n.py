@@ -1,4 +1,4 @@
-"""Figures of a pool: curves over n, reward against KL, calibration."""
+"""Figures of a pool: curves over n, calibration."""
 
 from pathlib import Path
 
@@ -29,15 +29,12 @@ TITLES = {  # {rule: the title of its panel}
 
 
 def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
-    """Draws curves over n, reward against KL, calibration."""
     about = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
     about += f" ({Path(results['pool']).name}); graded: {results['grading']['checker']}; "
     solved = about + "bands: 95 % bootstrap intervals over problems"
-    kl = about + "lines: weights ref exp(score / beta); dashed: ref is the policy; dots: best of n"
     bins = about + "15 equal bins, larger dots hold more; dashed: perfect calibration"
     return [
         save(curves(results), folder / "best_of_n.png", solved, results),
-        save(reward_kl(results), folder / "reward_kl.png", kl, results),
         save(calibration(results), folder / "calibration.png", bins, results),
     ]
 
@@ -95,28 +92,6 @@ def curves(results: dict):
         axes.set_title(TITLES[rule])
         size_axis(axes, sizes, "n, solutions a problem")
     legend_above(figure, axes_R[0, 0], 2 * len(rules))
-    return figure
-
-
-def reward_kl(results: dict):
-    """Draws accuracy and mean score against KL from the reference, on a square-root axis as in Gao et al.
-    2023."""
-    figure, ((left, right),) = panels(1, 2, 3.8, 9)
-    for scorer, (style, label) in scorer_styles(results).items():
-        tables = results["reward_kl"][scorer]
-        for axes, value in ((left, "accuracy"), (right, "score")):
-            for law, dashes in (("reweighted", "-"), ("with_policy", "--")):
-                if curve := tables.get(law):
-                    line = {"color": style["color"], "linewidth": 1.4, "linestyle": dashes}
-                    axes.plot(floats(curve["kl"]), floats(curve[value]), **line)
-            best = tables["best_of_n"]
-            axes.plot(floats(best["kl"]), floats(best[value]), **style | NO_LINE, label=label)
-    for axes in (left, right):
-        axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
-        axes.set(xlabel="KL from the reference (nats, square-root axis)", xlim=(0, None))
-    left.set(title="Gold", ylabel="expected accuracy")
-    right.set(title="Proxy: what the policy climbs", ylabel="mean score (nats)")
-    legend_above(figure, left, 4)
     return figure
 
 

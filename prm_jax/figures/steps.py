@@ -1,4 +1,4 @@
-"""Figures of step scores: reliability, histogram, accuracy by position, errors by kind, one solution."""
+"""Figures of step scores: reliability, histogram, accuracy by position, one solution."""
 
 import re
 import textwrap
@@ -10,7 +10,7 @@ from prm_jax.figures.style import BLUE, GREY, ORANGE, floats, line_style, panels
 
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
-    """Draws one page for each setting of the runs and, of an embedded task, the errors that are missed."""
+    """Draws one page for each setting of the runs."""
     runs, paths = results["runs"], []
     for i, group in enumerate(results.get("groups", [results])):
         members = [runs[k] for k in group["runs"]] if "groups" in results else runs
@@ -18,10 +18,6 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
         text = f"{members[0]['verifier']}; {group['n_steps']:.0f} steps of the {runs[0]['data']['name']} data"
         text += f"; means over {len(members)} runs" if len(members) > 1 else ""
         paths.append(save(step_page(group, members), folder / name, text, results))
-    if "errors" in runs[0]:
-        text = "bars: 95 % bootstrap intervals over problems, of the first run"
-        caption = f"{runs[0]['verifier']}; {text}"
-        paths.append(save(errors_figure(runs), folder / "errors.png", caption, results))
     return paths
 
 
@@ -47,22 +43,6 @@ def step_page(group: dict, runs: list[dict]):
     right.set(xlabel="step position", ylabel="accuracy, AUROC", ylim=(None, 1.02), xticks=positions)
     right.set_title(f"By position (first-error F1 {number['first_error_f1']})")
     right.legend()
-    return figure
-
-
-def errors_figure(runs: list[dict]):
-    """Draws the share of the first wrong lines that a verifier takes for right, by kind of error, frequent
-    ones first; a dot a run."""
-    tables = [run["errors"]["kinds"] for run in runs]
-    kinds = sorted(tables[0], key=lambda kind: -tables[0][kind]["n"])
-    figure, ((axes,),) = panels(1, 1, 3.2)
-    for i, kind in enumerate(kinds):
-        style = line_style(i) | {"linestyle": "none"}
-        axes.vlines(i, *floats(tables[0][kind]["interval"]), color=style["color"], linewidth=1.2, alpha=0.5)
-        missed = floats([table.get(kind, {}).get("missed") for table in tables])
-        axes.plot([i] * len(runs), missed, **style)
-    axes.set_xticks(range(len(kinds)), [plain(f"{kind}\n{tables[0][kind]['n']}") for kind in kinds])
-    axes.set(xlabel="kind of error, how many", ylabel="first wrong lines taken for right", ylim=(-0.03, 1.03))
     return figure
 
 

@@ -57,17 +57,16 @@ def percent(x) -> np.ndarray:
     return 100 * floats(x)
 
 
-def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def over_seeds(y_SX) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean_X, low_X, high_X) of the defined values over runs; intervals of fewer than two, and means of
-    none, are nan. kind: "t", a 95 % t interval; "range", lowest to highest; "auto", t from FEWEST_SEEDS on,
-    else the range."""
+    none, are nan. From FEWEST_SEEDS on the ends are those of a 95 % t interval, else lowest and highest."""
     y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
     n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
     half_X = special.stdtrit(n_X - 1, 0.975) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
-    is_t_X = (kind == "t") | ((kind == "auto") & (n_X >= FEWEST_SEEDS))
-    ends = np.ma.where(is_t_X, mean_X - half_X, low_X), np.ma.where(is_t_X, mean_X + half_X, high_X)
-    mean_X, *ends = (np.ma.filled(np.ma.asarray(x_X), np.nan) for x_X in (mean_X, *ends))
-    return mean_X, *(np.where(n_X > 1, end_X, np.nan) for end_X in ends)
+    low_X = np.ma.where(n_X >= FEWEST_SEEDS, mean_X - half_X, low_X)
+    high_X = np.ma.where(n_X >= FEWEST_SEEDS, mean_X + half_X, high_X)
+    mean_X, low_X, high_X = (np.ma.filled(np.ma.asarray(x_X), np.nan) for x_X in (mean_X, low_X, high_X))
+    return mean_X, np.where(n_X > 1, low_X, np.nan), np.where(n_X > 1, high_X, np.nan)
 
 
 def band(axes, x, low_X, high_X, style: dict):
