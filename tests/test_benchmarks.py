@@ -101,12 +101,12 @@ def test_the_threshold_is_the_best_of_all_on_the_named_split(rng):
     rows = [processbench_row(s, e, 4) for s in ("a", "b") for e in rng.integers(-1, 4, 40)]
     scores = [np.round(rng.random(4), 1) for _ in rows]
     f1_at = lambda t, split="a": processbench.f1_results(rows, scores, t)["splits"][split]["f1"]
-    tuned = processbench.f1_results(rows, scores, 0.99, threshold_split="a")
+    tuned = processbench.f1_results(rows, scores, 0.99, "a")
     assert tuned["splits"]["a"]["f1"] == max(f1_at(t) for t in np.arange(0, 1.1, 0.05))
     assert tuned["splits"]["b"]["f1"] == f1_at(tuned["threshold"], "b")
     assert round(tuned["threshold"] * 20) % 2 == 1  # midway between two of the grid's scores
     with pytest.raises(InputError, match="^threshold_split: got 'a'"):
-        processbench.f1_results([processbench_row("a", 0)], predicting([0]), 0.5, threshold_split="a")
+        processbench.f1_results([processbench_row("a", 0)], predicting([0]), 0.5, "a")
 
 
 # PRMBench

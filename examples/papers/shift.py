@@ -4,21 +4,21 @@ python -m examples.papers.run shift --redraw       # README.md: its question, wh
 """
 
 import numpy as np
+from scipy import optimize
 
 from examples.papers import best_of_n
 from examples.papers.table import Difference, Figure, Table, curves, dots
 from prm_jax.data.rows import read_rows
 from prm_jax.data.score_files import stored_scores
 from prm_jax.data.units import UNITS, probability
-from prm_jax.evals.calibration import MOST
 from prm_jax.evals.processbench import f1_curve, right_window
 from prm_jax.metrics import ece, labelled_steps, problem_numbers
 from prm_jax.solutions import first_error
 
 HOME, LONGER = "its own task", "longer, more hidden work"
 LINES = {"home": HOME, "solver": "the solver's samples", "shifted": LONGER}
-WAYS = {"none": "as they are", "temperature": "temperature, here", "platt": "Platt, here"}
-AT_HOME = {"temperature": "temperature, at home", "platt": "Platt, at home"}
+MOST = 30.0  # log-odds: beyond them a probability is 1 to thirteen digits, and no scaling can be read from it
+WAYS = {"temperature": False, "Platt": True}  # {way: whether it has a bias}
 
 
 def labelled_scores(stage, truth, run: int = 0) -> tuple[list, list, np.ndarray]:
@@ -29,28 +29,64 @@ def labelled_scores(stage, truth, run: int = 0) -> tuple[list, list, np.ndarray]
     return p, [row["labels"] for row in rows], problem_numbers(row["prompt"] for row in rows)
 
 
-def ece_scaled(p: list, labels: list, a: float, b: float) -> float:
-    """ECE of sigmoid(a z + b), z the log-odds of the labelled steps."""
+def labelled_steps_of(stage, truth) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(log-odds, label, problem) of the steps up to each solution's first wrong one."""
+    p, labels, problem = labelled_scores(stage, truth)
     steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T)[0]]
-    p_n, y_n = np.transpose([(p[i][t], labels[i][t]) for i, t in steps])
-    z_n = np.clip(UNITS["probability"].log_odds(p_n), -MOST, MOST)
-    return ece(probability(a * z_n + b), y_n)
+    p_n, y_n, problem_n = np.transpose([(p[i][t], labels[i][t], problem[i]) for i, t in steps])
+    return np.clip(UNITS["probability"].log_odds(p_n), -MOST, MOST), y_n, problem_n
+
+
+def fit(z, y, bias: bool) -> tuple[float, float]:
+    """(a, b) of sigmoid(a z + b) of least cross-entropy with labels y in [0, 1]: temperature (Guo et al. 2017)
+    with T = 1 / a and b = 0, or Platt scaling. A tiny pull to (1, 0) keeps them finite where the steps can be
+    separated."""
+    x = np.stack([z, np.ones_like(z)][: 1 + bias], -1)
+    start = np.array([1.0, 0.0][: 1 + bias])
+    pull = 2e-6 * len(y)
+
+    def loss(w):
+        return np.logaddexp(0, x @ w).sum() - y @ (x @ w) + pull / 2 * ((w - start) ** 2).sum()
+
+    def gradient(w):
+        return x.T @ (probability(x @ w) - y) + pull * (w - start)
+
+    def curvature(w, direction):
+        q = probability(x @ w)
+        return x.T @ (q * (1 - q) * (x @ direction)) + pull * direction
+
+    w = optimize.minimize(loss, start, jac=gradient, hessp=curvature, method="Newton-CG", tol=1e-6).x
+    return float(w[0]), float(w[1]) if bias else 0.0
+
+
+def ece_here(z, y, problem, bias: bool) -> float:
+    """ECE after a scaling that is fitted on one half of the problems and measured on the other, and the
+    reverse."""
+    q, halves = np.empty_like(z), [problem % 2 == side for side in (0, 1)]
+    for measured, fitted in (halves, halves[::-1]):
+        a, b = fit(z[fitted], y[fitted], bias)
+        q[measured] = probability(a * z[measured] + b)
+    return ece(q, y)
 
 
 def gather_ece(stages: dict) -> Table:
     table = Table()
+    (home_truth,) = stages["home_truth"]
+    homes = [labelled_steps_of(stage, home_truth)[:2] for stage in stages["home"]]
     for line, label in LINES.items():
         runs = [stage.results()["runs"][0] for stage in stages[line]]
         table.number("step AUROC", label, [run["step_auroc"] for run in runs])
-        for way, name in WAYS.items():
-            table.number("ECE", f"{label}, {name}", [run["recalibrated"][way]["ece"] for run in runs])
-        for way, name in AT_HOME.items() if line != "home" else ():
-            homes = [stage.results()["runs"][0]["recalibrated"][way] for stage in stages["home"]]
-            (truth,) = stages[f"{line}_truth"]
-            here = [labelled_scores(stage, truth)[:2] for stage in stages[line]]
-            scaled = zip(here, homes, strict=True)
-            ece_S = [ece_scaled(*own, *home["parameters"]) for own, home in scaled]
-            table.number("ECE", f"{label}, {name}", ece_S)
+        table.number("ECE", f"{label}, as they are", [run["ece"] for run in runs])
+        (truth,) = stages[f"{line}_truth"]
+        here = [labelled_steps_of(stage, truth) for stage in stages[line]]
+        for way, bias in WAYS.items():
+            if line != "home":
+                scaled_S = []
+                for home, (z, y, _) in zip(homes, here, strict=True):
+                    a, b = fit(*home, bias)
+                    scaled_S.append(ece(probability(a * z + b), y))
+                table.number("ECE", f"{label}, {way}, at home", scaled_S)
+            table.number("ECE", f"{label}, {way}, here", [ece_here(*own, bias) for own in here])
     return table
 
 
@@ -61,6 +97,7 @@ STAGES = PRM | {
     "home": STEPS,
     "solver": STEPS + " data=chain data.samples=solver",
     "shifted": STEPS + " data=chain_shift",
+    "home_truth": f"{TRUTH}chain",
     "solver_truth": f"{TRUTH}chain data.samples=solver",
     "shifted_truth": f"{TRUTH}chain_shift",
 }

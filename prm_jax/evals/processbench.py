@@ -49,43 +49,43 @@ class Processbench(Benchmark):
         return results["mean_f1"]
 
 
-def f1_results(
-    rows: list[Row], scores, threshold: float, threshold_split: str | None = None, seed: int = 0
-) -> dict:
-    """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1.
-    threshold_split: the split whose best threshold is used for all splits, as the paper does for scalar PRMs
-    with gsm8k; else `threshold`. Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split
-    without erroneous or without clean solutions has F1 nan, and so has the mean."""
+def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None = None, seed: int = 0) -> dict:
+    """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1. tuned_on: the
+    split whose best threshold is used for all splits, as the paper does for scalar PRMs with gsm8k; else
+    `threshold`. Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split without erroneous
+    or without clean solutions has F1 nan, and so has the mean."""
     error = np.array([first_error(row.solution.labels) for row in rows])
     problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
     names = list(dict.fromkeys(row.group for row in rows))
-    members = {name: np.flatnonzero(split == k) for k, name in enumerate(names)}
-    low, high = np.array([right_window(*pair) for pair in zip(scores, error, strict=True)]).T
-    windows = {name: (low[here], high[here], error[here] != -1) for name, here in members.items()}
-    if threshold_split is not None:
-        expect(threshold_split in windows, "threshold_split", threshold_split, ", ".join(names))
-        tunable = len(np.unique(windows[threshold_split][2])) == 2
-        expect(tunable, "threshold_split", threshold_split, "a split with erroneous and with clean solutions")
-        threshold = best_threshold(*windows[threshold_split])
+    if tuned_on is not None:
+        expect(tuned_on in names, "threshold_split", tuned_on, ", ".join(names))
+        here = split == names.index(tuned_on)
+        is_tunable = 0 < (error[here] != -1).mean() < 1
+        expect(is_tunable, "threshold_split", tuned_on, "a split with erroneous and with clean solutions")
+        low, high = np.array([right_window(*pair) for pair in zip(scores, error, strict=True)]).T
+        threshold = best_threshold(low[here], high[here], error[here] != -1)
     predicted = np.array([predict_first_error(score, threshold) for score in scores])
-    splits = {}
-    for name, here in members.items():
-        numbers = first_error_f1(predicted[here], error[here])
-        arrays = problem[here], seed, predicted[here], error[here]
-        for key in tuple(numbers):
-            numbers[f"{key}_interval"] = interval_of(lambda *x, key=key: first_error_f1(*x)[key], *arrays)
-        splits[name] = numbers | {"n": len(here), "n_error": int((error[here] != -1).sum())}
+
+    def f1(predicted, error):
+        return first_error_f1(predicted, error)["f1"]
 
     def mean_f1(predicted, error, split):
-        pairs = [(predicted[split == k], error[split == k]) for k in range(len(names))]
-        return np.mean([first_error_f1(*pair)["f1"] for pair in pairs])
+        return np.mean([f1(predicted[split == k], error[split == k]) for k in range(len(names))])
 
+    splits = {}
+    for k, name in enumerate(names):
+        own = predicted[split == k], error[split == k]
+        splits[name] = first_error_f1(*own) | {
+            "f1_interval": interval_of(f1, problem[split == k], seed, *own),
+            "n": len(own[1]),
+            "n_error": int((own[1] != -1).sum()),
+        }
     return {
         "splits": splits,
         "mean_f1": float(mean_f1(predicted, error, split)),
         "mean_f1_interval": interval_of(mean_f1, problem, seed, predicted, error, split),
         "threshold": float(threshold),
-        "threshold_split": threshold_split,
+        "threshold_split": tuned_on,
         "published": PROCESSBENCH,
     }
 

@@ -1,15 +1,14 @@
-"""task=score: scores the steps of a file of solutions, or of a pool of any size, and ranks them within each
+"""task=score: scores the steps of a file of solutions, or of a pool, and ranks them within each
 problem."""
 
 import collections
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
 from prm_jax.data import pools, rows, sources
-from prm_jax.data.score_files import score_into, stored_scores
+from prm_jax.data.score_files import score_into
 from prm_jax.data.units import UNITS
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
@@ -40,38 +39,25 @@ class Score(Task):
     def run(self, setup: Setup) -> dict:
         """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the
         solutions to draw."""
-        cfg, scorer, counts = self.cfg, one_scorer(setup), {}
-        _, first = next(iter(rows.read_rows(cfg.input)), (0, {}))
-        is_pool = rows.is_pool(first)
-        read_pool = functools.partial(pools.iter_pool, cfg.input, split_by=cfg.split_by)
-        if not is_pool:
-            reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
-            loaded, counts = sources.load(cfg.input, **reading)
-            solutions = [(s.id, s.problem, s.steps) for s in loaded]
-        print_counts({name: n for name, n in counts.items() if n and name.endswith("_dropped")})
-
-        def read():  # a pool anew each time: it may be larger than memory
-            return pools.candidate_rows(read_pool()) if is_pool else solutions
-
-        n_of_id = collections.Counter(i for i, *_ in read())
-        for i, n in n_of_id.items():
-            expect(n == 1, f"{cfg.input}: id", i, "each id once")
-        pools.note_unsplit(read())
+        cfg, scorer = self.cfg, one_scorer(setup)
+        problems, solutions = read_input(cfg)
+        pools.note_unsplit(solutions)
         files = {"scores": setup.folder / "scores.jsonl"}
-        scores = score_into(files["scores"], scorer, read(), len(n_of_id))
-        if is_pool:
-            taken = {name for p in read_pool() for c in p.candidates for name in c.step_scores}
-            name, files["pool"] = new_name(scorer, taken), setup.folder / "pool.jsonl.gz"
-            pools.write_pool(files["pool"], pools.with_scores(read_pool(), name, scores, scorer.unit))
+        logits = list(score_into(files["scores"], scorer, solutions, len(solutions)))
+        if problems:
+            taken = {name for p in problems for c in p.candidates for name in c.step_scores}
+            files["pool"] = setup.folder / "pool.jsonl.gz"
+            scored = pools.with_scores(problems, new_name(scorer, taken), logits, scorer.unit)
+            pools.write_pool(files["pool"], scored)
         # A model's scores are shown as its authors show them.
         unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"
         from_log_odds, aggregator = UNITS[unit].from_log_odds, default_aggregator(scorer)
-        ranking = rank(read(), stored_scores(files["scores"]), unit, aggregator)
+        ranking = rank(solutions, logits, unit, aggregator)
         wanted = cfg.figures
         if isinstance(wanted, int):
             wanted = [row["id"] for row in ranking[:wanted]]
         drawn = []
-        for (i, problem, steps), logit_T in zip(read(), stored_scores(files["scores"]), strict=True):
+        for (i, problem, steps), logit_T in zip(solutions, logits, strict=True):
             if i in wanted:
                 shown_T = from_log_odds(logit_T.astype(float)).tolist()
                 drawn.append({"id": i, "problem": problem, "steps": steps, "scores": shown_T})
@@ -89,11 +75,10 @@ class Score(Task):
         print(f"verifier    {results['verifier']}; ranked by the {aggregator} of its step scores ({unit})")
         for name, path in results["files"].items():
             print(f"{name:<12}{path}")
+        shown = "score", "weakest_step", "n_steps"
         for problem, ranked in itertools.groupby(ranking[:MOST_SHOWN], key=lambda row: row["problem"]):
-            shown = "score", "weakest_step", "n_steps"
-            show_table(
-                f"problem     {problem[:80]}", {row["id"]: {x: row[x] for x in shown} for row in ranked}
-            )
+            table = {row["id"]: {name: row[name] for name in shown} for row in ranked}
+            show_table(f"problem     {problem[:80]}", table)
         if len(ranking) > MOST_SHOWN:
             print(f"  ... and {len(ranking) - MOST_SHOWN} more in results.json")
 
@@ -101,6 +86,23 @@ class Score(Task):
         from prm_jax.figures.steps import solution_figures
 
         return solution_figures(results, folder)
+
+
+def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
+    """(problems of a pool, none of a file of solutions; (id, problem, steps) of every solution)."""
+    _, first = next(iter(rows.read_rows(cfg.input)))
+    problems = []
+    if rows.is_pool(first):
+        problems = pools.read_pool(cfg.input, split_by=cfg.split_by)
+        solutions = list(pools.candidate_rows(problems))
+    else:
+        reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
+        loaded, counts = sources.load(cfg.input, **reading)
+        print_counts({name: n for name, n in counts.items() if n and name.endswith("_dropped")})
+        solutions = [(s.id, s.problem, s.steps) for s in loaded]
+    for i, n in collections.Counter(i for i, *_ in solutions).items():
+        expect(n == 1, f"{cfg.input}: id", i, "each id once")
+    return problems, solutions
 
 
 def rank(solutions: Iterable, scores: Iterable, unit: str, aggregator: str) -> list[dict]:

@@ -11,7 +11,7 @@ from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals import exact
 from prm_jax.evals.baselines import likelihood_auroc, measure_baselines
-from prm_jax.evals.calibration import recalibrated, reliability_table
+from prm_jax.evals.calibration import reliability_table
 from prm_jax.evals.setup import Setup, check_unchanged
 from prm_jax.evals.tables import interval_of, over_seeds, show_table
 from prm_jax.evals.task import Task
@@ -72,11 +72,9 @@ class Steps(Task):
             show_group(group, kind, of_steps=first["objective"] != "orm")
 
     def detail(self, results: dict):
-        """Prints counts and scaled calibration, of several runs the first one's, and exact numbers."""
+        """Prints the first run's counts, and exact numbers of an embedded task."""
         first = results["runs"][0]
         print_counts(first["counts"])
-        eces = {way: {"ECE": x["ece"]} for way, x in first["recalibrated"].items()}
-        show_table("after scaling the log-odds", eces)
         if "auroc_value" in first:
             exact.show(results["runs"])
 
@@ -127,7 +125,6 @@ def step_results(threshold: float, kind: str, test: list[Solution], p: list[np.n
         **step_metrics(p, labels, problems, threshold, kind),
         "step_accuracy_interval": interval_of(np.mean, problem_n, seed, (p_n >= threshold) == good_n),
         "reliability": reliability_table(p_n, y_n),
-        "recalibrated": recalibrated(p_n, y_n, problem_n),
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
 

@@ -15,7 +15,7 @@ from prm_jax.checkpoints.verifiers import (
     open_verifier,
 )
 from prm_jax.data.splits import Data, DataConfig, TaskData, count_known, data_config
-from prm_jax.evals.setup import EvaluateConfig, Setup
+from prm_jax.evals.setup import EvaluateConfig, Setup, check_unchanged
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
 
@@ -25,14 +25,15 @@ def checkpoints(cfg: EvaluateConfig) -> list[str]:
     null."""
     if cfg.checkpoint is None:
         return [str(run_folder.newest_run())]
-    names = list(map(str, cfg.checkpoint)) if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
+    names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
     expect(names, "checkpoint", names, "at least one verifier")
     verifiers = []
-    for name in names:
-        verifiers += run_folder.runs_of(Path(name)) if needs_folder(name) else [name]
-    for member in [x for name in verifiers for x in members_of(str(name)) if needs_folder(x)]:
-        locate(member)  # before another one works for an hour
-    return list(map(str, verifiers))
+    for name in map(str, names):
+        verifiers += map(str, run_folder.runs_of(Path(name))) if needs_folder(name) else [name]
+    for member in itertools.chain(*map(members_of, verifiers)):
+        if needs_folder(member):
+            locate(member)  # before another one works for an hour
+    return verifiers
 
 
 def own_runs(setup: Setup) -> list[str]:
@@ -60,11 +61,7 @@ def open_scorer(setup: Setup, name: str):
         files=setup.files,
     )
     scorer = open_verifier(name, options)
-    # Its scores are kept; a run that went on has another step in its name.
-    file = setup.folder / "verifiers.json"
-    before = {name: scorer.name} | (run_folder.read_json(file) if file.exists() else {})
-    expect(before[name] == scorer.name, f"resume: {name}", scorer.name, f"{before[name]}; start a new one")
-    run_folder.write_json(file, before)
+    check_unchanged(setup.folder, {name: scorer.name})  # a run that went on has another step in its name
     return scorer
 
 
