@@ -17,6 +17,7 @@ from pathlib import Path
 from prm_jax import InputError
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import append_lines, decode_json, read_lines, replaced
+from prm_jax.solutions import is_probability
 
 KIND_WORDS = {str: "a text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 PROBLEM, TEXT = ("problem", "question", "prompt"), ("completion", "response", "solution")  # names of columns
@@ -94,8 +95,9 @@ def verdict(row: dict, name: str) -> bool | None:
 
 
 def as_label(value):
-    """A label, of which a text such as "+" or "true" is 1 or 0; who stores it refuses other texts."""
-    return VERDICTS.get(value.strip().lower(), value) if isinstance(value, str) else value
+    """A label as a float, of a text such as "+" or "true", too; who stores it refuses what is none."""
+    value = VERDICTS.get(value.strip().lower(), value) if isinstance(value, str) else value
+    return float(value) if is_probability(value) else value
 
 
 def texts(row: dict, name: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ it takes. test_sets.py reads evaluation sets. One of your own: data=files data.n
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -31,9 +32,10 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.own import load_object
 from prm_jax.solutions import Solution, is_probability, packed_solutions, relabel_after_error, up_to_error
 
-# The values of each option of `load`; the first leaves a file as it is.
+NEUTRAL = {"good": 1.0, "bad": 0.0, "mask": None}  # labels of PRM800K's rating 0
+# The values of each option of `load_placed`; the first leaves a file as it is.
 OPTIONS = {
-    "neutral": ("good", "bad", "mask"),
+    "neutral": tuple(NEUTRAL),
     "after_first_error": ("keep", "mask", "bad"),
     "alternatives": ("chosen", "expand"),
     "duplicates": ("keep", "drop"),
@@ -41,28 +43,25 @@ OPTIONS = {
 }
 
 
-def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
-    """TRL's prompt, completions, labels (null masks; `labels_required` or optional); other names are problem
-    and question, steps. Optional ratings, outcome, answer, id, task. A pool's row is the solutions of its
-    candidates. Hub rows without a step are dropped, as by TRL's training script."""
+def native(row: dict, row_id: str, counts) -> list[Solution]:
+    """TRL's prompt, completions, labels (null masks); other names are problem and question, steps. Optional
+    ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates."""
     if is_pool(row):
         from prm_jax.data.pools import parse_problem, pool_solutions  # not above: with it comes the grading
 
-        expect(not labels_required, "labels", None, "those of steps, but a pool has none: prm_jax.labeling")
         return pool_solutions(parse_problem(row))
     completions = first_name(row, "completions", "steps")
-    if from_hub and row.get(completions) == []:
+    if row.get(completions) == []:
         counts["rows_without_steps_dropped"] += 1
         return []
-    labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
-    ratings = optional(row, "ratings", list)
+    labels, ratings = optional(row, "labels", list), optional(row, "ratings", list)
     return [
         Solution(
             field(row, first_name(row, "prompt", *PROBLEM), str),
             texts(row, completions),
-            labels=labels and tuple(map(as_probability, labels)),
+            labels=labels and tuple(map(as_label, labels)),
             ratings=ratings and tuple(ratings),
-            outcome=as_probability(row.get("outcome")),
+            outcome=as_label(row.get("outcome")),
             answer=short_text(row, "answer"),
             id=own_id(row, row_id),
             task=optional(row, "task", str),
@@ -74,12 +73,6 @@ def own_id(row: dict, row_id: str) -> str:
     return short_text(row, "id") or row_id
 
 
-def as_probability(value):
-    """A label as a float; Solution refuses what is not a probability."""
-    value = as_label(value)
-    return float(value) if is_probability(value) else value
-
-
 def prm800k(
     row, row_id, counts, *, neutral, after_first_error, alternatives, quality_control
 ) -> list[Solution]:
@@ -88,6 +81,8 @@ def prm800k(
     before it have labels in the row's main solution and none in its own."""
     if "ratings" in row:
         problem, ratings = field(row, "problem", str), field(row, "ratings", list)
+        for index, rating in enumerate(ratings):
+            expect(rating in (-1, 0, 1, None), f"ratings[{index}]", rating, "-1, 0, 1 or null")
         branches = [(own_id(row, row_id), texts(row, "steps"), ratings)]
     else:
         problem = field(field(row, "question", dict), "problem", str, "question.")
@@ -95,12 +90,13 @@ def prm800k(
             counts[f"{unusable}_rows_dropped"] += 1
             return []
         branches = read_branches(row, row_id, counts, alternatives)
-    good, solutions = (1,) if neutral == "bad" else (0, 1), []
+    label_of, solutions = {1: 1.0, 0: NEUTRAL[neutral], -1: 0.0}, []
     for rank, (branch_id, steps, ratings) in enumerate(branches):
         start = len(steps) - 1 if rank else 0  # the first step that this solution supervises
-        counts["neutral_masked"] += ratings[start:].count(0) if neutral == "mask" else 0
-        ratings = [None if neutral == "mask" and rating == 0 else rating for rating in ratings]
-        labels = tuple(None if rating is None else float(rating in good) for rating in ratings)
+        labels = tuple(map(label_of.get, ratings))
+        if neutral == "mask":
+            counts["neutral_masked"] += ratings[start:].count(0)
+            ratings = [rating or None for rating in ratings]
         tail = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
         answer = tail and tail[1].strip()
         solution = Solution(problem, steps, labels, tuple(ratings), answer=answer, id=branch_id)
@@ -193,13 +189,11 @@ def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
 def math_aps(row: dict, row_id: str, labels: list) -> Solution:
     process = field(row, "process", str)
     mark = next((mark for mark in ("ки", "\n\n\n\n\n") if mark in process), "\n")
-    steps = [step.strip() for step in process.split(mark) if step.strip()]
-    expect(
-        len(labels) in (1, len(steps)), "label", labels, f"one for each of {len(steps)} steps, or the last"
-    )
-    labels = [None] * (len(steps) - len(labels)) + labels
-    problem = field(row, "question", str)
-    return Solution(problem, tuple(steps), tuple(map(as_probability, labels)), id=own_id(row, row_id))
+    steps = tuple(step.strip() for step in process.split(mark) if step.strip())
+    missing, expected = len(steps) - len(labels), f"one for each of {len(steps)} steps, or for the last"
+    expect(missing == 0 or len(labels) == 1, "label", labels, expected)
+    labels = (None,) * missing + tuple(map(as_label, labels))
+    return Solution(field(row, "question", str), steps, labels, id=own_id(row, row_id))
 
 
 def conversations(row: dict, row_id: str, counts) -> list[Solution]:
@@ -246,7 +240,7 @@ def divide(steps: list[str], labels: list, solution_id: str, counts) -> Solution
     steps = tuple(step.strip() for step in steps)
     stated = steps and re.search(r"The answer is:(.*)\Z", steps[-1], re.DOTALL)
     answer = stated[1].strip() if stated else None
-    labels = tuple(map(as_probability, labels[first:]))
+    labels = tuple(map(as_label, labels[first:]))
     return Solution(problem.strip(), steps, labels, answer=answer, id=solution_id)
 
 
@@ -274,20 +268,19 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     return [Solution(field(row, "modified_question", str), steps, labels, id=row_id)]
 
 
-def text(row: dict, row_id: str, counts, *, split_by, labels_required) -> list[Solution]:
-    """problem (or question, prompt) and solution (or response, answer, text), of each the first that is
-    there, split by steps.py, without labels; outcome and id are optional."""
+def text(row: dict, row_id: str, counts, *, split_by) -> list[Solution]:
+    """problem (or question, prompt) and solution (or completion, response, answer, text), of each the first
+    that is there, split by steps.py, without labels; outcome and id are optional."""
     from prm_jax.data.grading import extract  # not above: other rows have steps and state their answers
     from prm_jax.data.steps import split_steps
 
-    expect(not labels_required, "labels", None, "those of steps, but a text has none: prm_jax.labeling")
     problem = field(row, first_name(row, *PROBLEM), str)
     solution = field(row, first_name(row, "solution", "completion", "response", "answer", "text"), str)
     steps = tuple(split_steps(solution, split_by))
     if not steps:
         counts["rows_without_steps_dropped"] += 1
         return []
-    outcome, answer = as_probability(row.get("outcome")), extract(solution)
+    outcome, answer = as_label(row.get("outcome")), extract(solution)
     return [Solution(problem, steps, outcome=outcome, answer=answer, id=own_id(row, row_id))]
 
 
@@ -328,18 +321,19 @@ def load_placed(path, kind: str, counts, *, split=None, columns=None, labels_req
     conf/data/files.yaml explains the options. Duplicates repeat problem, steps, labels, ratings and outcome.
     InputError names file, line and field."""
     options = {name: values[0] for name, values in OPTIONS.items()} | {"split_by": "line"} | options
-    available = options | {"labels_required": labels_required, "from_hub": split is not None}
     read = find_reader(kind)
     takes = inspect.getfullargspec(read).kwonlyargs
     # 64 bits stand for a solution: two of ten million different ones have the same with chance 3e-6.
-    keywords, seen = {name: available[name] for name in takes}, set()
+    keywords, seen = {name: options[name] for name in takes}, set()
     counts.update(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
     for source in [path] if isinstance(path, str | Path) else path:
         for number, row in read_rows(source, columns, split):
             counts["rows"] += 1
             place = row_place(source, number)
-            with placed(place):
-                row_solutions = read_row(read, row, f"{Path(source).name}:{number}", counts, keywords)
+            with placed(place), named_kind(kind, row):
+                row_solutions = read(row, f"{Path(source).name}:{number}", counts, **keywords)
+                if labels_required and any(s.labels is None for s in row_solutions):
+                    field(row, "labels", list)
             for s in row_solutions:
                 if "after_first_error" not in takes:  # else the reader did it
                     s = relabel(s, options["after_first_error"], counts)
@@ -355,11 +349,12 @@ def load_placed(path, kind: str, counts, *, split=None, columns=None, labels_req
         raise InputError(f"{path}: no solution left, expected at least one; counts: {dict(+counts)}")
 
 
-def read_row(read, row: dict, row_id: str, counts, keywords: dict) -> list[Solution]:
-    """What a reader makes of a row; where a field is missing, the error names the reader of such rows."""
+@contextlib.contextmanager
+def named_kind(kind: str, row: dict):
+    """Puts the reader of such rows after the message where a field is missing."""
     try:
-        return read(row, row_id, counts, **keywords)
+        yield
     except MissingField as error:
-        kinds = [kind for column, kind in TELLING.items() if column in row and kind != read.__name__]
+        kinds = [name for column, name in TELLING.items() if column in row and name != kind]
         hint = f"; such rows are those of data.name={kinds[0]}" if kinds else ""
         raise InputError(f"{error}{hint}") from None
