@@ -59,7 +59,7 @@ def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = Fa
     expect(isinstance(row, dict), inside.removesuffix("."), row, "an object")
     if name not in row:
         missing = f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}"
-        hint = f"; data.columns='{{{name}: COLUMN}}' (of input=: columns) reads another column as {name}"
+        hint = f"; data.columns='{{{name}: COLUMN}}' (beside input=: columns) says which column it is"
         raise MissingField(missing + ("" if inside else hint))
     value = row[name]
     is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -32,6 +32,7 @@ class FreshPool:
 @dataclasses.dataclass(frozen=True)
 class Config(pool_metrics.Rules):
     input: str | None
+    columns: dict[str, str] | None
     scores: str | list | None
     split_by: str | None
     checker: Annotated[str, checker_rule(grading.RULES)] | None
@@ -140,7 +141,8 @@ def stored_pool(cfg: Config, keep: bool) -> GradedPool:
     """The pool of `input`, graded as stored or by the checker; read problem by problem where it need not be
     kept."""
     read = pools.read_pool if keep else pools.iter_pool
-    problems = read(cfg.input, as_written=is_own(cfg.checker), split_by=cfg.split_by)
+    options = {"split_by": cfg.split_by, "columns": cfg.columns}
+    problems = read(cfg.input, as_written=is_own(cfg.checker), **options)
     if is_own(cfg.checker):
         return GradedPool(*grade_own(problems, cfg.checker), cfg.input)
     if cfg.checker:

@@ -25,6 +25,7 @@ MOST_SHOWN = 20
 @dataclasses.dataclass(frozen=True)
 class Config:
     input: str | None
+    columns: dict[str, str] | None
     figures: Natural | list
     split_by: str | None
     threshold: Share
@@ -90,14 +91,14 @@ class Score(Task):
 
 def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
     """(problems of a pool, none of a file of solutions; (id, problem, steps) of every solution)."""
-    _, first = next(iter(rows.read_rows(cfg.input)))
+    _, first = next(iter(rows.read_rows(cfg.input, cfg.columns)))
     problems = []
     if rows.is_pool(first):
-        problems = pools.read_pool(cfg.input, split_by=cfg.split_by)
+        problems = pools.read_pool(cfg.input, split_by=cfg.split_by, columns=cfg.columns)
         solutions = list(pools.candidate_rows(problems))
     else:
         reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
-        loaded, counts = sources.load(cfg.input, **reading)
+        loaded, counts = sources.load(cfg.input, columns=cfg.columns, **reading)
         print_counts({name: n for name, n in counts.items() if n and name.endswith("_dropped")})
         solutions = [(s.id, s.problem, s.steps) for s in loaded]
     for i, n in collections.Counter(i for i, *_ in solutions).items():

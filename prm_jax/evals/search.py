@@ -47,6 +47,7 @@ class Config(search.Options):
     budgets: Annotated[list, BUDGETS]
     problems: Count
     input: str | None
+    columns: dict[str, str] | None
     policy: str | None
     policy_format: Format
     samples: Count
@@ -125,7 +126,8 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
     if cfg.input:
         expect(name, "policy", name, "the policy that searches the problems of input=FILE")
         checker = choose_checker(cfg.checker, [cfg.input])
-        questions = list(itertools.islice(read_questions(cfg.input, is_own(checker)), cfg.problems))
+        questions = read_questions(cfg.input, is_own(checker), cfg.columns)
+        questions = list(itertools.islice(questions, cfg.problems))
         expect(questions, "input", cfg.input, "a file with problems")
         grader = open_grader(checker, [cfg.input])
     else:

@@ -23,7 +23,7 @@ import jax
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
 from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
-from prm_jax.data.rows import append_rows, is_pool, read_rows, require_same
+from prm_jax.data.rows import append_rows, is_pool, is_sample, read_rows, require_same
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
 from prm_jax.generate.sampling import PolicyConfig, fingerprint, keep_rows, policy_at_work
@@ -241,18 +241,20 @@ def whole_problems(solutions: Sequence[Solution], at_once: int) -> list[list[Sol
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each key means
     input: str
+    columns: dict[str, str] | None = None
 
 
-def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
+def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], dict[str, str | None]]:
     """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact
     checker."""
-    if not is_pool(next(iter(read_rows(path)))[1]):
+    _, first = next(iter(read_rows(path, columns)))
+    if not (is_pool(first) or is_sample(first)):
         expected = "task for native rows, which have no right answers; a pool has them"
         expect(checker not in RULES, "checker", checker, expected)
-        solutions, counts = sources.load(path, "native")
+        solutions, counts = sources.load(path, "native", columns=columns)
         print_counts(counts)
         return solutions, {s.problem: None for s in solutions}
-    pool = read_pool(path, as_written=is_own(checker))
+    pool = read_pool(path, as_written=is_own(checker), columns=columns)
     golds = {p.problem: p.answer for p in pool}
     for p in pool:
         is_known = checker not in RULES or p.answer is not None
@@ -266,7 +268,7 @@ def main(cfg):
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, LabelingConfig)
     cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
-    solutions, golds = read_input(cfg.input, cfg.checker)
+    solutions, golds = read_input(cfg.input, cfg.checker, cfg.columns)
     grader = open_grader(cfg.checker, [cfg.input])
     if grader.task:
         solutions = [dataclasses.replace(s, task=grader.checker) for s in solutions]

@@ -421,6 +421,7 @@ def policy_at_work(cfg: PolicyConfig, problem: str):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key means
     input: str
+    columns: dict[str, str] | None = None
     n: Count
 
 
@@ -430,7 +431,7 @@ def main(cfg):
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, SamplingConfig)
     cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
-    questions = list(read_questions(cfg.input, is_own(cfg.checker)))
+    questions = list(read_questions(cfg.input, is_own(cfg.checker), cfg.columns))
     path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
     run_folder.claim_folder(folder, raw_cfg, resumes)
     with policy_at_work(cfg, questions[0].problem) as policy:

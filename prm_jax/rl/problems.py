@@ -32,7 +32,7 @@ def load_problems(cfg: RLConfig, data: TaskData) -> Problems:
         return task_problems(data, cfg.eval.problems, cfg.seed, known)
     files = [cfg.input, cfg.held_out]
     grader = open_grader(choose_checker(cfg.checker, files), files)
-    return file_problems(*files, grader, cfg.eval.problems)
+    return file_problems(*files, grader, cfg.eval.problems, cfg.columns)
 
 
 def known_problems(apart: str | None, verifiers: Iterable[str | None]) -> set[str]:
@@ -66,10 +66,10 @@ def task_problems(data: TaskData, n_held_out: int, seed: int, known: Iterable[st
     return Problems(train, held_out, lambda r: task.solved(r.problem, r.steps), task)
 
 
-def file_problems(train: str, held_out: str, grader: Grader, n_held_out: int) -> Problems:
+def file_problems(train: str, held_out: str, grader: Grader, n_held_out: int, columns=None) -> Problems:
     """All problems of the file `train`, the first of `held_out`; InputError where one is in both."""
-    to_learn = read_answers(train, grader)
-    to_solve = read_answers(held_out, grader)
+    to_learn = read_answers(train, grader, columns)
+    to_solve = read_answers(held_out, grader, columns)
     for problem in to_solve:
         expect(problem not in to_learn, held_out, problem[:60], f"a problem that is not in {train}")
     answers = to_learn | to_solve
@@ -80,10 +80,10 @@ def file_problems(train: str, held_out: str, grader: Grader, n_held_out: int) ->
     return Problems([*to_learn], [*to_solve][:n_held_out], is_right, grader.task)
 
 
-def read_answers(path: str, grader: Grader) -> dict[str, str | None]:
+def read_answers(path: str, grader: Grader, columns: dict[str, str] | None) -> dict[str, str | None]:
     """{problem: its answer} of a file; InputError where a checker that compares answers lacks one."""
     answers = {}
-    for question in read_questions(path, is_own(grader.checker)):
+    for question in read_questions(path, is_own(grader.checker), columns):
         place = f"{path}: {question.id}: answer"
         has_answer = question.answer is not None or grader.checker not in RULES
         expect(has_answer, place, None, "the right answer")
