@@ -96,11 +96,11 @@ def iter_pool(
 
     A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit
     ({name: unit}), task; problem and candidates are enough, a candidate may be a list of steps. Its steps may
-    be a whole text (completion, response or solution), cut by `split_by` or else at blank lines; `completions`
-    may be the texts, `scores` theirs. Rows of one sample each are joined by problem_id or else problem, and
-    come last. StrictPRMBench's names are read, but not source_is_correct, graded against wrong answers. A gold
-    answer that is a whole solution is the one that it states, unless as_written. `columns` are as in
-    rows.rename. InputError names line and field."""
+    be a whole text (completion, response or solution), cut by `split_by` or else at blank lines;
+    `completions` may be the texts, `scores` theirs. Rows of one sample each are joined by problem_id or else
+    problem, and come last. StrictPRMBench's names are read, but not source_is_correct, graded against wrong
+    answers. A gold answer that is a whole solution is the one that it states, unless as_written. `columns`
+    are as in rows.rename. InputError names line and field."""
     place_of, samples = {}, {}
     for number, row in read_rows(path, columns):
         place = row_place(path, number)
@@ -198,7 +198,8 @@ def cut_text(text: str, split_by: str | None, step_scores: dict[str, tuple]) -> 
     """(steps, step scores) of a whole text. Some verifiers score the blank pieces of a text, too; scores that
     fit neither these nor the steps were made for other steps, and are left out."""
     pieces = split_steps(text, split_by) if split_by else re.split(r"\r?\n\r?\n", text)
-    is_step = [bool(piece.strip()) for piece in pieces]
+    pieces = [piece.strip() for piece in pieces]
+    is_step = list(map(bool, pieces))
     steps = tuple(itertools.compress(pieces, is_step)) or ("",)
     fitting = {}
     for name, score_T in step_scores.items():

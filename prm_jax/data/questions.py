@@ -25,7 +25,8 @@ class Question:
 
 def read_questions(path: str | Path, as_written=False, columns=None) -> Iterator[Question]:
     """Reads rows with problem, prompt or question, and optionally id (else their number) and gold or answer.
-    The answer of a whole solution is the one that it states, unless as_written. columns: as in rows.rename."""
+    The answer of a whole solution is the one that it states, unless as_written. columns: as in
+    rows.rename."""
     place_of = {}
     for number, row in read_rows(path, columns):
         place = row_place(path, number)

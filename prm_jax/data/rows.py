@@ -38,8 +38,8 @@ def placed(place: str, between: str = ": "):
 
 
 def rename(row: dict, columns: dict[str, str] | None) -> dict:
-    """The row under native names: `columns` is {native name: the file's}, where a.b is b of the object a. NaN,
-    which pandas writes for what is missing, is None."""
+    """The row under native names: `columns` is {native name: the file's}, where a.b is b of the object a.
+    NaN, which pandas writes for what is missing, is None."""
     row = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in row.items()}
     if not columns:
         return row
@@ -184,7 +184,8 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def is_pool(row: dict) -> bool:
-    """Whether a file's row is a problem with candidates, or with whole texts as search-and-learn writes it."""
+    """Whether a file's row is a problem with candidates, or with whole texts as search-and-learn writes
+    it."""
     is_texts = {"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys()
     return "candidates" in row or is_texts
 

@@ -165,10 +165,10 @@ def read_completion(completion, name: str) -> tuple[str, int | None]:
 
 
 def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
-    """Texts with a mark, ки, after each step. Math-Shepherd's input and label: the same text, in which each ки
-    of the input is + or -. OpenRLHF's input and value (or label): a list of a label for each ки. MATH-APS's
-    question, process and label, whose steps may end with five line ends or be lines: labels of all steps, or
-    of the last alone. The problem of an input is as of `divide`."""
+    """Texts with a mark, ки, after each step. Math-Shepherd's input and label: the same text, in which each
+    ки of the input is + or -. OpenRLHF's input and value (or label): a list of a label for each ки.
+    MATH-APS's question, process and label, whose steps may end with five line ends or be lines: labels of all
+    steps, or of the last alone. The problem of an input is as of `divide`."""
     label_name = first_name(row, "label", "value")
     if "process" in row:
         return [math_aps(row, row_id, field(row, label_name, list))]
@@ -197,8 +197,8 @@ def math_aps(row: dict, row_id: str, labels: list) -> Solution:
 
 
 def conversations(row: dict, row_id: str, counts) -> list[Solution]:
-    """RLHFlow's turns, or ShareGPT's: each step is a user's turn, its label (+ or -) the assistant's after it.
-    The problem begins the first turn, as of `divide`."""
+    """RLHFlow's turns, or ShareGPT's: each step is a user's turn, its label (+ or -) the assistant's after
+    it. The problem begins the first turn, as of `divide`."""
     steps, labels = [], []
     for index, turn in enumerate(field(row, "conversations", list)):
         inside = f"conversations[{index}]."
@@ -316,8 +316,8 @@ def load(path, kind: str, **options):
 
 
 def load_placed(path, kind: str, counts, *, split=None, columns=None, labels_required=False, **options):
-    """Yields (the row's place in an error, row, solution) of a file, several files or (with `split`) a Hugging
-    Face data set, and adds events to `counts`. Without options the rows are taken as they are;
+    """Yields (the row's place in an error, row, solution) of a file, several files or (with `split`) a
+    Hugging Face data set, and adds events to `counts`. Without options the rows are taken as they are;
     conf/data/files.yaml explains the options. Duplicates repeat problem, steps, labels, ratings and outcome.
     InputError names file, line and field."""
     options = {name: values[0] for name, values in OPTIONS.items()} | {"split_by": "line"} | options

@@ -1,0 +1,194 @@
+"""Other people's rows: names of columns, labels in the text and beside it, conversations, tables of
+samples."""
+
+import json
+
+import pandas as pd
+import pytest
+from conftest import printed
+
+import evaluate
+import train
+from prm_jax import InputError
+from prm_jax.data.pools import Candidate, Problem, read_pool
+from prm_jax.data.questions import Question, read_questions
+from prm_jax.data.sources import load
+
+
+def write(tmp_path, *rows, name="rows.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(tmp_path, kind, row, **options):
+    [solution], counts = load(write(tmp_path, row), kind, **options)
+    return (solution.problem, solution.steps, solution.labels), counts
+
+
+def test_columns_name_those_of_the_file(tmp_path):
+    row = {"q": {"text": "1+1?"}, "parts": ["a", "b"], "completions": "seven", "p.good": [0.25, None]}
+    columns = {"prompt": "q.text", "completions": "parts", "labels": "p.good"}
+    assert read(tmp_path, "native", row, columns=columns)[0] == ("1+1?", ("a", "b"), (0.25, None))
+    with pytest.raises(InputError, match=r"rows.jsonl line 1: columns.labels: .*'good'.*q, parts"):
+        read(tmp_path, "native", row, columns=columns | {"labels": "good"})
+    path = write(tmp_path, {"query": "2+2?", "target": 4.0, "number": 3})
+    columns = {"problem": "query", "answer": "target", "id": "number"}
+    assert list(read_questions(path, columns=columns)) == [Question("3", "2+2?", "4")]
+    path = write(tmp_path, {"query": "2+2?", "outputs": [["4"]]})
+    [problem] = read_pool(path, columns={"problem": "query", "candidates": "outputs"})
+    assert (problem.problem, problem.candidates) == ("2+2?", (Candidate(("4",)),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "named"),
+    [
+        ("native", {"query": "p", "completions": ["a"]}, "prompt: .*query.*data.columns="),
+        ("native", {"conversations": [], "id": 1}, "prompt: .*data.name=conversations"),
+        ("text", {"input": "a ки", "value": ["+"]}, "problem: .*data.name=math_shepherd"),
+    ],
+)
+def test_a_missing_column_names_those_found_and_the_way(tmp_path, kind, row, named):
+    with pytest.raises(InputError, match=f"rows.jsonl line 1: {named}"):
+        load(write(tmp_path, row), kind)
+
+
+@pytest.mark.parametrize("labels", [["+", "-"], [1, 0], [1.0, False], ["true", "FALSE"]])
+@pytest.mark.parametrize("name", ["label", "value"])
+def test_a_list_of_labels_beside_the_marks(tmp_path, name, labels):
+    row = {"input": "How many? Step 1: 2 ки\nStep 2: The answer is: 3 ки", name: labels}
+    found, _ = read(tmp_path, "math_shepherd", row)
+    assert found == ("How many?", ("Step 1: 2", "Step 2: The answer is: 3"), (1.0, 0.0))
+    with pytest.raises(InputError, match=f"rows.jsonl line 1: {name}: "):
+        read(tmp_path, "math_shepherd", row | {name: labels[:1]})
+
+
+@pytest.mark.parametrize(
+    ("process", "label", "labels"),
+    [
+        ("a\nb\n", ["-"], (None, 0.0)),
+        ("a\n\n\n\n\nb\n\n\n\n\n", ["+", "-"], (1.0, 0.0)),
+        ("a ки\nb ки", [0.5, "-"], (0.5, 0.0)),
+    ],
+)
+def test_steps_of_a_process_have_labels_or_the_last_has_one(tmp_path, process, label, labels):
+    row = {"question": "Why?", "process": process, "label": label}
+    assert read(tmp_path, "math_shepherd", row)[0] == ("Why?", ("a", "b"), labels)
+    with pytest.raises(InputError, match="rows.jsonl line 1: label: "):
+        read(tmp_path, "math_shepherd", row | {"label": ["+"] * 3})
+
+
+def turns(*texts, role="role", content="content", names=("user", "assistant")):
+    return [{role: names[i % 2], content: text} for i, text in enumerate(texts)]
+
+
+JUDGED = "Is 4 even? Step 1: 4/2=2", " + ", "Step 2: no", "-"
+
+
+@pytest.mark.parametrize(
+    ("conversation", "event"),
+    [
+        (turns(*JUDGED), None),
+        (turns(*JUDGED, "and so"), "texts_after_last_mark_dropped"),
+        ([{"role": "system", "content": "Judge."}, *turns(*JUDGED)], "system_turns_dropped"),
+        (turns(*JUDGED, role="from", content="value", names=("human", "gpt")), None),
+    ],
+)
+def test_conversations(tmp_path, conversation, event):
+    found, counts = read(tmp_path, "conversations", {"conversations": conversation})
+    assert found == ("Is 4 even?", ("Step 1: 4/2=2", "Step 2: no"), (1.0, 0.0))
+    lost = {
+        name: n for name, n in counts.items() if n and name not in ("rows", "solutions", "steps", "labels")
+    }
+    assert lost == ({event: 1} if event else {})
+
+
+def test_a_conversation_without_step_1_is_cut_at_its_last_blank_line(tmp_path):
+    row = {"conversations": turns("One.\n\nWhat?\n\nFirst.", "+", "Second.", "-")}
+    found, counts = read(tmp_path, "conversations", row)
+    assert (
+        found == ("One.\n\nWhat?", ("First.", "Second."), (1.0, 0.0)) and counts["rows_without_step_1"] == 1
+    )
+    for wrong in (["q Step 1: a", "+", "b", "good"], ["q"]):
+        with pytest.raises(InputError, match=r"rows.jsonl line 1: conversations"):
+            read(tmp_path, "conversations", {"conversations": turns(*wrong)})
+
+
+def sample(problem, text, answer, correct, scores):
+    row = {"question": problem, "response": text, "answer": answer, "correct": correct}
+    return row | {"step_scores": scores}
+
+
+TABLE = [
+    sample("2+5?", "2+5\n\nThe answer is 7.", 7, 1, [0.5, 1.0]),
+    sample("?", "no", None, 0, [0.25]),
+    sample("2+5? ", "8", 7.0, 0.0, [0.125]),
+]
+SUMS = Candidate(("2+5", "The answer is 7."), "7", True, True, {"prm": (0.5, 1.0)})
+WRONG = [Candidate((text,), None, False, True, {"prm": (x,)}) for text, x in (("8", 0.125), ("no", 0.25))]
+POOL = [Problem("2+5?", "2+5?", "7", (SUMS, WRONG[0])), Problem("?", "?", None, (WRONG[1],))]
+
+
+def test_rows_of_one_sample_are_joined_to_a_pool(tmp_path):
+    assert read_pool(write(tmp_path, *TABLE)) == POOL
+    frame = pd.DataFrame(TABLE)
+    frame.to_parquet(tmp_path / "table.parquet")
+    assert read_pool(tmp_path / "table.parquet") == POOL
+    path = write(tmp_path, *frame.to_dict("records"))  # with NaN for the answer that is missing
+    assert "NaN" in path.read_text() and read_pool(path) == POOL
+    with pytest.raises(InputError, match="rows.jsonl line 2: answer: .*extracted_answer"):
+        read_pool(write(tmp_path, TABLE[0], TABLE[0] | {"answer": "8"}))
+
+
+@pytest.mark.parametrize("right", [1, 1.0, True, "true", "True", "1"])
+def test_numbers_and_texts_as_answers_ids_and_verdicts(tmp_path, right):
+    candidate = {"steps": ["a"], "answer": 12.0, "correct": right, "finished": right}
+    path = write(tmp_path, {"id": 7, "problem": "p", "answer": 12, "candidates": [candidate]})
+    [problem] = read_pool(path)
+    assert (problem.id, problem.answer) == ("7", "12")
+    assert problem.candidates == (Candidate(("a",), "12", True, True),)
+    assert list(read_questions(path)) == [Question("7", "p", "12")]
+    for name, wrong in (("correct", "yes"), ("answer", [12]), ("answer", True)):
+        with pytest.raises(InputError, match=rf"rows.jsonl line 1: candidates\[0\].{name}: "):
+            read_pool(write(tmp_path, {"problem": "p", "candidates": [candidate | {name: wrong}]}))
+
+
+def test_line_ends_and_marks_of_other_systems(tmp_path):
+    path = tmp_path / "dos.jsonl"
+    rows = [
+        json.dumps({"problem": f"p\u2028{i}", "completions": ["a\r\n\r\nb \r\n"]}, ensure_ascii=False)
+        for i in (1, 2)
+    ]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(rows).encode() + b"\r\n")
+    assert [p.problem for p in read_pool(path)] == ["p\u20281", "p\u20282"]
+    assert read_pool(path)[0].candidates[0].steps == ("a", "b")
+
+
+def test_commands_take_columns(monkeypatch, tmp_path):
+    rows = [{"q": f"{i}+1?", "parts": [f"{i}+1={i}", "so"], "value": [0.5, 0.1]} for i in range(30)]
+    write(tmp_path, *rows)
+    columns = "columns={prompt: q, completions: parts, labels: value}"
+    data = ["data=jsonl", "data.path=rows.jsonl", f"data.{columns}", "data.label_kind=value"]
+    small = ["init=random", "model.dim=16", "model.layers=1", "steps=1", "data.folds=3"]
+    printed(train.main, monkeypatch, *data, *small, "hydra.run.dir=run", cwd=tmp_path)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["counts"]["rows"] == 30
+    asked = [
+        "task=score",
+        "input=rows.jsonl",
+        columns,
+        "checkpoint=random",
+        "figures=0",
+        "hydra.run.dir=scores",
+    ]
+    printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    assert (tmp_path / "scores/scores.jsonl").read_text().count("\n") == 30
+    table = [{"q": "p", "text": str(i), "answer": 1, "correct": i == 1} for i in range(4)]
+    write(tmp_path, *table, name="table.jsonl")
+    asked = [
+        "task=best_of_n",
+        "input=table.jsonl",
+        "columns={problem: q, response: text}",
+        "checkpoint=random",
+    ]
+    printed(evaluate.main, monkeypatch, *asked, "hydra.run.dir=best", cwd=tmp_path)
+    assert json.loads((tmp_path / "best/results.json").read_text())["n_candidates"] == 4
