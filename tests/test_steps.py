@@ -22,7 +22,7 @@ CUT = [
     ("numbered", "no numbers. 1. here"),
     ("sentence", "It costs $3.50.| He has 2.5 kg!| Why?| So 1."),
     ("sentence", "Use e.g. Euler, cf. Dr. No, i.e. this.| A. B. Smith"),
-    ("sentence", "Let $x = 1. Then$ be.| So $x$ is 3.$| Next"),
+    ("sentence", "Let $x = 1. Then$ be.| So $x$ is 3."),
     ("sentence", "We get $x = 3.$| Next is $y$."),
     ("sentence", "She pays $3.| He pays $4.| Both pay."),
     ("sentence", "We have\n\\[\na = 1. \\\\\nB = 2.\n\\]|\nSo c."),

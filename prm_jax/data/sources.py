@@ -7,7 +7,6 @@ it takes. test_sets.py reads evaluation sets. One of your own: data=files data.n
 import collections
 import contextlib
 import dataclasses
-import functools
 import inspect
 import re
 from pathlib import Path
@@ -302,12 +301,6 @@ TELLING = {
 }
 
 
-@functools.cache
-def find_reader(kind: str):
-    """The reader of a name in READERS, or FILE.py:FUNCTION of your own."""
-    return READERS[kind] if kind in READERS else load_object("data.name", kind)
-
-
 def load(path, kind: str, **options):
     """(solutions, counts of events) of `load_placed`."""
     counts = collections.Counter()
@@ -321,7 +314,7 @@ def load_placed(path, kind: str, counts, *, split=None, columns=None, labels_req
     conf/data/files.yaml explains the options. Duplicates repeat problem, steps, labels, ratings and outcome.
     InputError names file, line and field."""
     options = {name: values[0] for name, values in OPTIONS.items()} | {"split_by": "line"} | options
-    read = find_reader(kind)
+    read = READERS[kind] if kind in READERS else load_object("data.name", kind)
     takes = inspect.getfullargspec(read).kwonlyargs
     # 64 bits stand for a solution: two of ten million different ones have the same with chance 3e-6.
     keywords, seen = {name: options[name] for name in takes}, set()

@@ -14,20 +14,14 @@ NUMBERED = re.compile(
     r"^ {0,2}(?:#{1,6} )?\*{0,2}(?:step \d{1,3}\b|\d{1,3}[.)]\*{0,2}[^\S\n](?![=+/^<>]|[*-]\s))",
     re.IGNORECASE | re.MULTILINE,
 )
-FORMULA = re.compile(
-    r"\\\\|\\\$|(?P<open>\\[\[(]|\\begin\{\w{1,20}\*?\}|\$\$|`{3}|`)|(?P<close>\\[\])]|\\end\{\w{1,20}\*?\})"
-    r"|\$(?=\S)[^$\n]*(?<=\S)\$(?!\d)"  # Pandoc's rule, which tells $x$ from $3 and $4
-)
-ENDS = re.compile(r"[.!?]+(?:[\"'”’)\]*]|\$\$?|\\[\])]){0,3}(?=\s)|\n\s*")
-SPACES = re.compile(r"\s*")
-NO_START = re.compile(r"[a-z]|[=+/^<>&|,;:]|[*-]\s|\\\[|\$\$|\\begin")  # continues the sentence before
-# An abbreviation, or the number of an item.
-NO_END = re.compile(
-    r"(?:(?:^|[\s(])(?:[A-Za-z]|e\.g|i\.e|etc|vs|cf|approx|resp|nos?|figs?|eqs?|thm|mrs?|ms"
-    r"|dr|prof|st|[js]r|u\.s|[ap]\.m)"
-    r"|(?:^|\n)[\s#*(]{0,8}(?:step )?\d{1,3})\Z",
-    re.IGNORECASE,
-)
+DISPLAY = r"\\\[.{1,999}?\\\]|\$\$.{1,999}?\$\$|\\begin\{(?P<env>\w{1,20}\*?)\}.{1,999}?\\end\{(?P=env)\}"
+# Pandoc's rule, which tells $x$ from $3 and $4.
+INLINE = r"(?<!\\)\$(?=\S)[^$\n]{1,999}(?<![\s\\])\$(?!\d)|`[^`\n]{1,999}`"
+# The number of an item, an abbreviation.
+NO_END = r"(?m:^)[ #*(]{0,8}(?:step )?\d{1,3}\.|\b(?:[a-z]|e\.g|i\.e|vs|cf|approx|figs?|eqs?|mrs?|ms|dr|st)\."
+WHOLE = re.compile(rf"(?P<display>{DISPLAY}|```.{{1,999}}?```)|{INLINE}|{NO_END}", re.DOTALL | re.IGNORECASE)
+# The next sentence begins with no small letter, sign or comma.
+SENTENCE_END = re.compile(r"(?:[.!?]+[\"'”’)\]*]{0,3}(?=\s)|\n)(?=\s{0,99}[^\sa-z=+/^<>&|,;:])")
 
 
 def split_steps(text: str, way: str) -> list[str]:
@@ -49,38 +43,14 @@ def cut_before(pattern: str | re.Pattern) -> Callable[[str], Iterator[int]]:
 
 def sentence_cuts(text: str) -> Iterator[int]:
     """Cuts where a sentence or line ends and the next begins, never inside a number, a formula or code."""
-    spans = formulas(text)
-    span = next(spans, None)
-    for match in ENDS.finditer(text):
-        while span and span[1] <= match.start():
-            span = next(spans, None)
-        if span and span[0] <= match.start() and match.end() != span[1]:
-            continue
-        is_line_end = text[match.start()] == "\n"
-        start = SPACES.match(text, match.end()).end()
-        is_item = is_line_end and text[start : start + 1] in ("*", "-")
-        if NO_START.match(text, start) and not is_item:
-            continue
-        if text[match.start()] == "." and NO_END.search(text[max(0, match.start() - 24) : match.start()]):
-            continue
-        yield match.start() if is_line_end else match.end()
+    masked = WHOLE.sub(mask, text)
+    return (match.end() for match in SENTENCE_END.finditer(masked))
 
 
-def formulas(text: str) -> Iterator[tuple[int, int]]:
-    """Yields (start, end) of each closed formula and piece of code."""
-    last, start, closing = {}, None, None  # last: the last place of each closing
-    for match in FORMULA.finditer(text):
-        if start is not None:
-            if match[0] == closing:
-                yield start, match.end()
-                start = None
-        elif match["open"]:
-            closing = {r"\[": r"\]", r"\(": r"\)"}.get(match[0], match[0].replace("begin", "end"))
-            if closing not in last:
-                last[closing] = text.rfind(closing)
-            start = match.start() if last[closing] >= match.end() else None
-        elif match[0][0] == "$":
-            yield match.span()
+def mask(whole: re.Match) -> str:
+    """What hides a formula or a number: as long, and without an end but that of `$x = 3.$`."""
+    letter = "a" if whole["display"] else "A"
+    return letter * (len(whole[0]) - 1) + ("." if whole[0].endswith(".$") else letter)
 
 
 SPLITS = {
