@@ -5,8 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax import InputError
-from prm_jax.data.rows import append_rows, field, optional, read_rows, require_same, row_place
+from prm_jax.data.rows import (
+    append_rows,
+    field,
+    optional,
+    placed,
+    read_rows,
+    require_same,
+    row_place,
+    short_text,
+)
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import share_file
@@ -58,12 +66,11 @@ def read_scores(path, default_unit: str) -> Iterator[tuple[str | None, np.ndarra
     """Yields (id, step scores as they are stored, float64, their unit) of each row {id, scores, unit} of a
     file; rows without a unit have `default_unit`. InputError names the row."""
     for number, row in read_rows(path):
-        try:
+        with placed(row_place(path, number)):
             unit = optional(row, "unit", str) or default_unit
             expect(unit in UNITS, "unit", unit, ", ".join(UNITS))
             given, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
             is_right = given and all(type(x) in (int, float) and low <= x <= high for x in given)
             expect(is_right, "scores", given, f"numbers of a {unit} in [{low:g}, {high:g}]")
-            yield optional(row, "id", str), np.array(given, np.float64), unit
-        except InputError as error:
-            raise InputError(f"{row_place(path, number)}: {error}") from None
+            solution_id = short_text(row, "id")
+        yield solution_id, np.array(given, np.float64), unit
