@@ -63,10 +63,12 @@ class Format:
 
     @staticmethod
     def from_keys(keys: dict) -> dict:
-        """A config's keys as those of this class: those beside `name: auto` change the chosen format."""
+        """A config's keys as those of this class: null is the default, and those beside `name: auto` change
+        the chosen format."""
+        given = {key: x for key, x in keys.items() if x is not None}
         if keys.get("name") != "auto" or "changes" in keys:
-            return keys
-        return {"name": "auto", "changes": {k: x for k, x in keys.items() if k != "name" and x is not None}}
+            return given
+        return {"name": "auto", "changes": {key: x for key, x in given.items() if key != "name"}}
 
     def __post_init__(self):
         is_read = self.separator or self.probe or self.outcome or self.critic or self.name == "auto"

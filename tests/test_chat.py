@@ -89,30 +89,31 @@ def test_the_key_turns_it_off_names_another_and_gives_a_system_message(policy, t
         refusing.prompt("4?")
 
 
-def assert_greedy_is_theirs(folder, policy: Policy, problems: list[str]):
-    """Token for token, up to where two logits of theirs tie to 1e-4."""
+def assert_greedy_is_theirs(folder, policy: Policy, problems: list[str]) -> int:
+    """Token for token, up to where two logits of theirs tie to 1e-4; returns the number of such problems."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    turns = [[{"role": "user", "content": problem}] for problem in problems]
+    more = {"add_generation_prompt": True, "padding": True, "return_dict": True, "return_tensors": "pt"}
+    asked = tokenizer.apply_chat_template(turns, **more)
+    how = {"do_sample": False, "max_new_tokens": policy.sampling.max_tokens, "pad_token_id": 0}
+    how |= {"eos_token_id": list(policy.eos_ids), "output_logits": True, "return_dict_in_generate": True}
+    with torch.no_grad():
+        out = theirs.generate(**asked, **how)
     ours = policy.extend([(problem, ()) for problem in problems], 1, "end", jax.random.key(0))
-    asked = {"do_sample": False, "max_new_tokens": policy.sampling.max_tokens, "pad_token_id": 0}
-    asked |= {"eos_token_id": list(policy.eos_ids), "output_logits": True, "return_dict_in_generate": True}
     n_ties = 0
-    for problem, (sample,) in zip(problems, ours, strict=True):
-        turns = [{"role": "user", "content": problem}]
-        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-        with torch.no_grad():
-            out = theirs.generate(torch.tensor([ids]), **asked)
-        expected, found = out.sequences[0, len(ids) :].tolist(), sample.ids_L.tolist()
-        first = next((t for t, pair in enumerate(zip(expected, found)) if len({*pair}) > 1), None)
-        if first is not None:
-            best, second = out.logits[first][0].topk(2).values.tolist()
-            assert best - second < 1e-4, problem
+    for i, (sample,) in enumerate(ours):
+        expected = out.sequences[i, asked["input_ids"].shape[1] :].tolist()
+        found = sample.ids_L.tolist()
+        assert sample.finish_reason == "eos" or len(found) == policy.sampling.max_tokens
+        different = [t for t, token in enumerate(found) if token != expected[t]]
+        if different:
+            best, second = out.logits[different[0]][i].topk(2).values.tolist()
+            assert best - second < 1e-4, problems[i]
             n_ties += 1
-        else:
-            assert expected == found, problem
     return n_ties
 
 
