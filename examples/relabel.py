@@ -1,11 +1,10 @@
-"""A script that labels steps without completions: by scores, a checker, outcomes or two label files.
+"""A script that labels steps without completions: by scores, a checker or outcomes.
 
     python -m examples.relabel scorer POOL --checkpoint VERIFIER       its P(step good), to distil it
     python -m examples.relabel scores POOL --scores NAME               step scores that the pool holds
     python -m examples.relabel td POOL --checkpoint embedded_orm       outcomes, by a value model
     python -m examples.relabel checker POOL --checker chain            an exact one, or FILE.py:FUNCTION
     python -m examples.relabel labels FILE --threshold 0.001 --after mask      soft labels of a file, hardened
-    python -m examples.relabel consensus FILE --other MORE_LABELS      where two files agree
 
     python train.py data=jsonl data.path=labels.jsonl data.label_kind=value
 
@@ -14,6 +13,7 @@ Each source is a function. Dimension key: T steps.
 
 import argparse
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -26,13 +26,13 @@ from prm_jax.data.rows import read_rows, write_rows
 from prm_jax.data.units import as_probability
 from prm_jax.generate.labeling import read_input
 from prm_jax.launch.config import expect
-from prm_jax.solutions import Solution, first_error, native_row, relabel_after_error
+from prm_jax.solutions import Solution, native_row, relabel_after_error
 from prm_jax.tasks.checkers import is_own, own_function
 
 
 class Labelled(NamedTuple):
     solutions: list[Solution]
-    labels: list  # of each solution y_T, null is None or NaN; None where the solution is dropped
+    labels: list  # of each solution y_T, null is None or NaN
     kind: str | None  # correctness, value or advantage; None where the source does not say
 
 
@@ -48,13 +48,11 @@ def by_scorer(args) -> Labelled:
 def by_scores(args) -> Labelled:
     """Step scores that a pool holds, as probabilities."""
     pool = read_pool(args.input, [args.scores])
-    units = {p.scores_unit.get(args.scores, "probability") for p in pool}
-    expect(len(units) == 1, f"scores_unit.{args.scores}", sorted(units), "one unit in all problems")
-    (unit,) = units
-    scores = [as_probability(c.step_scores[args.scores], unit) for p in pool for c in p.candidates]
-    is_right = all((p_T >= 0).all() and (p_T <= 1).all() for p_T in scores)
-    expect(is_right, f"{args.input}: scores_unit.{args.scores}", unit, "a unit in whose range all scores are")
-    return Labelled([s for p in pool for s in pool_solutions(p)], scores, None)
+    labels = []
+    for p in pool:
+        unit = p.scores_unit.get(args.scores, "probability")
+        labels += [as_probability(c.step_scores[args.scores], unit) for c in p.candidates]
+    return Labelled([s for p in pool for s in pool_solutions(p)], labels, None)
 
 
 def td_targets(value_T: np.ndarray, outcome: float, lambda_: float) -> np.ndarray:
@@ -78,10 +76,9 @@ def by_td(args) -> Labelled:
 
 def own_labels(where: str, labels, problem: str, steps, answer: str | None) -> list:
     """The labels of a solution's steps, each from 0 to 1 or None."""
-    is_list = isinstance(labels, list | tuple) and len(labels) == len(steps)
-    is_right = is_list and all(y is None or 0 <= y <= 1 for y in labels)
+    is_right = len(labels) == len(steps) and all(y is None or 0 <= y <= 1 for y in labels)
     expect(is_right, where, labels, f"a list of {len(steps)}: a label from 0 to 1, or None, of each step")
-    return [None if y is None else float(y) for y in labels]
+    return list(labels)
 
 
 def by_checker(args) -> Labelled:
@@ -97,29 +94,11 @@ def by_checker(args) -> Labelled:
     return Labelled(solutions, labels, "correctness")
 
 
-def read_labels(path: str) -> Labelled:
+def read_labels(args) -> Labelled:
     """The labels of a file of native rows."""
-    solutions, _ = sources.load(path, "native", labels_required=True)
-    kinds = {row.get("label_kind") for _, row in read_rows(path)}
+    solutions, _ = sources.load(args.input, "native", labels_required=True)
+    kinds = {row.get("label_kind") for _, row in read_rows(args.input)}
     return Labelled(solutions, [s.labels for s in solutions], kinds.pop() if len(kinds) == 1 else None)
-
-
-def consensus(labels, others) -> list[float | None] | None:
-    """The labels on which two sources agree (Zhang et al. 2025, 2501.07301): 1 before the first wrong step, 0
-    at it, null behind it and where `labels` is; None where they name different steps, or one has no label."""
-    t = first_error(labels)
-    if t != first_error(others) or any(set(source) == {None} for source in (labels, others)):
-        return None
-    return [None if y is None or 0 <= t < i else float(i != t) for i, y in enumerate(labels)]
-
-
-def by_consensus(args) -> Labelled:
-    """`consensus` of two files of the same solutions; a label below .5 is of a wrong step."""
-    first, second = read_labels(args.input), read_labels(args.other)
-    texts = [[(s.problem, s.steps) for s in found.solutions] for found in (first, second)]
-    expect(texts[0] == texts[1], "--other", args.other, f"the solutions of {args.input}, in their order")
-    labels = [consensus(a, b) for a, b in zip(first.labels, second.labels, strict=True)]
-    return Labelled(first.solutions, labels, first.kind if first.kind == second.kind else None)
 
 
 SOURCES = {
@@ -127,15 +106,13 @@ SOURCES = {
     "scores": by_scores,
     "td": by_td,
     "checker": by_checker,
-    "labels": lambda args: read_labels(args.input),
-    "consensus": by_consensus,
+    "labels": read_labels,
 }
 
 
-def rows(found: Labelled, args):
-    """A native row of each solution that has labels."""
-    kept = [pair for pair in zip(found.solutions, found.labels, strict=True) if pair[1] is not None]
-    for s, y_T in kept:
+def rows(found: Labelled, args) -> Iterator[dict]:
+    """A native row of each solution."""
+    for s, y_T in zip(found.solutions, found.labels, strict=True):
         y_T = np.array(y_T, np.float64)
         if args.threshold is not None:
             y_T = np.where(np.isnan(y_T), np.nan, y_T >= args.threshold)
@@ -155,11 +132,10 @@ def main():
     parser.add_argument("--scores", help="of scores: their name")
     parser.add_argument("--td-lambda", type=float, default=0.8)
     parser.add_argument("--checker", help="of checker: a task, by default that of the rows; FILE.py:FUNCTION")
-    parser.add_argument("--other", help="of consensus: the second label file")
     args = parser.parse_args()
-    labelled = list(rows(SOURCES[args.by](args), args))
-    write_rows(args.output, labelled)
-    print(f"{args.output}: {len(labelled)} solutions")
+    found = SOURCES[args.by](args)
+    write_rows(args.output, rows(found, args))
+    print(f"{args.output}: {len(found.solutions)} solutions")
 
 
 if __name__ == "__main__":

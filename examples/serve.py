@@ -19,8 +19,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hmac
+import itertools
 import json
 import os
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import numpy as np
@@ -44,14 +46,11 @@ from prm_jax.scoring import ModelScorer
 
 MOST_BYTES = 1 << 20  # of a body
 MOST_SOLUTIONS = 1024  # of a request
-MOST_CHARACTERS = 1 << 22  # of all solutions of a request, each with its problem
 MOST_TOKENS = 8192  # of a solution as the model reads it
 MOST_WAITING = 256  # requests at a time; more get a 503
 LOCAL = ["localhost", "127.0.0.1"]
 BATCH = 512  # solutions with which a batch is full
 SECONDS = 10  # in which a body must arrive
-DRAIN_SECONDS = 0.5  # for which a body that is too large is still read, so that its client sees the answer
-
 
 Steps = Annotated[list[str], Field(min_length=1)]
 
@@ -86,32 +85,27 @@ class Job(BaseModel, extra="forbid", strict=True):
 def read_job(body: bytes, aggregator: str) -> Job:
     """The job of a request's body; a refusal names the first field that is wrong."""
     try:
-        fields = {"aggregator": aggregator} | json.loads(body)
-        is_one = "problems" not in fields
-        if is_one:
-            fields = {"aggregator": fields.pop("aggregator"), "problems": [fields]}
-        job = Job.model_validate(fields)
+        fields = json.loads(body)
+        named = {"aggregator": fields.pop("aggregator", aggregator)}
+        job = Job.model_validate({"problems": [fields]} | named if "problem" in fields else fields | named)
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in first["loc"]).lstrip(".")
-        place = place.removeprefix("problems[0].") if is_one else place
         raise HTTPException(400, f"{place}: {first['msg']}") from None
-    except (ValueError, TypeError) as error:  # no JSON, or no object
+    except (ValueError, AttributeError) as error:  # no JSON, or no object
         raise HTTPException(400, f"the body: {error}") from None
     if len(job.rows) > MOST_SOLUTIONS:
         raise HTTPException(413, f"candidates: expected at most {MOST_SOLUTIONS} solutions")
-    if sum(len(problem) + sum(map(len, steps)) for problem, steps in job.rows) > MOST_CHARACTERS:
-        raise HTTPException(413, f"candidates: expected at most {MOST_CHARACTERS} characters")
     return job
 
 
 async def read_body(request: Request) -> bytes:
     """The body. One that is too large is refused as soon as its header says so, or that much has arrived."""
     declared = int(request.headers.get("content-length", 0))
-    stream = request.stream()
     body = bytearray()
     try:
         async with asyncio.timeout(SECONDS):
+            stream = request.stream()
             while max(declared, len(body)) <= MOST_BYTES:
                 part = await anext(stream, None)
                 if part is None:
@@ -119,10 +113,6 @@ async def read_body(request: Request) -> bytes:
                 body += part
     except (TimeoutError, ClientDisconnect):
         raise HTTPException(408, f"the body: only {len(body)} bytes arrived in {SECONDS} s") from None
-    with contextlib.suppress(TimeoutError, ClientDisconnect):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            async for _ in stream:
-                pass
     raise HTTPException(413, f"the body: expected at most {MOST_BYTES} bytes")
 
 
@@ -133,7 +123,6 @@ class Batcher:
         self.verifier = verifier
         self.waiting: asyncio.Queue[tuple[Job, asyncio.Future]] = asyncio.Queue()
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
-        self.batches = 0  # scored so far
 
     async def submit(self, job: Job) -> list[np.ndarray]:
         """The log-odds of each solution's steps."""
@@ -147,54 +136,50 @@ class Batcher:
             batch = [await self.waiting.get()]
             while not self.waiting.empty() and sum(len(job.rows) for job, _ in batch) < BATCH:
                 batch.append(self.waiting.get_nowait())
-            results = await self.score([job for job, _ in batch])
-            self.batches += 1
-            for result, (_, answer) in zip(results, batch, strict=True):
-                if not answer.done():  # else its request was cancelled
-                    failed = isinstance(result, BaseException)
-                    (answer.set_exception if failed else answer.set_result)(result)
+            await self.answer(batch)
 
-    async def score(self, jobs: list[Job]) -> list[list[np.ndarray] | BaseException]:
-        """The log-odds of each job's solutions. After an error each is scored alone, with its own error."""
+    async def answer(self, batch: list[tuple[Job, asyncio.Future]]):
+        """Answers a batch. After an error each of its jobs is scored alone, and gets its own error."""
         loop = asyncio.get_running_loop()
-        scoring = loop.run_in_executor(self.thread, self.log_odds, jobs)
-        [result] = await asyncio.gather(scoring, return_exceptions=True)
-        if not isinstance(result, BaseException):
-            return result
-        if len(jobs) == 1:
-            return [result]
-        return [(await self.score([job]))[0] for job in jobs]
+        scoring = loop.run_in_executor(self.thread, self.log_odds, [job for job, _ in batch])
+        await asyncio.wait([scoring])
+        error = scoring.exception()
+        if error and len(batch) > 1:
+            for one in batch:
+                await self.answer([one])
+            return
+        for i, (_, answer) in enumerate(batch):
+            if answer.done():  # its request was cancelled
+                continue
+            if error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(scoring.result()[i])
 
     def log_odds(self, jobs: list[Job]) -> list[list[np.ndarray]]:
         """The log-odds of each step of each solution of each job."""
         rows = [row for job in jobs for row in job.rows]
-        self.check_tokens(rows)
+        scorer = self.verifier.scorer
+        if isinstance(scorer, ModelScorer):
+            encoded = encode(scorer.format, scorer.tokenizer, rows)
+            if max(len(one.ids_L) for one in encoded) > MOST_TOKENS:
+                raise HTTPException(413, f"steps: expected at most {MOST_TOKENS} tokens in a solution")
         scores = iter(self.verifier.log_odds([problem for problem, _ in rows], [steps for _, steps in rows]))
         return [[next(scores) for _ in job.rows] for job in jobs]
 
-    def check_tokens(self, rows: list[tuple[str, list[str]]]):
-        """Refuses a solution with too many tokens, where the verifier, or a member of it, is a model."""
-        for member in getattr(self.verifier.scorer, "members", [self.verifier.scorer]):
-            if isinstance(member, ModelScorer):
-                encoded = encode(member.format, member.tokenizer, rows)
-                if max(len(one.ids_L) for one in encoded) > MOST_TOKENS:
-                    raise HTTPException(413, f"steps: expected at most {MOST_TOKENS} tokens in a solution")
 
-
-def describe(job: Job, scores: list[np.ndarray]) -> list[dict]:
+def describe(job: Job, scores: list[np.ndarray]) -> Iterator[dict]:
     """The answer's problems, from the log-odds of each solution's steps."""
     log_score_N = solution_scores(scores, job.aggregator, rounded=True)
-    candidates, problems, start = [], [], 0
-    for log_odds_T, log_score in zip(scores, log_score_N, strict=True):
-        steps = {"probability": probability(log_odds_T).tolist(), "log_odds": log_odds_T.tolist()}
-        weakest = int(log_odds_T.argmin()) + 1
-        candidates.append(steps | {"log_score": float(log_score), "weakest_step": weakest})
+    pairs = iter(zip(scores, log_score_N.tolist(), strict=True))
     for problem in job.problems:
-        stop = start + len(problem.rows)
-        ranking = np.argsort(-log_score_N[start:stop], kind="stable").tolist()
-        problems.append({"candidates": candidates[start:stop], "ranking": ranking})
-        start = stop
-    return problems
+        candidates = []
+        for log_odds_T, log_score in itertools.islice(pairs, len(problem.rows)):
+            steps = {"probability": probability(log_odds_T).tolist(), "log_odds": log_odds_T.tolist()}
+            weakest = int(log_odds_T.argmin()) + 1
+            candidates.append(steps | {"log_score": log_score, "weakest_step": weakest})
+        order = np.argsort([-candidate["log_score"] for candidate in candidates], kind="stable")
+        yield {"candidates": candidates, "ranking": order.tolist()}
 
 
 def make_app(verifier: Verifier, token: str | None) -> Starlette:
@@ -209,7 +194,7 @@ def make_app(verifier: Verifier, token: str | None) -> Starlette:
             raise HTTPException(401, "authorization: expected `Bearer` and the server's token")
         job = read_job(await read_body(request), verifier.aggregator)
         scores = await batcher.submit(job)
-        return JSONResponse(about | {"aggregator": job.aggregator, "problems": describe(job, scores)})
+        return JSONResponse(about | {"aggregator": job.aggregator, "problems": [*describe(job, scores)]})
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse(about | {"status": "ok", "aggregator": verifier.aggregator})
@@ -226,14 +211,12 @@ def make_app(verifier: Verifier, token: str | None) -> Starlette:
         yield
         task.cancel()
 
-    app = Starlette(
+    return Starlette(
         routes=[Route("/score", score, methods=["POST"]), Route("/health", health)],
         exception_handlers={HTTPException: refuse, InputError: refuse_input},
         middleware=[] if token else [Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)],
         lifespan=lifespan,
     )
-    app.state.batcher = batcher
-    return app
 
 
 def make_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
@@ -244,7 +227,6 @@ def make_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", help="as in evaluate.py; the newest finished run if it is left out")
-    parser.add_argument("--format", default="auto", help="of a Hugging Face checkpoint")
     parser.add_argument("--aggregator", choices=AGGREGATORS, help="where a request names none")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -252,7 +234,7 @@ def main():
     token = os.environ.get("PRM_JAX_TOKEN")
     if not token and args.host not in LOCAL:
         parser.error("PRM_JAX_TOKEN: is not set, and other machines need a token")
-    verifier = prm_jax.load(args.checkpoint, args.format, args.aggregator)
+    verifier = prm_jax.load(args.checkpoint, aggregator=args.aggregator)
     print(f"{verifier.scorer.name} at http://{args.host}:{args.port}", flush=True)
     make_server(make_app(verifier, token), args.host, args.port).run()
 

@@ -1,5 +1,4 @@
-"""examples/mining.py, relabel.py, split.py, source_weights.py and bounds.py: each by hand, and as a
-command."""
+"""examples/relabel.py, split.py and bounds.py: each by hand, and as a command."""
 
 import importlib
 import json
@@ -12,10 +11,9 @@ import pytest
 
 import prm_jax
 import train
-from examples import mining, relabel, source_weights, split
-from examples.attack import sample_task
+from examples import relabel, split
 from prm_jax import tasks
-from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
+from prm_jax.data.pools import Candidate, Problem, write_pool
 from prm_jax.formats import encode
 from prm_jax.heads import HEADS
 from prm_jax.losses import STEP_LOSSES
@@ -29,31 +27,11 @@ def run(main, monkeypatch, *words):
     main()
 
 
-def test_convincing_wrong_answers_come_first_and_no_solution_twice(tmp_path, monkeypatch):
-    written = zip("abacbdef", (True, False, True, False, False, False, True, False), strict=True)
-    candidates = tuple(Candidate((step,), correct=right) for step, right in written)
-    score_N = np.array([-1.0, -5.0, -1.0, -2.0, -5.0, -3.0, -4.0, -6.0])
-    # Wrong are c -2, d -3, b -5, f -6; right a -1, e -4.
-    assert mining.mine(candidates, score_N, 4, 0.5) == [3, 5, 0, 6]
-    assert mining.mine(candidates, score_N, 3, 0.0) == [0, 3, 5]
-    assert mining.mine(candidates, score_N, 9, 1.0) == [3, 5, 1, 7, 0, 6]  # fewer than asked for
-    cut = (*candidates[:3], Candidate(("c",), correct=False, finished=False), *candidates[4:])
-    assert mining.mine(cut, score_N, 3, 1.0) == [5, 1, 7]
-
-    monkeypatch.chdir(tmp_path)
-    write_pool("pool.jsonl", [Problem("0", "p", "1", candidates)])
-    run(mining.main, monkeypatch, "--checkpoint", "random", "--pool", "pool.jsonl")
-    mined, uniform = (read_pool(f"{name}.jsonl")[0].candidates for name in ("mined", "uniform"))
-    assert [c.correct for c in mined].count(False) == 4 and len(mined) == len(uniform) == 5
-
-
 def test_labels_from_what_is_there(tmp_path, monkeypatch):
     value_T = np.array([0.2, 0.6, 0.9])
     assert relabel.td_targets(value_T, 1.0, 1.0).tolist() == [1, 1, 1]
     assert relabel.td_targets(value_T, 1.0, 0.0).tolist() == [0.2, 0.6, 1]  # the value after the step
     assert relabel.td_targets(value_T, 0.0, 0.5) == pytest.approx([0.25, 0.3, 0])
-    assert relabel.consensus([1.0, 0.6, 0.2, 0.9], [1.0, 1.0, 0.0, None]) == [1, 1, 0, None]
-    assert relabel.consensus([1.0, None, 0.0], [1.0, 0.0, 1.0]) is None
 
     monkeypatch.chdir(tmp_path)
     steps = tuple(TEXTS[1].split())
@@ -71,8 +49,6 @@ def test_labels_from_what_is_there(tmp_path, monkeypatch):
         run(relabel.main, monkeypatch, *command.split(), "--output", output)
         (row,) = map(json.loads, Path(output).read_text().splitlines())
         assert [y if y is None else round(y, 6) for y in row["labels"]] == labels
-    run(relabel.main, monkeypatch, *["consensus", "checker.jsonl", "--other", "scores.jsonl"])
-    assert Path("labels.jsonl").read_text() == ""  # they name different steps
 
 
 def test_log_odds_of_tokens_are_those_of_one_forward_pass():
@@ -102,27 +78,6 @@ def test_words_are_cut_where_the_model_was_unsure_and_none_is_lost(tmp_path, mon
     run(split.main, monkeypatch, "--input", "responses.jsonl")
     made = [json.loads(line) for line in Path("steps.jsonl").read_text().splitlines()]
     assert [" ".join(row["steps"]).split() for row in made] == [text.split() for text in TEXTS]
-
-
-@pytest.mark.slow
-def test_the_clean_source_is_found(tmp_path, monkeypatch):
-    """True labels against flipped ones and against coins, of the same solver's solutions."""
-    for name, value in {"STEPS": 15, "ROWS": 8, "WEIGHTS_RATE": 0.2}.items():
-        monkeypatch.setattr(source_weights, name, value)
-    rng = np.random.default_rng(0)
-    changes = {"clean": lambda y: y, "flipped": lambda y: 1 - y, "coins": lambda y: float(rng.integers(2))}
-    solutions = sample_task(90, 0, "solver").rows
-    for name, start in {"clean": 0, "flipped": 0, "coins": 0, "trusted": 45}.items():
-        rows = []
-        for problem, steps in solutions[start : start + 45]:
-            true = tasks.CHAIN.step_labels(problem, steps)
-            change = changes.get(name, changes["clean"])
-            labels = [None if 0 in true[:t] else change(y) for t, y in enumerate(true)]
-            rows.append(json.dumps({"prompt": problem, "completions": steps, "labels": labels}) + "\n")
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    files = [str(tmp_path / f"{name}.jsonl") for name in changes]
-    clean, flipped, coins = source_weights.learn("embedded_prm", tmp_path / "trusted.jsonl", files).values()
-    assert clean > 0.6 and flipped < coins < clean and clean + flipped + coins == pytest.approx(1)
 
 
 @pytest.mark.slow

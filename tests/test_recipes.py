@@ -137,7 +137,7 @@ def test_rl_rewards_what_a_function_calls_right(mine, tmp_path):
 
 @pytest.fixture(scope="module")
 def url():
-    with served(Verifier(CheckerScorer(tasks.CHAIN.step_labels))) as (port, _):
+    with served(Verifier(CheckerScorer(tasks.CHAIN.step_labels))) as port:
         yield f"http://127.0.0.1:{port}"
 
 
