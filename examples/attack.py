@@ -201,7 +201,9 @@ def search_tokens(verifier: Verifier, row: Row, task, rng) -> tuple[float, float
     scorer = verifier.scorer
     decode = functools.partial(scorer.tokenizer.decode, clean_up_tokenization_spaces=False)
     usual = set(range(len(scorer.tokenizer))) - set(scorer.tokenizer.all_special_ids)
-    plain_V = np.array([v for v in sorted(usual) if decode([v]).isprintable()])
+    plain_V = np.array(
+        [v for v in sorted(usual) if decode([v]).isprintable() and "\ufffd" not in decode([v])]
+    )
     line = len(steps) - 1 - int(np.argmin(verifier.log_odds(problem, steps)[::-1]))  # of equal ones the last
 
     def extend(ids_n: np.ndarray) -> Steps:
@@ -212,7 +214,7 @@ def search_tokens(verifier: Verifier, row: Row, task, rng) -> tuple[float, float
             encode(scorer.format, scorer.tokenizer, [(problem, version)])
         except InputError:  # it holds the format's own marks
             return False
-        return "\ufffd" not in version[line] and (task is None or not is_sound(task, problem, version))
+        return task is None or not is_sound(task, problem, version)
 
     def log_scores(versions: list[Steps]) -> np.ndarray:
         log_odds = verifier.log_odds([problem] * len(versions), versions)

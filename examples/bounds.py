@@ -71,21 +71,14 @@ def bounds_of(loaded: Loaded, solutions: list[Solution]) -> tuple[np.ndarray, np
     return np.concatenate(lower)[known_n], np.concatenate(upper)[known_n], label_n[known_n]
 
 
-def conformal_quantile(residual_n: np.ndarray, level: float) -> float:
-    """The ceil((n + 1) level)-th smallest of n residuals, or the largest: an exchangeable one more is at most
-    that with chance `level`."""
-    n = len(residual_n)
-    return float(np.sort(residual_n)[min(math.ceil((n + 1) * level), n) - 1])
-
-
 def shifts(lower_n, upper_n, label_n) -> tuple[float, float]:
     """By how many log-odds the lower and the upper bound must move out to hold a new label as often as they
     should. The guarantee is for one step a problem; steps of one solution depend on each other."""
-    y_n = UNITS["probability"].log_odds(label_n)
     edge = math.log((1 - EDGE) / EDGE)
-    above_n = lower_n - np.clip(y_n, -edge, CERTAIN)
-    below_n = np.clip(y_n, -CERTAIN, edge) - upper_n
-    return conformal_quantile(above_n, 1 - QUANTILES[0]), conformal_quantile(below_n, QUANTILES[-1])
+    y_n, n = UNITS["probability"].log_odds(label_n), len(label_n)
+    rank = min(math.ceil((n + 1) * QUANTILES[-1]), n) - 1  # at most which another residual is so often
+    out = lower_n - np.clip(y_n, -edge, CERTAIN), np.clip(y_n, -CERTAIN, edge) - upper_n
+    return tuple(float(np.sort(x_n)[rank]) for x_n in out)
 
 
 def report(run: str):

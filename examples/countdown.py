@@ -9,9 +9,8 @@ Keys of the task: +data.task.numbers=5 and the other fields of Config. A policy 
 on data.train_split=base data.task.error=0.1, then data.samples=policy data.policy=RUN.
 
 A problem is sorted numbers and a target, `3,5,7,9=24?`. A line replaces two numbers by their result,
-`9*3=27`, or `9*3=27 5,7,27` if it restates what is left; the last result must be the target. Values are 1 to
-99, divisions exact. Most legal moves put the target out of reach, so a step can be right and worthless:
-correctness and value differ.
+`9*3=27`; the last result must be the target. Values are 1 to 99, divisions exact. Most legal moves put the
+target out of reach, so a step can be right and worthless: correctness and value differ.
 """
 
 import collections
@@ -28,8 +27,8 @@ from prm_jax.tasks.embedded import EmbeddedTask
 
 LARGEST = 99  # of all values
 PROBLEM = re.compile(r"([1-9][0-9]?(?:,[1-9][0-9]?){1,5})=([1-9][0-9]?)\?")
-NUMBER = "([0-9]{1,4})"
-LINE = re.compile(rf"{NUMBER} *([-+*/]) *{NUMBER} *= *{NUMBER}(?: +([0-9]{{1,4}}(?: *, *[0-9]{{1,4}})*))?")
+LINE = re.compile(r"([0-9]{1,4}) *([-+*/]) *([0-9]{1,4}) *= *([0-9]{1,4})")
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 Hand = tuple[int, ...]  # the numbers at hand, sorted
 
@@ -39,35 +38,30 @@ class Config:
     """The task and the solver."""
 
     numbers: Count = 4  # how many; 5 need data.max_tokens=90 batch.tokens=96
-    min_number: Count = 1
     max_number: Count = 10
     min_target: Count = 10
     max_target: Count = 40
     error: Share = 0.3  # share of moves drawn from all legal ones, also those that lose the target
     slip: Share = 0.02  # share of lines whose result is off by one
-    cheat: Share = 0.02  # share of last lines that claim the target, whatever they compute
-    restate: bool = True  # lines restate what is left
 
     def __post_init__(self):
         expect(2 <= self.numbers <= 6, "data.task.numbers", self.numbers, "2 to 6")
-        for name in ("number", "target"):
-            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
-            expect(low <= high <= LARGEST, f"data.task.max_{name}", high, f"min_{name} to {LARGEST}")
+        expect(self.max_number <= LARGEST, "data.task.max_number", self.max_number, f"at most {LARGEST}")
+        is_range = self.min_target <= self.max_target <= LARGEST
+        expect(is_range, "data.task.max_target", self.max_target, f"min_target to {LARGEST}")
 
 
 class Move(NamedTuple):
-    first: int
-    operation: str
-    second: int
+    text: str  # 9*3
     result: int
     left: Hand  # the numbers at hand after it
 
 
 def compute(first: int, operation: str, second: int) -> int | None:
     """The result; None for a division by 0 or with a remainder."""
-    if operation == "/":
-        return first // second if second and first % second == 0 else None
-    return {"+": operator.add, "-": operator.sub, "*": operator.mul}[operation](first, second)
+    if operation == "/" and (second == 0 or first % second):
+        return None
+    return OPERATIONS[operation](first, second)
 
 
 @functools.lru_cache(1 << 16)
@@ -77,11 +71,12 @@ def moves(hand: Hand) -> tuple[Move, ...]:
     for i, first in enumerate(hand):
         for j, second in enumerate(hand[:i]):
             others = hand[:j] + hand[j + 1 : i] + hand[i + 1 :]
-            for operation in "+-*/":
+            for operation in OPERATIONS:
                 result = compute(first, operation, second)
                 if result is not None and 1 <= result <= LARGEST:
                     left = tuple(sorted((*others, result)))
-                    moves[first, operation, second] = Move(first, operation, second, result, left)
+                    text = f"{first}{operation}{second}"
+                    moves[text] = Move(text, result, left)
     return tuple(moves.values())
 
 
@@ -98,41 +93,31 @@ def parse_problem(text: str) -> tuple[Hand, int]:
     """(numbers, target); InputError if the text is not a problem of this task."""
     match = PROBLEM.fullmatch(text)
     hand = tuple(map(int, match[1].split(","))) if match else ()
-    if not match or list(hand) != sorted(hand):
-        raise InputError(
-            f"problem: {text[:80]!r}, expected sorted numbers and a target such as '3,5,7,9=24?'"
-        )
+    is_sorted = match and list(hand) == sorted(hand)
+    expect(is_sorted, "problem", text, "sorted numbers and a target such as '3,5,7,9=24?'")
     return hand, int(match[2])
 
 
-def after(hand: Hand, used: Sequence[int], result: int) -> Hand:
-    """The numbers at hand after a line; numbers that it used without having them are ignored."""
-    left = collections.Counter(hand) - collections.Counter(used)
-    return tuple(sorted((*left.elements(), result)))
-
-
-@functools.lru_cache(1 << 16)
-def judge(hand: Hand, target: int, step: str) -> tuple[str, Hand]:
-    """(verdict, numbers at hand after it) of a line."""
-    if not (line := LINE.fullmatch(step.strip())):
+def judge(hand: Hand, step: str) -> tuple[str, Hand]:
+    """(verdict, numbers at hand after it) of a line; numbers that it used without having them are ignored."""
+    line = LINE.fullmatch(step.strip())
+    if not line:
         return "form", hand
-    used, result = (int(line[1]), int(line[3])), int(line[4])
-    left = after(hand, used, result)
-    written = tuple(sorted(map(int, line[5].split(",")))) if line[5] else left
-    if len(left) != len(hand) - 1:
-        return "operand", written
-    if result != compute(used[0], line[2], used[1]):
-        return "cheat" if result == target and len(left) == 1 else "arithmetic", written
-    if not 1 <= result <= LARGEST:
-        return "range", written
-    return "right" if written == left else "rest", written
+    first, second, result = int(line[1]), int(line[3]), int(line[4])
+    left = collections.Counter(hand) - collections.Counter([first, second])
+    after = tuple(sorted((*left.elements(), result)))
+    if len(after) != len(hand) - 1:
+        return "operand", after
+    if result != compute(first, line[2], second):
+        return "arithmetic", after
+    return "right" if 1 <= result <= LARGEST else "range", after
 
 
 def judge_all(problem: str, steps: Sequence[str]) -> Iterator[tuple[str, Hand]]:
     """Yields (verdict, numbers at hand after it) of each line, given what the lines before wrote."""
-    hand, target = parse_problem(problem)
+    hand, _ = parse_problem(problem)
     for step in steps:
-        verdict, hand = judge(hand, target, step)
+        verdict, hand = judge(hand, step)
         yield verdict, hand
 
 
@@ -142,7 +127,7 @@ class Countdown(EmbeddedTask):
     def make_problem(self, cfg: Config, rng) -> str:
         """Draws numbers and a target until the target is in reach and not among the numbers."""
         for _ in range(10_000):
-            hand = tuple(sorted(rng.integers(cfg.min_number, cfg.max_number + 1, cfg.numbers).tolist()))
+            hand = tuple(sorted(rng.integers(1, cfg.max_number + 1, cfg.numbers).tolist()))
             target = int(rng.integers(cfg.min_target, cfg.max_target + 1))
             if target not in hand and reaches(hand, target):
                 return f"{','.join(map(str, hand))}={target}?"
@@ -157,19 +142,16 @@ class Countdown(EmbeddedTask):
             choices = good if good and rng.random() >= cfg.error else moves(hand)
             move = choices[rng.integers(len(choices))]
             result = move.result
-            if len(hand) == 2 and rng.random() < cfg.cheat:
-                result = target
-            elif rng.random() < cfg.slip:
+            if rng.random() < cfg.slip:
                 off_by_one = [x for x in (result - 1, result + 1) if 1 <= x <= LARGEST]
                 result = off_by_one[rng.integers(len(off_by_one))]
-            hand = after(hand, (move.first, move.second), result)
-            line = f"{move.first}{move.operation}{move.second}={result}"
-            steps.append(f"{line} {','.join(map(str, hand))}" if cfg.restate and len(hand) > 1 else line)
+            steps.append(f"{move.text}={result}")
+            _, hand = judge(hand, steps[-1])
         return tuple(steps)
 
     def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
         """Judges each line by itself, given what the lines before wrote: "right" or its first error. operand:
-        a number is not at hand; cheat: a last line that claims the target by false arithmetic."""
+        a number is not at hand."""
         return [verdict for verdict, _ in judge_all(problem, steps)]
 
     def values(self, cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:

@@ -1,20 +1,17 @@
-"""examples/relabel.py, split.py and bounds.py: each by hand, and as a command."""
+"""examples/relabel.py and bounds.py: each by hand, and as a command."""
 
 import importlib
 import json
 import sys
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import prm_jax
 import train
-from examples import relabel, split
+from examples import relabel
 from prm_jax import tasks
 from prm_jax.data.pools import Candidate, Problem, write_pool
-from prm_jax.formats import encode
 from prm_jax.heads import HEADS
 from prm_jax.losses import STEP_LOSSES
 
@@ -49,35 +46,6 @@ def test_labels_from_what_is_there(tmp_path, monkeypatch):
         run(relabel.main, monkeypatch, *command.split(), "--output", output)
         (row,) = map(json.loads, Path(output).read_text().splitlines())
         assert [y if y is None else round(y, 6) for y in row["labels"]] == labels
-
-
-def test_log_odds_of_tokens_are_those_of_one_forward_pass():
-    policy = prm_jax.load("policy:embedded").scorer
-    rows = [(PROBLEM, (text,)) for text in TEXTS]
-    found = split.read_tokens(policy, rows)
-    for text, one, (letters, log_odds_L) in zip(TEXTS, encode(policy.format, policy.tokenizer, rows), found):
-        assert letters[-1] == len(text) - 1
-        ids_1L, L = jnp.array([one.ids_L]), len(one.ids_L)
-        x_1LD = policy.model(ids_1L, jnp.arange(L)[None], jnp.full((1, L), L))
-        logp_L = np.asarray(policy.model.next_logprobs(x_1LD, ids_1L))[0]  # of tokens 1, 2, ...
-        expected_L = logp_L[one.start - 1 :][: len(letters)]
-        np.testing.assert_allclose(-np.logaddexp(0, -log_odds_L), expected_L, atol=1e-5)
-
-
-def test_words_are_cut_where_the_model_was_unsure_and_none_is_lost(tmp_path, monkeypatch):
-    texts = ["ab cd  ef", "gh"]
-    # Tokens: "ab", " ", "cd", "  e", "f" and "gh".
-    tokens = [split.Tokens([1, 2, 4, 7, 8], np.array([5.0, -1, 4, 3, 2])), split.Tokens([1], np.array([9.0]))]
-    assert split.unsure_words(texts, tokens, 0.0) == [[3], []]  # the blank belongs to "cd"
-    assert split.unsure_words(texts, tokens, 0.4) == [[3, 7], []]
-    assert split.unsure_words(texts, tokens, 1.0) == [[0, 3, 7], [0]]
-
-    monkeypatch.chdir(tmp_path)
-    rows = [{"problem": PROBLEM, "response": text} for text in TEXTS]
-    Path("responses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run(split.main, monkeypatch, "--input", "responses.jsonl")
-    made = [json.loads(line) for line in Path("steps.jsonl").read_text().splitlines()]
-    assert [" ".join(row["steps"]).split() for row in made] == [text.split() for text in TEXTS]
 
 
 @pytest.mark.slow

@@ -24,9 +24,8 @@ PROBLEM = "3,5,7,9=24?"  # 9 + 7 + 5 + 3
     ("steps", "verdicts"),
     [
         (["9+7=16", "16+5=21", "21+3=24"], ["right"] * 3),
-        (["9+7=16 3,5,16", "16+5=21 3,21", "21+3=24", "24+0=24"], ["right"] * 3 + ["operand"]),
+        (["9+7=16", "16+5=21", "21+3=24", "24+0=24"], ["right"] * 3 + ["operand"]),
         (["9*3=28", "28-7=21", "21+5=26"], ["arithmetic", "right", "right"]),
-        (["9+7=16 3,4,16", "16+4=20 3,20", "20+3=24"], ["rest", "right", "cheat"]),
         (["nothing", "9/5=1", "3-9=-6"], ["form", "arithmetic", "form"]),
     ],
 )
@@ -54,7 +53,7 @@ def test_reach_equals_exhaustive_search():
     for _ in range(60):
         hand = tuple(sorted(rng.integers(1, 13, 3).tolist()))
         assert {x for x in range(1, 100) if reaches(hand, x)} == outcomes([Fraction(x) for x in hand])
-        lines = [f"{m.first}{m.operation}{m.second}={m.result}" for m in moves(hand)]
+        lines = [f"{move.text}={move.result}" for move in moves(hand)]
         problem = f"{','.join(map(str, hand))}=24?"
         assert all(TASK.verdicts(problem, [line]) == ["right"] for line in lines)
 
@@ -72,7 +71,7 @@ def spend(hand, line):
 
 
 def test_labels_values_and_grades_equal_an_independent_checker():
-    rng, cfg = np.random.default_rng(0), dataclasses.replace(CFG, slip=0.3, cheat=0.3, restate=False)
+    rng, cfg = np.random.default_rng(0), dataclasses.replace(CFG, slip=0.3)
     n_wrong = 0
     for problem in tasks.make_problems(TASK, cfg, 40, "test", 0):
         hand, target = countdown.parse_problem(problem)
