@@ -133,7 +133,8 @@ def test_a_sweep_runs_every_job_and_goes_on_where_it_was_cut(monkeypatch, tmp_pa
     sweep[-2] = "steps=2"  # job 0 alone
     for cut in ("summary.json", "checkpoints"):
         shutil.rmtree(f"s/0/{cut}") if cut == "checkpoints" else Path(f"s/0/{cut}").unlink()
-        assert "eval_loss" in printed(train.main, monkeypatch, *sweep, cwd=tmp_path)  # the table
+        shown = printed(train.main, monkeypatch, *sweep, cwd=tmp_path)
+        assert "eval_loss" in shown and "pruned" not in shown  # the table, and no log of its fonts
         after = json.loads(Path("s/0/summary.json").read_text())
         assert before["eval_loss"] == after["eval_loss"] == after["metric"]
         assert (Path("s/0/metrics.jsonl").read_bytes() == log) == (cut == "summary.json")
