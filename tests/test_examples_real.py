@@ -1,5 +1,7 @@
 """examples/real/: a GGUF file becomes the folder that transformers would have written."""
 
+import re
+
 import gguf
 import jax.numpy as jnp
 import numpy as np
@@ -35,14 +37,11 @@ def largest_difference(folder, texts) -> float:
 def write_gguf(path, model, pre="smollm"):
     """A GGUF file of a model, as llama.cpp writes it: the queries and keys of a head in RoPE's pairs."""
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "an", "Ġan"]
-    cfg = model.config
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(cfg.num_hidden_layers)
-    writer.add_embedding_length(cfg.hidden_size)
-    writer.add_feed_forward_length(cfg.intermediate_size)
-    writer.add_head_count(cfg.num_attention_heads)
-    writer.add_head_count_kv(cfg.num_key_value_heads)
-    writer.add_context_length(64)
+    sizes = {"block_count": 2, "embedding_length": 32, "feed_forward_length": 64, "context_length": 64}
+    sizes |= {f"attention.{name}": n for name, n in (("head_count", 4), ("head_count_kv", 2))}
+    for name, n in sizes.items():
+        writer.add_uint32(f"llama.{name}", n)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(100.0)
     writer.add_tokenizer_pre(pre)
@@ -55,16 +54,16 @@ def write_gguf(path, model, pre="smollm"):
     writer.add_chat_template("{{ messages[0]['content'] }}!")
     ours = {their: own for own, their in smollm2.WEIGHTS.items()}
     for name, x in model.state_dict().items():
-        if name == "lm_head.weight":  # tied
+        layer = re.match(r"model\.layers\.(\d)\.", name)
+        part = ours.get(name.removeprefix(layer[0] if layer else "").removesuffix(".weight"))
+        if part is None:  # the output is the embedding
             continue
-        *layer, part = name.removesuffix(".weight").removeprefix("model.layers.").split(".", 1)
-        part = ours[part if layer[0].isdigit() else f"{layer[0]}.{part}"]
         x = x.numpy()
         if part in HEADS:
             x = x.reshape(HEADS[part], 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
         kind = gguf.GGMLQuantizationType.Q8_0 if part == "token_embd" else gguf.GGMLQuantizationType.F32
-        prefix = f"blk.{layer[0]}." if layer[0].isdigit() else ""
-        writer.add_tensor(f"{prefix}{part}.weight", gguf.quants.quantize(x, kind), raw_dtype=kind)
+        place = f"blk.{layer[1]}.{part}" if layer else part
+        writer.add_tensor(f"{place}.weight", gguf.quants.quantize(x, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -74,17 +73,9 @@ def write_gguf(path, model, pre="smollm"):
 @pytest.fixture(scope="module")
 def tiny():
     torch.manual_seed(0)
-    cfg = LlamaConfig(
-        vocab_size=261,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        initializer_range=0.5,
-    )
-    return LlamaForCausalLM(cfg)
+    sizes = {"vocab_size": 261, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.5))
 
 
 def test_a_gguf_file_becomes_a_folder_of_the_same_model(tmp_path, tiny):
