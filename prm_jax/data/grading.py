@@ -1,12 +1,16 @@
-r"""Final answers: extracts them from solutions, compares, groups and grades them.
+r"""Final answers: what a text states, and whether two answers are equal.
 
+`extract` is the one place that decides what a text states; sampling, pools, labels, search and RL ask it.
 A comparison follows one of three rules, which the results name:
   string  equal `normal` texts: LaTeX spacing, sizes and wrappers do not count, values do (1,000 is not 1000).
   number  `as_number` values differ by at most 1e-6, below 1 by at most 1e-6 of the larger; whole numbers must
           be equal. Thousands separators, currency, units and percent signs (25\% is 25, as in GSM8K and MATH)
           do not count. An answer that is not a number is compared as a string.
   math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}` with its
-          default settings. It is not symmetric: gold 1 accepts 2x + z = 1, gold 2x + z = 1 does not accept 1.
+          default settings. Plain text is written as LaTeX before (`pi/3`, `exp(9)`, 25\% is 25/100), and
+          small
+          numbers that Math-Verify would round to one are compared by `are_apart`. It is not symmetric: gold 1
+          accepts 2x + z = 1, gold 2x + z = 1 does not accept 1.
 Every rule compares an answer of more than LONGEST characters as a string.
 """
 
@@ -16,11 +20,13 @@ import dataclasses
 import functools
 import importlib.metadata
 import io
+import itertools
 import logging
 import re
 import signal
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from prm_jax.launch.config import expect
 from prm_jax.launch.progress import progress
@@ -31,8 +37,19 @@ VERDICTS = ("same", "different", "unparsable", "timeout", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
 LONGEST = 1000  # characters of an answer that is read as a number or an expression
 
+# Marks of thoughts: DeepSeek-R1, Qwen and SmolLM3; Gemma and others; Sky-T1; Kimi.
+THOUGHT_START = re.compile(r"<(?:think|thinking|thought)>|<\|begin_of_thought\|>|◁think▷")
+THOUGHT_END = re.compile(r"</(?:think|thinking|thought)>|<\|end_of_thought\|>|◁/think▷")
+ANSWER_TAG = re.compile(r"<(?P<closing>/?)answer>", re.IGNORECASE)
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
+# Between two boxes of one answer: ` and `, `, `, ` or `, `$, and $`, `\text{ or } x =`; at most
+# LONGEST_JOINT.
+EDGE = r"(?:[\s$]|\\[()\[\]])*"
+JOINT = re.compile(
+    rf"{EDGE}(?:[,;]|,?{EDGE}(?:\\text\{{)?\s*(?:and|(?P<alternative>or))\b\s*\}}?){EDGE}(?:[a-zA-Z]\s*=\s*)?"
+)
+LONGEST_JOINT = 20
 # GSM8K's line `#### 1,234`: a number alone behind the marks.
 HASHED_NUMBER = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILINE)
 STATES = r"\banswer(?:\s+is\b|\**\s*:)"  # "the answer is", "**Answer**:"
@@ -44,38 +61,99 @@ STATED_END = re.compile(r"\.\s|\\[)\]]|(?<=\S)\*\*(?!\w)")  # the sentence, the 
 # White space, `$`, bold marks, `\[ \]` and `\( \)` around an answer, and the period behind it.
 BEFORE = re.compile(r"(?:\s|\$|\*\*|\\[(\[])*+")
 AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
+DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"  # 1,234.5 or 1234.5 or .5
+MENTIONED = re.compile(
+    rf"(?<![\w.,])-?(?:\\[dt]?frac\{{{DECIMAL}\}}\{{{DECIMAL}\}}|{DECIMAL}(?:/{DECIMAL})?)(?!\w)"
+)
 
 
-def extract(text: str) -> str | None:
+def extract(text: str, numbers: bool = False) -> str | None:
     r"""The final answer that a solution states, without `$`, bold marks and final periods, or None.
 
-    The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's
-    `#### x` with x the last line or a number alone on its line (not a Markdown heading); "answer is x",
-    "Answer: x" or PRM800K's "# Answer" above x, x up to the end of its sentence, formula or line; never a
-    mere last number. Takes linear time."""
-    for kind in (boxed_answers, hashed_answers, stated_answers):
+    Nothing inside a thought is stated: only what stands behind the last `</think>` is read, and a thought
+    that never ends states nothing (TRL's reasoning_accuracy_reward). Of that the first kind that is not
+    empty, and the last of that kind:
+      1. `<answer>x</answer>` (the prompt of DeepSeek-R1-Zero); inside, the kinds below are read first;
+      2. `\boxed{x}`, closed (MATH); boxes that "and", "or" or a comma joins are one answer (Math-Verify);
+      3. `#### x` (GSM8K), x the last line or a number alone on its line, not a Markdown heading;
+      4. "answer is x", "Answer: x" (Minerva) or "# Answer" above x (PRM800K), x up to the end of its
+      sentence,
+         formula or line;
+      5. with `numbers`, for a checker of numbers: the last number (GSM8K's flexible-extract in
+         lm-evaluation-harness).
+    Takes linear time."""
+    if ends := list(THOUGHT_END.finditer(text)):
+        text = text[ends[-1].end() :]
+    if THOUGHT_START.search(text):
+        return None
+    kinds = (tagged_answers, boxed_answers, hashed_answers, stated_answers)
+    for kind in (*kinds, mentioned_numbers) if numbers else kinds:
         for answer in kind(text):
             if bare := bare_answer(answer):
                 return bare
     return None
 
 
+# What shows that a field "answer" has a whole solution.
+SOLUTION = re.compile(r"\n|####|\\boxed|</think>|<answer>")
+
+
 def read_gold(text: str | None) -> str | None:
     """The gold answer in a file's field, also if that is a whole solution: GSM8K's lines and `#### 72`."""
-    is_solution = text is not None and ("\n" in text or "####" in text)
-    return is_solution and extract(text) or text
+    return text and SOLUTION.search(text) and extract(text) or text
 
 
-def boxed_answers(text: str) -> Iterator[str]:
-    """Yields the contents of the boxes, the last to open first; an unclosed box is empty."""
+def tagged_answers(text: str) -> Iterator[str]:
+    """Yields the contents of `<answer>` tags, or what these state in turn, the last first."""
+    tags = list(ANSWER_TAG.finditer(text))
+    for start, end in reversed(list(itertools.pairwise(tags))):
+        if end["closing"] and not start["closing"]:
+            inside = text[start.end() : end.start()]
+            yield extract(inside) or inside
+
+
+class Box(NamedTuple):
+    start: int  # of \boxed
+    end: int  # behind its brace
+    content: str  # empty if it is not closed
+
+
+def find_boxes(text: str) -> list[Box]:
+    """All boxes in the order in which they open."""
     closing, open_braces = {}, []
     for brace in BRACE.finditer(text):
         if brace[0] == "{":
             open_braces.append(brace.end())
         elif brace[0] == "}" and open_braces:
             closing[open_braces.pop()] = brace.start()
-    for match in reversed(list(BOX.finditer(text))):
-        yield match["bare"] or text[match.end() : closing.get(match.end(), match.end())]
+    boxes = []
+    for match in BOX.finditer(text):
+        end = closing.get(match.end(), match.end())
+        if match["bare"]:
+            boxes.append(Box(match.start(), end, match["bare"]))
+        else:
+            boxes.append(Box(match.start(), end + 1, text[match.end() : end]))
+    return boxes
+
+
+def boxed_answers(text: str) -> Iterator[str]:
+    """Yields the contents of the boxes, the last to open first; those that form one answer as `x, y`."""
+    boxes = find_boxes(text)
+    while boxes:
+        box = boxes.pop()
+        parts = [bare_answer(box.content)]
+        while boxes and are_joined(text, boxes[-1], box):
+            box = boxes.pop()
+            parts.insert(0, bare_answer(box.content))
+        yield ", ".join(dict.fromkeys(filter(None, parts)))
+
+
+def are_joined(text: str, box: Box, following: Box) -> bool:
+    """Whether two boxes are parts of one answer; `180 km or 180,000 m` is one answer twice."""
+    if not 0 <= following.start - box.end <= LONGEST_JOINT:
+        return False
+    joint = JOINT.fullmatch(text, box.end, following.start)
+    return joint is not None and not (joint["alternative"] and UNIT.search(box.content))
 
 
 def hashed_answers(text: str) -> Iterator[str]:
@@ -94,7 +172,13 @@ def stated_answers(text: str) -> Iterator[str]:
         yield re.split(STATES, answer, flags=re.IGNORECASE)[-1] or answer
 
 
+def mentioned_numbers(text: str) -> Iterator[str]:
+    """Yields the numbers of a text, the last first."""
+    return reversed(MENTIONED.findall(text))
+
+
 def bare_answer(answer: str) -> str:
+    """The answer without what stands around it, by BEFORE and AFTER."""
     start, end = BEFORE.match(answer).end(), len(answer)
     while match := AFTER.search(answer[max(start, end - 7) : end]):  # 7: `\right.`
         end -= len(match[0])
@@ -137,7 +221,6 @@ UNIT = re.compile(
 SCALE = re.compile(
     r"(?:hundred|thousand|million|billion|trillion|dozen|pi|half|halves|squared|cubed|plus|minus)\b"
 )
-DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"  # 1,234.5 or 1234.5 or .5
 # A sign, a currency, a whole part before a fraction; then \frac{top}{low}, value/by or value; then a % or the
 # like.
 NUMBER = re.compile(
@@ -201,11 +284,23 @@ class Checker:
             self.known[gold, answer] = compare_math(gold, answer)
         return self.known[gold, answer]
 
+    def read(self, steps: Sequence[str]) -> str | None:
+        """The answer that a solution states, for this rule."""
+        return extract("\n".join(steps), numbers=self.rule == "number")
+
+    def judge(self, problem) -> tuple:
+        """(the pools.Problem with its candidates graded against its answer, their VERDICTS); a candidate
+        without an answer gets the one that its steps state."""
+        candidates, verdicts = [], []
+        for c in problem.candidates:
+            answer = self.read(c.steps) if c.answer is None else c.answer
+            verdicts.append(self.verdict(problem.answer, answer))
+            candidates.append(dataclasses.replace(c, answer=answer, correct=verdicts[-1] == "same"))
+        return dataclasses.replace(problem, candidates=tuple(candidates)), verdicts
+
     def grade(self, problem):
-        """The pools.Problem with its candidates graded against its answer, if it has one."""
-        if problem.answer is None:
-            return problem
-        return with_verdicts(problem, [self.verdict(problem.answer, c.answer) for c in problem.candidates])
+        """The pools.Problem as `judge` grades it, if it has an answer."""
+        return problem if problem.answer is None else self.judge(problem)[0]
 
     def group(self, answers: Sequence[str | None]) -> list[int]:
         """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first
@@ -233,6 +328,43 @@ def compare_numbers(gold: Fraction | None, answer: Fraction | None) -> str:
     return "same" if abs(gold - answer) <= margin else "different"
 
 
+# Names in plain formulas, and how LaTeX writes these.
+NAMES = "pi|theta|alpha|beta|exp|ln|log|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan"
+FORMULA = re.compile(rf"(?:[^\\a-zA-Z]|(?<![a-zA-Z])(?:{NAMES}|sqrt|inf|infinity|[a-zA-Z])(?![a-zA-Z]))+")
+PLAIN = (  # what is replaced, by what
+    (r"(?<=\d)[eE]([-+]?\d+)", r" \\cdot 10^{\1}"),  # 1e-7
+    (r"\*\*", "^"),
+    (r"\^\s*(?:\(([^()]*)\)|(-?\w+))", r"^{\1\2}"),  # x^10, 2^(1/3)
+    (r"sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (rf"(?<![a-zA-Z])({NAMES})(?![a-zA-Z])", r"\\\1"),
+)
+
+
+def as_latex(text: str) -> str:
+    """An answer as Math-Verify reads it in a box: a plain formula, `3*pi` or `exp(9)`, in LaTeX, 25% as
+    25/100, and 1.0i as a product, since it takes only an i that stands alone for the imaginary unit."""
+    if FORMULA.fullmatch(text):
+        for pattern, new in PLAIN:
+            text = re.sub(pattern, new, text)
+    text = re.sub(r"(?<=\d)\s*(?:\\?%|percent\b)", "/100", text)
+    return re.sub(r"(?<=\d)i\b", " i", text)
+
+
+def are_apart(gold, answer) -> bool:
+    """Whether two numbers of SymPy differ by size though Math-Verify takes them for equal: it rounds to 6
+    decimals. Fractions must be equal, others by a thousandth."""
+    from sympy import Expr
+
+    if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
+        return False
+    gold, answer = gold.doit(), answer.doit()
+    if gold == answer or not (gold.is_number and answer.is_number):
+        return False
+    if gold.is_Rational and answer.is_Rational:
+        return True
+    return bool(abs((gold - answer).evalf()) > 1e-3 * abs(gold.evalf()))
+
+
 def compare_math(gold: str, answer: str) -> str:
     """Math-Verify's verdict within SECONDS. Its own limits are off, since they bound each of its parts."""
     from math_verify import parse, verify
@@ -243,8 +375,8 @@ def compare_math(gold: str, answer: str) -> str:
     printed = io.StringIO()  # the parsers print what they cannot read
     try:
         with time_limit(SECONDS), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            pair = [parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer)]
-            is_same = verify(*pair, timeout_seconds=None)
+            pair = [parse(rf"\boxed{{{as_latex(text)}}}", parsing_timeout=None) for text in (gold, answer)]
+            is_same = verify(*pair, timeout_seconds=None) and not are_apart(pair[0][0], pair[1][0])
     except OutOfTime:
         return "timeout"
     if is_same:
@@ -274,14 +406,6 @@ def time_limit(seconds: float):
         signal.signal(signal.SIGPROF, before)
 
 
-def with_verdicts(problem, verdicts: Sequence[str]):
-    """The pools.Problem with its candidates graded: only `same` is correct."""
-    candidates = []
-    for c, verdict in zip(problem.candidates, verdicts, strict=True):
-        candidates.append(dataclasses.replace(c, correct=verdict == "same"))
-    return dataclasses.replace(problem, candidates=tuple(candidates))
-
-
 def grade_pool(problems: Sequence, rule: str):
     """(the pools.Problems with every candidate's `correct` graded anew, {"checker": name, "candidates":
     number, each of VERDICTS: number}); prints the counts."""
@@ -291,9 +415,9 @@ def grade_pool(problems: Sequence, rule: str):
     checker, graded = Checker(rule), []
     counts = collections.Counter(dict.fromkeys(("candidates", *VERDICTS), 0))
     for problem in progress("grading", len(problems), "problem", iterable=problems):
-        verdicts = [checker.verdict(problem.answer, c.answer) for c in problem.candidates]
+        problem, verdicts = checker.judge(problem)
         counts.update(candidates=len(verdicts), **collections.Counter(verdicts))
-        graded.append(with_verdicts(problem, verdicts))
+        graded.append(problem)
     print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
     return graded, {"checker": checker.name} | counts
 
@@ -305,10 +429,13 @@ def group_pool(problems: Sequence, rule: str) -> list[list[int]]:
     return [checker.group([c.answer for c in problem.candidates]) for problem in bar]
 
 
-def with_answers(problems: Sequence) -> list:
-    """The pools.Problems, with the answer that `extract` reads for every candidate without one."""
-
-    def complete(c):
-        return c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
-
-    return [dataclasses.replace(p, candidates=tuple(map(complete, p.candidates))) for p in problems]
+def count_apart(candidates: Sequence) -> int:
+    r"""How many texts of answers equal another one as numbers (.5, 0.5, \frac{1}{2}) and in their verdict, so
+    that votes by texts take them apart."""
+    texts, verdicts = collections.defaultdict(set), collections.defaultdict(set)
+    for c in candidates:
+        value = as_number(c.answer) if c.answer else None
+        if value is not None and c.outcome is not None:
+            texts[value].add(c.answer)
+            verdicts[value].add(c.outcome)
+    return sum(len(texts[value]) - 1 for value in texts if len(verdicts[value]) == 1)

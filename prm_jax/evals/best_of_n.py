@@ -146,7 +146,7 @@ def stored_pool(cfg: Config, keep: bool) -> GradedPool:
     if is_own(cfg.checker):
         return GradedPool(*grade_own(problems, cfg.checker), cfg.input)
     if cfg.checker:
-        problems, counts = grading.grade_pool(grading.with_answers(problems), cfg.checker)
+        problems, counts = grading.grade_pool(problems, cfg.checker)
         return GradedPool(problems, cfg.input, counts, groups=grading.group_pool(problems, cfg.checker))
     return GradedPool(problems, cfg.input, AS_STORED)
 

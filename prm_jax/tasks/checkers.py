@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prm_jax import tasks
-from prm_jax.data.grading import RULES, Checker, extract, is_blank
+from prm_jax.data.grading import RULES, Checker, is_blank
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import read_rows
 from prm_jax.launch.config import Rule, expect
@@ -73,7 +73,7 @@ def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
     rule = Checker(checker)
 
     def is_same(_, steps: Sequence[str], answer: str | None) -> bool:
-        return rule.verdict(answer, extract("\n".join(steps))) == "same"
+        return rule.verdict(answer, rule.read(steps)) == "same"
 
     return Grader(checker, rule.name, is_same, rule.grade)
 
