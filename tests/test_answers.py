@@ -1,3 +1,5 @@
+"""What a text states, and which answers are equal: literal cases, real pools, bounds on time."""
+
 import collections
 import functools
 import gzip
@@ -9,31 +11,20 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.data import grading
-from prm_jax.data.grading import Checker, as_number, extract, grade_pool, group_pool, with_answers
+from prm_jax.data.grading import Checker, as_number, count_apart, extract, grade_pool, group_pool
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import read_questions
 from prm_jax.data.rows import write_rows
+from prm_jax.tasks.checkers import open_grader
 
 TOWER = "9^{9^{9^{9}}}"
 POOLS = {name: f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz" for name in ("gsm8k", "math500")}
-
 
 shared = functools.cache(Checker)
 
 
 def same(gold, answer, how):
     return shared(how).verdict(gold, answer) == "same"
-
-
-def group(answers, how):
-    return shared(how).group(answers)
-
-
-def pool(*problems):
-    return [
-        Problem(f"p{i}", "?", gold, tuple(Candidate(("s",), answer, correct=None) for answer in candidates))
-        for i, (gold, *candidates) in enumerate(problems)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -64,10 +55,50 @@ def pool(*problems):
         ("The answer is 5\n#### 3", "3"),
         ("She makes $18 every day.", None),
         ("", None),
+        # Thoughts.
+        ("<think>It is \\boxed{12}.</think>So the answer is 15.", "15"),
+        ("<think>The answer is 4.\n#### 4", None),
+        ("no opening \\boxed{4}\n</think>\n#### 6", "6"),
+        ("The answer is 3. <think>Is it? \\boxed{3}", None),
+        ("<think>a</think>\\boxed{1}<think>b</think>\\boxed{2}", "2"),
+        ("<|begin_of_thought|>\\boxed{8}<|end_of_thought|>Answer: 9", "9"),
+        ("<thought>5</thought>", None),
+        # Tags.
+        ("<answer>\n 3/4 \n</answer>", "3/4"),
+        ("\\boxed{1} <answer>2</answer>", "2"),
+        ("<answer>1</answer>, or rather <Answer>5 km</Answer>", "5 km"),
+        ("<answer>So it is \\boxed{7}, of course.</answer>", "7"),
+        ("<answer>The answer is 8.</answer>", "8"),
+        ("<answer></answer> The answer is 3.", "3"),
+        ("<answer>4", None),
+        # Boxes that form one answer.
+        ("\\boxed{3} and \\boxed{-4}", "3, -4"),
+        ("$x = \\boxed{3}$ or $x = \\boxed{5}$.", "3, 5"),
+        ("\\boxed{1}, \\boxed{2}, and \\boxed{9}", "1, 2, 9"),
+        ("\\(\\boxed{a}\\), \\(\\boxed{b}\\)", "a, b"),
+        ("\\boxed{6}\\text{ or }\\boxed{7}", "6, 7"),
+        ("\\boxed{6}, \\boxed{6}", "6"),
+        ("\\boxed{6}. And \\boxed{7}", "7"),
+        ("\\boxed{2 \\text{ km}} or \\boxed{2000 \\text{ m}}", "2000 \\text{ m}"),
     ],
 )
 def test_extract(text, answer):
     assert extract(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        ("She makes $18 every day.", "18"),
+        ("so 3/4 of it, 1,250.50 in all.", "1,250.50"),
+        (r"x = -\frac{1}{2}", r"-\frac{1}{2}"),
+        ("of x2, none", None),
+        ("<think>7", None),
+        ("The answer is five of 6.", "five of 6"),
+    ],
+)
+def test_the_last_number_counts_for_a_checker_of_numbers(text, number):
+    assert extract(text, numbers=True) == number == shared("number").read(text.split("\n"))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +200,32 @@ def test_same_number(gold, answer, is_same):
         ("1", "2x+z=1", True),  # not symmetric: only the right side of an answer counts
         ("2x+z=1", "1", False),
         (r"\text{no solution}", "none", False),
-        ("25", r"25\%", False),  # Math-Verify cannot read this one in a box
+        ("25", r"25\%", False),  # a hundredth: not as by `number`
         (r"\foo{", r"\foo {", True),  # cannot be read either, but the strings are equal
+        # Plain text.
+        (r"\frac{3\pi}{4}", "3*pi/4", True),
+        (r"2\sqrt{5}", "2*sqrt(5)", True),
+        ("x^{12}", "x**12", True),
+        (r"\sqrt[3]{4}", "4^(1/3)", True),
+        ("e^{2}-3", "exp(2) - 3", True),
+        (r"\frac{1}{2}+\frac{\sqrt{3}}{2}i", "1/2 + sqrt(3)/2*i", True),
+        ("3+2i", "2.0i + 3.0", True),
+        ("0.0002", "2e-4", True),
+        (r"(-\infty, 4]", "(-inf, 4]", True),
+        (r"\pi", "pi day", False),
+        (r"\text{sin}", "sin", True),
+        (r"25\%", "0.25", True),
+        ("0.4", "40 percent", True),
+        # Small numbers.
+        (r"\frac{1}{7^{40}}", r"\frac{1}{7^{41}}", False),
+        (r"\frac{2}{900!}", r"\frac{2}{900!}\cdot 1", True),
+        ("e^{-50}", "e^{-51}", False),
+        ("0.0000001", "0.0000003", False),
+        ("0", r"\frac{1}{10^{30}}", False),
+        (r"\frac{1}{3}", "0.333333", True),
+        # Several parts.
+        ("4, 9", "9, 4", True),
+        ("4, 9", "9", False),
     ],
 )
 def test_same_math(gold, answer, is_same):
@@ -185,11 +240,22 @@ def test_a_missing_answer_is_never_right(how):
 
 def test_group_in_order_of_first_occurrence_without_pooling_none():
     texts = [None, "0.5", "1", None, r"\frac{1}{2}", "", "1.0", "2"]
-    assert group(texts, "string") == [-1, 0, 1, -1, 2, -1, 3, 4]
-    assert group(texts, "number") == group(texts, "math") == [-1, 0, 1, -1, 0, -1, 1, 2]
-    assert group([None, None], "math") == [-1, -1] and group([], "math") == []
-    assert group(["1", "2x+z=1"], "math") == [0, 0]  # the first is the gold one
-    assert group(["2x+z=1", "1"], "math") == [0, 1]
+    assert shared("string").group(texts) == [-1, 0, 1, -1, 2, -1, 3, 4]
+    for how in ("number", "math"):
+        assert shared(how).group(texts) == [-1, 0, 1, -1, 0, -1, 1, 2]
+    assert shared("math").group([None, None]) == [-1, -1] and shared("math").group([]) == []
+    assert shared("math").group(["1", "2x+z=1"]) == [0, 0]  # the first is the gold one
+    assert shared("math").group(["2x+z=1", "1"]) == [0, 1]
+
+
+def test_equal_numbers_that_vote_apart_are_counted():
+    def count(*graded):
+        candidates = [Candidate(("s",), answer, correct) for answer, correct in graded]
+        return count_apart(candidates, shared("string").group([c.answer for c in candidates]))
+
+    assert count((".25", True), ("0.25", True), (r"\frac14", True), ("4", False), ("x", False)) == 2
+    assert count(("25", True), (r"25\%", False)) == 0  # whoever graded takes them for different
+    assert count(("7", True), ("7", False), (None, False)) == 0
 
 
 @pytest.mark.parametrize(
@@ -199,6 +265,8 @@ def test_group_in_order_of_first_occurrence_without_pooling_none():
         (r"\boxed{5}" + r"\boxed{" * 20_000, "5"),
         ("#### " + " " * 20_000 + "x\nso 5", None),
         (r"\boxed{7" + " $" * 20_000 + "}", "7"),
+        ("<answer>" * 20_000 + "5</answer>", "5"),
+        (r"\boxed{1}" + " $" * 20_000 + r"\boxed{2}", "2"),
     ],
 )
 def test_extract_takes_time_in_proportion_to_the_text(text, answer):
@@ -210,14 +278,22 @@ def test_the_right_answer_of_a_whole_solution_is_what_it_states(tmp_path):
     """GSM8K's own rows, in questions and in pools; an answer of several lines that states nothing stays."""
     matrix = "\\begin{pmatrix} 1 \\\\\n2 \\end{pmatrix}"
     golds = {"48/2 = <<48/2=24>>24\n#### 72": "72", "#### 1,000": "1,000", matrix: matrix, "5": "5"}
+    golds[r"<think>\boxed{3}</think>so $\boxed{4}$"] = "4"
     write_rows(tmp_path / "q.jsonl", [{"question": "?", "answer": gold} for gold in golds])
     assert [q.answer for q in read_questions(tmp_path / "q.jsonl")] == list(golds.values())
-    row = {"problem": "?", "candidates": [["The answer is 72."]]}
-    rows = [row | {"id": str(i), "answer": gold} for i, gold in enumerate(golds)]
-    write_rows(tmp_path / "pool.jsonl", rows)
-    problems = with_answers(read_pool(tmp_path / "pool.jsonl"))
+    row = {"problem": "?", "candidates": [["The answer is 72."], ["<think>\\boxed{72}"]]}
+    write_rows(tmp_path / "pool.jsonl", [row | {"id": gold, "answer": gold} for gold in golds])
+    problems = read_pool(tmp_path / "pool.jsonl")
     assert [p.answer for p in problems] == list(golds.values())
-    assert grade_pool(problems[:1], "number")[0][0].candidates[0].correct
+    (graded,), counts = grade_pool(problems[:1], "number")
+    assert [(c.answer, c.correct) for c in graded.candidates] == [("72", True), (None, False)]
+    assert counts["no_answer"] == 1
+
+
+def test_the_reward_reads_as_a_pool_does():
+    right = open_grader("math").right
+    assert right("?", ("<think>", r"\boxed{7}", "</think>", "<answer>4/3</answer>"), r"\frac{4}{3}")
+    assert not right("?", ("<think>", r"\boxed{7}"), "7")
 
 
 def test_all_answers_of_gsm8k_are_numbers():
@@ -228,44 +304,38 @@ def test_all_answers_of_gsm8k_are_numbers():
     assert verdicts == {"same": 1319} and pairs[0] == ("18", "18")
 
 
+def read_candidates(name):
+    """(row, candidate) of a real pool."""
+    with gzip.open(real_data(POOLS[name])) as file:
+        rows = [json.loads(line) for line in file]
+    return [(row, c) for row in rows for c in row["candidates"] if c["boxed"] is not None]
+
+
 @pytest.mark.parametrize("name, size", [("gsm8k", 2387), ("math500", 7613)])
 def test_extract_finds_the_boxes_of_the_real_pools(name, size):
-    with gzip.open(real_data(POOLS[name])) as file:
-        found = [(c["boxed"], extract(c["response"])) for row in file for c in json.loads(row)["candidates"]]
-    boxed = [pair for pair in found if pair[0] is not None]
-    assert len(boxed) == size and all(box == answer for box, answer in boxed)
+    found = [(c["boxed"], extract(c["response"])) for _, c in read_candidates(name)]
+    assert len(found) == size and all(box == answer for box, answer in found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, every, size, agree, wrong_problems", [("gsm8k", 1, 2387, 2370, 4), ("math500", 4, 1917, 1842, 5)]
-)
-def test_math_agrees_with_the_data_readme(name, every, size, agree, wrong_problems):
-    """Of all of MATH500 7,474 of 7,613 candidates agree, all but those of 9 problems; here of every
-    fourth."""
-    with gzip.open(real_data(POOLS[name])) as file:
-        rows = [json.loads(line) for line in file][every - 1 :: every]
-    boxed = [(row, [c for c in row["candidates"] if c["boxed"] is not None]) for row in rows]
-    kept = [
-        Problem(row["problem_id"], "", row["gold"], tuple(Candidate(("s",), c["boxed"]) for c in candidates))
-        for row, candidates in boxed
-        if candidates
-    ]
-    labels = [[c["correct"] for c in candidates] for _, candidates in boxed if candidates]
-    graded, counts = grade_pool(kept, "math")
-    wrong = collections.Counter(
-        problem.id
-        for problem, label in zip(graded, labels, strict=True)
-        for candidate, correct in zip(problem.candidates, label, strict=True)
-        if candidate.correct != correct
-    )
-    assert counts["candidates"] == size
-    assert (size - wrong.total(), len(wrong)) == (agree, wrong_problems)
+@pytest.mark.parametrize("name, agree, wrong_problems", [("gsm8k", 2370, 4), ("math500", 7474, 9)])
+def test_math_agrees_with_the_data_readme(name, agree, wrong_problems):
+    wrong_of = collections.Counter()
+    for row, c in read_candidates(name):
+        wrong_of[row["problem_id"]] += (shared("math").verdict(row["gold"], c["boxed"]) == "same") != c[
+            "correct"
+        ]
+    wrong = [n for n in wrong_of.values() if n]
+    assert (wrong_of.total(), len(wrong)) == (len(read_candidates(name)) - agree, wrong_problems)
 
 
 def test_grade_pool_counts(monkeypatch, capsys):
     monkeypatch.setattr(grading, "SECONDS", 1)
-    problems = pool((r"\frac{1}{2}", "0.5", "0.5", None, "3", r"\frac12"), ("7", TOWER, "!!", " ", "7.0"))
+    rows = {r"\frac{1}{2}": ("0.5", "0.5", None, "3", r"\frac12"), "7": (TOWER, "!!", " ", "7.0")}
+    candidates = {
+        gold: tuple(Candidate(("s",), answer) for answer in answers) for gold, answers in rows.items()
+    }
+    problems = [Problem(gold, "?", gold, found) for gold, found in candidates.items()]
     graded, counts = grade_pool(problems, "math")
     correct = [[candidate.correct for candidate in problem.candidates] for problem in graded]
     assert correct == [[True, True, False, False, True], [False, False, False, True]]
@@ -274,4 +344,4 @@ def test_grade_pool_counts(monkeypatch, capsys):
     assert counts["checker"].startswith("math-verify 0.") and "1 timeout" in capsys.readouterr().out
     assert group_pool(problems, "math") == [[0, 0, -1, 1, 0], [0, 1, -1, 2]]
     with pytest.raises(InputError, match="^problem p0: answer"):
-        grade_pool(pool((None, "1")), "string")
+        grade_pool([Problem("p0", "?", None, (Candidate(("s",), "1"),))], "string")

@@ -76,10 +76,9 @@ def extract(text: str, numbers: bool = False) -> str | None:
       1. `<answer>x</answer>` (the prompt of DeepSeek-R1-Zero); inside, the kinds below are read first;
       2. `\boxed{x}`, closed (MATH); boxes that "and", "or" or a comma joins are one answer (Math-Verify);
       3. `#### x` (GSM8K), x the last line or a number alone on its line, not a Markdown heading;
-      4. "answer is x", "Answer: x" (Minerva) or "# Answer" above x (PRM800K), x up to the end of its
-      sentence,
-         formula or line;
-      5. with `numbers`, for a checker of numbers: the last number (GSM8K's flexible-extract in
+      4. "answer is x", "Answer: x" (Minerva) or "# Answer" above x (PRM800K), up to the end of x's
+         sentence, formula or line;
+      5. with `numbers`, for a checker of numbers: the last number (flexible-extract of GSM8K in
          lm-evaluation-harness).
     Takes linear time."""
     if ends := list(THOUGHT_END.finditer(text)):
@@ -429,13 +428,13 @@ def group_pool(problems: Sequence, rule: str) -> list[list[int]]:
     return [checker.group([c.answer for c in problem.candidates]) for problem in bar]
 
 
-def count_apart(candidates: Sequence) -> int:
-    r"""How many texts of answers equal another one as numbers (.5, 0.5, \frac{1}{2}) and in their verdict, so
-    that votes by texts take them apart."""
-    texts, verdicts = collections.defaultdict(set), collections.defaultdict(set)
-    for c in candidates:
+def count_apart(candidates: Sequence, groups: Sequence[int]) -> int:
+    r"""How many groups of a pools.Problem's answers equal another one as numbers (.5, 0.5, \frac{1}{2}) and
+    in their verdict: their votes are counted apart."""
+    groups_of, verdicts = collections.defaultdict(set), collections.defaultdict(set)
+    for c, number in zip(candidates, groups, strict=True):
         value = as_number(c.answer) if c.answer else None
         if value is not None and c.outcome is not None:
-            texts[value].add(c.answer)
+            groups_of[value].add(number)
             verdicts[value].add(c.outcome)
-    return sum(len(texts[value]) - 1 for value in texts if len(verdicts[value]) == 1)
+    return sum(len(groups_of[value]) - 1 for value in groups_of if len(verdicts[value]) == 1)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.grading import is_blank
+from prm_jax.data.grading import count_apart, is_blank
 from prm_jax.data.pools import Problem
 from prm_jax.data.units import UNITS, as_probability, log_p_to_log_odds
 from prm_jax.launch.config import expect
@@ -51,6 +51,7 @@ class Pool:
     lacking: dict[str, int]  # {name of scores that only some candidates have: number of candidates without}
     logp_PN: np.ndarray | None  # log p under the policy that drew them, where all finished candidates have it
     labels: list | None = None  # correctness label_T of each candidate, where they are known
+    votes_apart: int = 0  # answers that equal another one as numbers and have votes of their own
 
     def unit(self, name: str, default: str) -> str:
         """The unit of step scores by the file, or `default`; InputError if it names two, or a score is out of
@@ -72,9 +73,12 @@ def pool_arrays(
     counts, rows, labels = [], [], []
     scores, units = collections.defaultdict(lambda: array("d")), collections.defaultdict(set)
     having = collections.Counter()  # {name: number of candidates with its scores}
+    votes_apart = 0
     for p, problem in enumerate(problems):
         counts.append(len(problem.candidates))
         number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
+        groups = answer_groups[p] if answer_groups else [number[c.answer] for c in problem.candidates]
+        votes_apart += count_apart(problem.candidates, groups)
         for n, c in enumerate(problem.candidates):
             if c.correct is None and c.finished:
                 expected = "nobody graded it; checker=math grades, task=score ranks without grades"
@@ -83,7 +87,7 @@ def pool_arrays(
                 right=c.outcome == 1,
                 finished=c.finished,
                 blank=is_blank(c.answer),
-                answer=answer_groups[p][n] if answer_groups else number[c.answer],
+                answer=groups[n],
                 steps=len(c.steps),
                 logp=sum(c.logp) if c.logp else -math.inf,
             )
@@ -127,6 +131,7 @@ def pool_arrays(
         lacking={name: len(rows) - n for name, n in sorted(having.items()) if n < len(rows)},
         logp_PN=spread(all_n.logp, -np.inf, float) if has_logp else None,
         labels=labels or None,
+        votes_apart=votes_apart,
     )
 
 

@@ -183,6 +183,7 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
         "policy_weight": rules.policy_weight,
         "graded_both_ways": graded_both_ways(pool),
+        "votes_apart": pool.votes_apart,
         "dropped": pool.dropped,
         **measurement.without_scorer(),
         **parts,
