@@ -11,7 +11,8 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.data import grading
-from prm_jax.data.grading import Checker, as_number, count_apart, extract, grade_pool, group_pool
+from prm_jax.data.answers import extract
+from prm_jax.data.grading import Checker, as_number, count_apart, grade_pool, group_pool
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import read_questions
 from prm_jax.data.rows import write_rows

@@ -5,7 +5,6 @@ import collections
 
 import jax
 import numpy as np
-import pytest
 from omegaconf import OmegaConf
 
 from prm_jax import tasks
@@ -32,24 +31,18 @@ def test_small_and_what_they_claim_to_be():
     assert (prm.objective, prm.label_kind) == ("prm", "correctness")
 
 
-@pytest.fixture(scope="module")
-def laws():
-    """{kind of line: [(the policy's law of its result, the solver's, the right result)]} on problems it never
-    saw."""
-    loaded, digit = (
-        open_checkpoint("embedded", "best", None, "float32"),
-        lambda d: loaded.tokenizer.encode(str(d))[0],
-    )
+def measure_laws():
+    """{kind of line: [(the policy's law of its result, the solver's, the right result)]} on problems that the
+    policy never saw."""
+    loaded = open_checkpoint("embedded", "best", None, "float32")
+    digits = [loaded.tokenizer.encode(str(d))[0] for d in range(7)]
     problems, rng = tasks.make_problems(CHAIN, CFG, 300, "test", 5), np.random.default_rng(0)
     rows = [(problem, CHAIN.solve(CFG, problem, rng)) for problem in problems]
-    encoded, of_fact, found = (
-        encode(loaded.format, loaded.tokenizer, rows),
-        chain.fact_distributions(CFG),
-        collections.defaultdict(list),
-    )
+    encoded = encode(loaded.format, loaded.tokenizer, rows)
     batch, _, _ = layout_tokens([[e] for e in encoded], max(len(e.ids_L) for e in encoded))
     hidden = lambda m, b: m.vocab_logits(m(b["ids"], b["pos"], b["visible_until"]))
     p_BLV = np.asarray(jax.nn.softmax(jax.jit(hidden)(loaded.model, batch)))
+    of_fact, found = chain.fact_distributions(CFG), collections.defaultdict(list)
     for p_LV, e, (_, steps) in zip(p_BLV, encoded, rows, strict=True):
         for end, step in zip(e.step_end_T, steps, strict=True):
             value, own, _ = chain.parse_line(step)
@@ -57,26 +50,22 @@ def laws():
             for operation in own:
                 law_w = law_w @ of_fact[operation]
             kind = "merged" if len(own) > 1 else "hard" if law_w.max() < 0.9 else own[0][0]
-            policy_w = p_LV[end - 2][
-                [digit(w) for w in range(7)]
-            ]  # after the `=`: result and line end follow
+            policy_w = p_LV[end - 2][digits]  # after the `=`: result and line end follow
             found[kind].append((policy_w, law_w, chain.compute(value, own, 7)))
     return found
 
 
-def test_the_policy_knows_facts_and_has_the_beliefs_of_its_corpus(laws):
-    """By kind of line, since one mean would hide a plateau. Total variation from the solver's law;
-    P(right)."""
+def test_the_policy_knows_facts_and_has_the_beliefs_of_its_corpus():
+    """By kind of line, since one mean would hide a plateau: total variation from the solver's law, P(right).
+    Merged lines hide a value: two facts in one step of four layers."""
+    laws = measure_laws()
     assert {"+", "-", "*", "max", "min", "hard", "merged"} == laws.keys()
     for kind, rows in laws.items():
         policy, solver, right = map(np.array, zip(*rows, strict=True))
         distance = 0.5 * np.abs(policy - solver).sum(1).mean()
-        assert distance < {"hard": 0.1, "merged": MERGED}.get(kind, 0.02), (kind, distance)
+        assert distance < {"hard": 0.1, "merged": 0.3}.get(kind, 0.02), (kind, distance)
         if kind not in ("hard", "merged"):
             assert policy[np.arange(len(right)), right].mean() > 0.96, kind
-
-
-MERGED = 0.3  # lines that hide a value: two facts in one step of four layers
 
 
 def test_tokenizer_reads_the_task_compactly_and_any_text():

@@ -23,14 +23,11 @@ RIGHT = ["4+5=2", "2*4=1", "1max3=3", "3-6=4"]
 
 def test_problem_and_lines_are_read():
     assert chain.parse_problem(PROBLEM) == (4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)), 7)
-    assert (
-        CHAIN.gold_answer(PROBLEM) == "4"
-        and CHAIN.stated_answer(RIGHT) == "4"
-        and CHAIN.stated_answer(["so 4"]) is None
-    )
+    assert CHAIN.gold_answer(PROBLEM) == CHAIN.stated_answer(RIGHT) == "4"
+    assert CHAIN.stated_answer(["so 4"]) is None
     assert chain.parse_line("12max3*10=4") == (12, (("max", 3), ("*", 10)), 4)
     for broken in ("4 +5 mod4?", "4 +5 *9 mod7?", "4 +5 *3", "4 add 5 mod7?", "", "+5 mod7?"):
-        with pytest.raises(InputError, match="^not a chain of arithmetic"):
+        with pytest.raises(InputError):
             CHAIN.gold_answer(broken)
 
 
@@ -56,18 +53,13 @@ def test_verdicts(steps, verdicts):
 
 
 def test_labels_ratings_and_outcome_of_anybodys_solution():
-    lucky = tasks.labelled(
-        CHAIN, CFG, PROBLEM, ["4+5=2", "2=2", "2*4=2", "2max3=3", "3-6=4"], "correctness", "a"
-    )
+    steps = ["4+5=2", "2=2", "2*4=2", "2max3=3", "3-6=4"]
+    lucky = tasks.labelled(CHAIN, CFG, PROBLEM, steps, "correctness", "a")
     assert lucky.labels == (1, 1, 0, 0, 0) and lucky.ratings == (1, 0, -1, 1, 1)
     assert (lucky.outcome, lucky.answer) == (1.0, "4") and tasks.lucky_share(CHAIN, [lucky]) == 1
     assert CHAIN.step_labels(PROBLEM, RIGHT) == [1, 1, 1, 1]
-    with pytest.raises(InputError, match="^not a chain of arithmetic"):
-        CHAIN.step_labels("What is 2 + 3?", ["5"])
-    pool = CHAIN.grade(
-        Problem("p", PROBLEM, None, (Candidate(tuple(RIGHT)), Candidate(("4+5=2",)), Candidate(("no",))))
-    )
-    assert pool.answer == "4"
+    candidates = Candidate(tuple(RIGHT)), Candidate(("4+5=2",)), Candidate(("no",))
+    pool = CHAIN.grade(Problem("p", PROBLEM, None, candidates))
     assert [(c.answer, c.correct) for c in pool.candidates] == [("4", True), ("2", False), (None, False)]
 
 
@@ -82,12 +74,8 @@ def independent_labels(problem: str, steps) -> list[float]:
         number = int(first)
         for operation in own:
             name, operand = re.fullmatch(r"(\D+)(\d+)", operation).groups()
-            number = (
-                {"max": max, "min": min}[name](number, int(operand))
-                if len(name) > 1
-                else eval(f"{number}{operation}")
-            )
-            number %= int(modulus)
+            text = f"{name}({number}, {operand})" if len(name) > 1 else f"{number}{operation}"
+            number = eval(text) % int(modulus)
         good = good and int(result) == number
         labels.append(float(good))
         value, todo = result, todo[len(own) :]
@@ -105,24 +93,20 @@ def test_the_checker_agrees_with_an_independent_one():
 
 def test_hard_facts_have_their_share_and_a_belief_of_their_own():
     """Exactly so many facts for every seed; on them .30 right, .45 one wrong result, the rest anything."""
-    for seed in (0, 1):
-        laws = chain.fact_distributions(dataclasses.replace(CFG, seed=seed))
-        for name, share in (("+", 0.15), ("-", 0.3), ("*", 0.45), ("max", 0), ("min", 0)):
-            facts = itertools.product(range(chain.lowest(name), 7), range(7))
-            rows = [(laws[name, k][v], chain.APPLY[name](v, k) % 7) for k, v in facts]
-            hard = [(law_w, right) for law_w, right in rows if law_w.max() < 0.9]
-            assert len(hard) == round(share * len(rows))
-            for law_w, right in rows:
-                assert law_w.sum() == pytest.approx(1) and (law_w >= 0).all()
-            for law_w, right in hard:
+    first, second = (chain.fact_distributions(dataclasses.replace(CFG, seed=seed)) for seed in (0, 1))
+    assert any((first[fact] != second[fact]).any() for fact in first)
+    for name, share in (CFG.hard | {"max": 0, "min": 0}).items():
+        facts = list(itertools.product(range(chain.lowest(name), 7), range(7)))
+        hard = 0
+        for operand, value in facts:
+            law_w, right = first[name, operand][value], chain.APPLY[name](value, operand) % 7
+            assert law_w.sum() == pytest.approx(1) and (law_w >= 0).all()
+            if law_w.max() < 0.9:
+                hard += 1
                 rest = np.sort(np.delete(law_w, right))
-                assert law_w[right] == pytest.approx(0.3 + 0.25 / 7) and rest[-1] == pytest.approx(
-                    0.45 + 0.25 / 7
-                )
-                np.testing.assert_allclose(rest[:-1], 0.25 / 7)
-    assert any(
-        (a != b).any() for a, b in zip(laws.values(), chain.fact_distributions(CFG).values(), strict=True)
-    )
+                assert law_w[right] == pytest.approx(0.3 + 0.25 / 7)
+                np.testing.assert_allclose(rest, [0.25 / 7] * 5 + [0.45 + 0.25 / 7])
+        assert hard == round(share * len(facts))
 
 
 def value_by_force(cfg, value, left, gold) -> float:
@@ -159,31 +143,26 @@ def test_draws_repeat():
 
 
 def test_rates_of_the_default():
-    """lab-task numbers of the noisy solver: answers right .54, lucky among them .16, and a majority hardly
-    better."""
+    """Of the noisy solver's answers .5 to .62 are right, a quarter of these rests on a wrong step, and a
+    majority is hardly better."""
     problems = tasks.make_problems(CHAIN, CFG, 300, "test", 1)
     pool = list(tasks.solver_pool(CHAIN, CFG, problems, 64, 1))
     right_PN = np.array([[c.correct for c in p.candidates] for p in pool])
     assert 0.5 < right_PN.mean() < 0.62 and right_PN.any(1).mean() > 0.97
     votes = lambda p: np.bincount([int(c.answer) for c in p.candidates]).argmax() == int(p.answer)
     assert abs(np.mean([votes(p) for p in pool]) - right_PN.mean()) < 0.06
-    rows = [
-        tasks.labelled(CHAIN, CFG, p.problem, c.steps, "correctness", "")
-        for p in pool[:100]
-        for c in p.candidates
-    ]
-    assert 0.1 < tasks.lucky_share(CHAIN, rows) < 0.25
+    label = lambda p, c: tasks.labelled(CHAIN, CFG, p.problem, c.steps, "correctness", "")
+    assert 0.1 < tasks.lucky_share(CHAIN, [label(p, c) for p in pool[:100] for c in p.candidates]) < 0.25
 
 
 def test_splits_share_no_problem_and_seeds_repeat():
     make = lambda split, seed: tasks.make_problems(CHAIN, CFG, 400, split, seed)
     problems = {split: set(make(split, 0)) for split in tasks.SPLITS}
-    for a in tasks.SPLITS:
-        assert len(problems[a]) == 400
-        assert all(not problems[a] & problems[b] for b in tasks.SPLITS if b != a)
+    assert {len(split) for split in problems.values()} == {400}
+    assert len(set().union(*problems.values())) == 400 * len(tasks.SPLITS)
     assert make("test", 1) == make("test", 1) != make("test", 2)
     tiny = dataclasses.replace(CFG, min_operations=1, max_operations=1)
-    with pytest.raises(InputError, match=r"^data.task: has only \d+ distinct test problems of 100"):
+    with pytest.raises(InputError, match="^data.task: "):
         tasks.make_problems(CHAIN, tiny, 100, "test", 0)
 
 

@@ -34,52 +34,27 @@ def cache(tmp_path_factory):
         yield folder / "samples"
 
 
-def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypatch):
+def test_samples_are_drawn_once_and_graded_by_the_checker_of_today(cache, monkeypatch, capsys):
     problems = tasks.make_problems(tasks.CHAIN, CFG.task, 4, "test", 0)
-    first = list(lab.policy_pool(CFG, problems, 8, 0))
+    asked = {"cfg": CFG, "problems": problems, "n": 8, "seed": 0}
+    first = list(lab.policy_pool(**asked))
     (folder,) = cache.iterdir()
     about = json.loads((folder / "about.json").read_text())
-    assert (
-        about["finished"] and about["n"] == 8 and about["sampling"]["temperature"] == 1.0 and about["weights"]
-    )
-    monkeypatch.setattr(Policy, "extend", None)  # a second draw would fail
-    assert list(lab.policy_pool(CFG, problems, 8, 0)) == first
+    assert about["finished"] and about["n"] == 8 and about["weights"]
+    assert about["sampling"]["temperature"] == 1.0
     for p in first:
         assert p.answer == tasks.CHAIN.gold_answer(p.problem) and len(p.candidates) == 8
         assert all(c.correct == (c.answer == p.answer) for c in p.candidates)
-    for change in (
-        {"n": 4},
-        {"seed": 1},
-        {"cfg": dataclasses.replace(CFG, temperature=0.5)},
-        {"problems": problems[:3]},
-    ):
-        asked = {"cfg": CFG, "problems": problems, "n": 8, "seed": 0} | change
+    monkeypatch.setattr(Policy, "extend", None)  # a second draw would fail
+    assert list(lab.policy_pool(**asked)) == first
+    for change in ({"n": 4}, {"seed": 1}, {"cfg": dataclasses.replace(CFG, temperature=0.5)}):
         with pytest.raises(TypeError):  # other samples are asked for, and not read from this folder
-            list(lab.policy_pool(**asked))
-
-
-@pytest.fixture
-def kept(cache, monkeypatch, tmp_path):
-    """Four problems, 8 samples of each, and the folder that keeps them."""
-    monkeypatch.setattr(lab, "cache_folder", lambda: tmp_path)
-    problems = tasks.make_problems(tasks.CHAIN, CFG.task, 4, "test", 0)
-    pool = list(lab.policy_pool(CFG, problems, 8, 0))
-    (folder,) = (tmp_path / "samples").iterdir()
-    return problems, pool, folder
-
-
-def test_kept_samples_are_graded_by_the_checker_of_today(kept, monkeypatch, capsys):
-    """With a checker that takes every answer, the second run printed the first one's share of right
-    answers."""
-    problems, pool, folder = kept
-    assert '"correct": true' not in (folder / "pool.jsonl").read_text()
-    monkeypatch.setattr(Policy, "extend", None)  # no sample is drawn anew
+            list(lab.policy_pool(**asked | change))
     monkeypatch.setattr(tasks.CHAIN, "solved", lambda problem, steps: True)
-    assert all(c.correct for p in lab.policy_pool(CFG, problems, 8, 0) for c in p.candidates)
-    texts = [
-        [p.problem, *(c.steps for c in p.candidates)] for p in pool
-    ]  # alone: the hash is the same everywhere
-    digest = hashlib.sha256("".join(map(repr, texts)).encode()).hexdigest()[:8]
+    assert '"correct": true' not in (folder / "pool.jsonl").read_text()
+    assert all(c.correct for p in lab.policy_pool(**asked) for c in p.candidates)
+    texts = [[p.problem, *(c.steps for c in p.candidates)] for p in first]
+    digest = hashlib.sha256("".join(map(repr, texts)).encode()).hexdigest()[:8]  # the same everywhere
     assert f"4 problems x 8 of embedded, 1.000 right, hash {digest}, kept in" in capsys.readouterr().out
 
 
@@ -89,12 +64,10 @@ def test_samples_become_labelled_solutions(cache):
     assert [s.id for s in rows[:2]] == ["chain/train/0/0", "chain/train/0/1"] and len(rows) == 20
     assert len({s.problem for s in rows}) == 3
     assert all(list(s.labels) == tasks.CHAIN.step_labels(s.problem, s.steps) for s in rows)
-    values = tasks.sample_solutions(
-        dataclasses.replace(cfg, label_kind="value"), 20, "train", 0, lab.policy_pool
-    )
-    assert [s.steps for s in values] == [s.steps for s in rows] and any(
-        0 < y < 1 for s in values for y in s.labels
-    )
+    cfg = dataclasses.replace(cfg, label_kind="value")
+    values = tasks.sample_solutions(cfg, 20, "train", 0, lab.policy_pool)
+    assert [s.steps for s in values] == [s.steps for s in rows]
+    assert any(0 < y < 1 for s in values for y in s.labels)
 
 
 @pytest.mark.slow
@@ -109,10 +82,8 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     cost = {c["policy_tokens"] for c in costs if c["candidates"] == 64}  # of the training samples
     assert training_tokens(str(tmp_path / "runs/train/a")) in cost and training_tokens("/nowhere") is None
     results = json.loads((tmp_path / "runs/e/results.json").read_text())
-    assert (
-        set(results["scorers"]) == {"prm", "orm", "policy"}
-        and results["pool"] == "drawn from the policy embedded of the chain task"
-    )
+    assert set(results["scorers"]) == {"prm", "orm", "policy"}
+    assert results["pool"] == "drawn from the policy embedded of the chain task"
     assert results["verifiers"]["orm"]["objective"] == "orm" and "solved at n" in out
     # What is read first fits a screen; every table stands in the report, whose first lines are the screen's.
     report = (tmp_path / "runs/e/report.txt").read_text()

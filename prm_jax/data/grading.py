@@ -1,16 +1,13 @@
-r"""Final answers: what a text states, and whether two answers are equal.
+r"""Whether two answers are equal; grades and groups the answers of pools.
 
-`extract` is the one place that decides what a text states; sampling, pools, labels, search and RL ask it.
 A comparison follows one of three rules, which the results name:
   string  equal `normal` texts: LaTeX spacing, sizes and wrappers do not count, values do (1,000 is not 1000).
   number  `as_number` values differ by at most 1e-6, below 1 by at most 1e-6 of the larger; whole numbers must
           be equal. Thousands separators, currency, units and percent signs (25\% is 25, as in GSM8K and MATH)
           do not count. An answer that is not a number is compared as a string.
   math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}` with its
-          default settings. Plain text is written as LaTeX before (`pi/3`, `exp(9)`, 25\% is 25/100), and
-          small
-          numbers that Math-Verify would round to one are compared by `are_apart`. It is not symmetric: gold 1
-          accepts 2x + z = 1, gold 2x + z = 1 does not accept 1.
+          default settings, after `as_latex`; `are_apart` has a veto. It is not symmetric: gold 1 accepts
+          2x + z = 1, gold 2x + z = 1 does not accept 1.
 Every rule compares an answer of more than LONGEST characters as a string.
 """
 
@@ -20,14 +17,13 @@ import dataclasses
 import functools
 import importlib.metadata
 import io
-import itertools
 import logging
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
+from prm_jax.data.answers import DECIMAL, UNIT, extract
 from prm_jax.launch.config import expect
 from prm_jax.launch.progress import progress
 
@@ -36,153 +32,6 @@ RULES = ("string", "number", "math")
 VERDICTS = ("same", "different", "unparsable", "timeout", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
 LONGEST = 1000  # characters of an answer that is read as a number or an expression
-
-# Marks of thoughts: DeepSeek-R1, Qwen and SmolLM3; Gemma and others; Sky-T1; Kimi.
-THOUGHT_START = re.compile(r"<(?:think|thinking|thought)>|<\|begin_of_thought\|>|◁think▷")
-THOUGHT_END = re.compile(r"</(?:think|thinking|thought)>|<\|end_of_thought\|>|◁/think▷")
-ANSWER_TAG = re.compile(r"<(?P<closing>/?)answer>", re.IGNORECASE)
-BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
-BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
-# Between two boxes of one answer: ` and `, `, `, ` or `, `$, and $`, `\text{ or } x =`; at most
-# LONGEST_JOINT.
-EDGE = r"(?:[\s$]|\\[()\[\]])*"
-JOINT = re.compile(
-    rf"{EDGE}(?:[,;]|,?{EDGE}(?:\\text\{{)?\s*(?:and|(?P<alternative>or))\b\s*\}}?){EDGE}(?:[a-zA-Z]\s*=\s*)?"
-)
-LONGEST_JOINT = 20
-# GSM8K's line `#### 1,234`: a number alone behind the marks.
-HASHED_NUMBER = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILINE)
-STATES = r"\banswer(?:\s+is\b|\**\s*:)"  # "the answer is", "**Answer**:"
-# What follows these words or PRM800K's heading "# Answer", maybe in a formula of its own, up to the line end.
-STATED = re.compile(
-    rf"(?:{STATES}|^#+\s*answer\b)[\s:*]*(?:\$\$\s*|\\\[\s*)?(.+)", re.IGNORECASE | re.MULTILINE
-)
-STATED_END = re.compile(r"\.\s|\\[)\]]|(?<=\S)\*\*(?!\w)")  # the sentence, the formula or the bold type ends
-# White space, `$`, bold marks, `\[ \]` and `\( \)` around an answer, and the period behind it.
-BEFORE = re.compile(r"(?:\s|\$|\*\*|\\[(\[])*+")
-AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
-DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"  # 1,234.5 or 1234.5 or .5
-MENTIONED = re.compile(
-    rf"(?<![\w.,])-?(?:\\[dt]?frac\{{{DECIMAL}\}}\{{{DECIMAL}\}}|{DECIMAL}(?:/{DECIMAL})?)(?!\w)"
-)
-
-
-def extract(text: str, numbers: bool = False) -> str | None:
-    r"""The final answer that a solution states, without `$`, bold marks and final periods, or None.
-
-    Nothing inside a thought is stated: only what stands behind the last `</think>` is read, and a thought
-    that never ends states nothing (TRL's reasoning_accuracy_reward). Of that the first kind that is not
-    empty, and the last of that kind:
-      1. `<answer>x</answer>` (the prompt of DeepSeek-R1-Zero); inside, the kinds below are read first;
-      2. `\boxed{x}`, closed (MATH); boxes that "and", "or" or a comma joins are one answer (Math-Verify);
-      3. `#### x` (GSM8K), x the last line or a number alone on its line, not a Markdown heading;
-      4. "answer is x", "Answer: x" (Minerva) or "# Answer" above x (PRM800K), up to the end of x's
-         sentence, formula or line;
-      5. with `numbers`, for a checker of numbers: the last number (flexible-extract of GSM8K in
-         lm-evaluation-harness).
-    Takes linear time."""
-    if ends := list(THOUGHT_END.finditer(text)):
-        text = text[ends[-1].end() :]
-    if THOUGHT_START.search(text):
-        return None
-    kinds = (tagged_answers, boxed_answers, hashed_answers, stated_answers)
-    for kind in (*kinds, mentioned_numbers) if numbers else kinds:
-        for answer in kind(text):
-            if bare := bare_answer(answer):
-                return bare
-    return None
-
-
-# What shows that a field "answer" has a whole solution.
-SOLUTION = re.compile(r"\n|####|\\boxed|</think>|<answer>")
-
-
-def read_gold(text: str | None) -> str | None:
-    """The gold answer in a file's field, also if that is a whole solution: GSM8K's lines and `#### 72`."""
-    return text and SOLUTION.search(text) and extract(text) or text
-
-
-def tagged_answers(text: str) -> Iterator[str]:
-    """Yields the contents of `<answer>` tags, or what these state in turn, the last first."""
-    tags = list(ANSWER_TAG.finditer(text))
-    for start, end in reversed(list(itertools.pairwise(tags))):
-        if end["closing"] and not start["closing"]:
-            inside = text[start.end() : end.start()]
-            yield extract(inside) or inside
-
-
-class Box(NamedTuple):
-    start: int  # of \boxed
-    end: int  # behind its brace
-    content: str  # empty if it is not closed
-
-
-def find_boxes(text: str) -> list[Box]:
-    """All boxes in the order in which they open."""
-    closing, open_braces = {}, []
-    for brace in BRACE.finditer(text):
-        if brace[0] == "{":
-            open_braces.append(brace.end())
-        elif brace[0] == "}" and open_braces:
-            closing[open_braces.pop()] = brace.start()
-    boxes = []
-    for match in BOX.finditer(text):
-        end = closing.get(match.end(), match.end())
-        if match["bare"]:
-            boxes.append(Box(match.start(), end, match["bare"]))
-        else:
-            boxes.append(Box(match.start(), end + 1, text[match.end() : end]))
-    return boxes
-
-
-def boxed_answers(text: str) -> Iterator[str]:
-    """Yields the contents of the boxes, the last to open first; those that form one answer as `x, y`."""
-    boxes = find_boxes(text)
-    while boxes:
-        box = boxes.pop()
-        parts = [bare_answer(box.content)]
-        while boxes and are_joined(text, boxes[-1], box):
-            box = boxes.pop()
-            parts.insert(0, bare_answer(box.content))
-        yield ", ".join(dict.fromkeys(filter(None, parts)))
-
-
-def are_joined(text: str, box: Box, following: Box) -> bool:
-    """Whether two boxes are parts of one answer; `180 km or 180,000 m` is one answer twice."""
-    if not 0 <= following.start - box.end <= LONGEST_JOINT:
-        return False
-    joint = JOINT.fullmatch(text, box.end, following.start)
-    return joint is not None and not (joint["alternative"] and UNIT.search(box.content))
-
-
-def hashed_answers(text: str) -> Iterator[str]:
-    """Yields what stands behind `####` in the last line, then such numbers of other lines, the last first."""
-    _, hashes, answer = text.rstrip().rpartition("\n")[2].rpartition("####")
-    if hashes and "#" not in answer:
-        yield answer
-    yield from (match[1] for match in reversed(list(HASHED_NUMBER.finditer(text))))
-
-
-def stated_answers(text: str) -> Iterator[str]:
-    """Yields the answers that are stated in words, the last first."""
-    for match in reversed(list(STATED.finditer(text))):
-        answer = STATED_END.split(match[1], 1)[0]
-        # Final Answer: The final answer is $5$. I hope it is correct.
-        yield re.split(STATES, answer, flags=re.IGNORECASE)[-1] or answer
-
-
-def mentioned_numbers(text: str) -> Iterator[str]:
-    """Yields the numbers of a text, the last first."""
-    return reversed(MENTIONED.findall(text))
-
-
-def bare_answer(answer: str) -> str:
-    """The answer without what stands around it, by BEFORE and AFTER."""
-    start, end = BEFORE.match(answer).end(), len(answer)
-    while match := AFTER.search(answer[max(start, end - 7) : end]):  # 7: `\right.`
-        end -= len(match[0])
-    return answer[start:end]
-
 
 LOOKS = (  # what is replaced, by what
     (r"−", "-"),
@@ -211,11 +60,6 @@ def normal(text: str) -> str:
     return text.rstrip(".")
 
 
-# A unit behind a number: ` dollars`, ` miles per hour`, `\text{ cm}^2`.
-UNIT = re.compile(
-    r"(?<=[\d}%])(?:(?:\s|\\[,;: ]|~)*\\(?:text\w*|mathrm|mbox)\s*\{[^{}\d]*\}(?:\^\{?\d\}?)?"
-    r"|\s+[a-zA-Z]{2,}(?:[ /-]+[a-zA-Z]+)*)[\s.]*$"
-)
 # 2 million, 2 squared and 3 halves are not 2 and 3.
 SCALE = re.compile(
     r"(?:hundred|thousand|million|billion|trillion|dozen|pi|half|halves|squared|cubed|plus|minus)\b"

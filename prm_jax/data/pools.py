@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from prm_jax.data.grading import extract, read_gold
+from prm_jax.data.answers import extract, read_gold
 from prm_jax.data.rows import (
     PROBLEM,
     TEXT,

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from prm_jax.data.grading import extract, read_gold
+from prm_jax.data.answers import extract, read_gold
 from prm_jax.data.pools import Candidate
 from prm_jax.data.rows import PROBLEM, field, first_name, placed, read_rows, row_place, short_text
 from prm_jax.data.steps import format_steps

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.data import test_sets
+from prm_jax.data.answers import extract
 from prm_jax.data.rows import (
     PROBLEM,
     MissingField,
@@ -270,7 +271,6 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
 def text(row: dict, row_id: str, counts, *, split_by) -> list[Solution]:
     """problem (or question, prompt) and solution (or completion, response, answer, text), of each the first
     that is there, split by steps.py, without labels; outcome and id are optional."""
-    from prm_jax.data.grading import extract  # not above: other rows have steps and state their answers
     from prm_jax.data.steps import split_steps
 
     problem = field(row, first_name(row, *PROBLEM), str)

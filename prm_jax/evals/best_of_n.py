@@ -95,7 +95,9 @@ class BestOfN(Task):
         if n := results["graded_both_ways"]:
             print(f"note        {n} answers are graded right in one candidate and wrong in another")
         if n := results["votes_apart"]:
-            print(f"note        {n} answers equal another one as numbers but vote apart; checker=number joins them")
+            print(
+                f"note        {n} answers equal another one as numbers but vote apart; checker=number joins them"
+            )
         curves = {}
         for scorer, numbers in tables.items():
             curves[f"{scorer}, best of n ({results['headline'][scorer]})"] = numbers["best_of_n"]

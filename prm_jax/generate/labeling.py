@@ -21,7 +21,8 @@ from typing import Annotated, NamedTuple
 import jax
 
 from prm_jax.data import sources
-from prm_jax.data.grading import RULES, extract
+from prm_jax.data.answers import extract
+from prm_jax.data.grading import RULES
 from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
 from prm_jax.data.rows import append_rows, is_pool, is_sample, read_rows, require_same
 from prm_jax.data.steps import format_steps

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from prm_jax import rerank
-from prm_jax.data.grading import extract
+from prm_jax.data.answers import extract
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.steps import format_steps
 from prm_jax.data.units import UNITS, probability
