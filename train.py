@@ -15,18 +15,19 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from omegaconf import OmegaConf
 
 from prm_jax import packing, training
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.folders import locate
+from prm_jax.checkpoints.folders import SHIPPED, locate
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.splits import Data, TaskData, data_config, load_splits
 from prm_jax.data.units import probability
-from prm_jax.examples import Example, make_examples
+from prm_jax.examples import Example, make_examples, row_limit
 from prm_jax.formats import Format, policy_format, train_tokenizer
 from prm_jax.launch import cli, run_folder, run_log
-from prm_jax.launch.config import Count, Seed, expect, parse
+from prm_jax.launch.config import CONF, Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.progress import print_counts, progress
@@ -34,7 +35,7 @@ from prm_jax.launch.sharding import platform
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
-from prm_jax.model import PRM, cast_backbone
+from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.visibility import is_causal
 
 
@@ -43,7 +44,7 @@ class TrainBatch:
     rows: Count
     tokens: Count | None
     accumulate: Count
-    too_long: Literal["error", "drop", "cut"]
+    too_long: Literal["error", "drop", "cut"] | None
     step_weights: Literal["uniform", "later"]
     share_prefixes: bool
 
@@ -102,11 +103,25 @@ def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
     return dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, lm_weight=lm_weight))
 
 
+def fill_optimizer(raw_cfg):
+    """Fills the keys of `optimizer` that are null by what `init` opens, and says so of a Hugging Face model:
+    at 1e-3 it would forget all that it knows."""
+    is_own = raw_cfg.init in ("random", *SHIPPED)
+    name = "small" if is_own else "finetune"
+    chosen = OmegaConf.load(CONF / f"optimizer/{name}.yaml")
+    filled = {key: x for key, x in chosen.items() if raw_cfg.optimizer[key] is None}
+    raw_cfg.optimizer.update(filled)
+    if filled and not is_own:
+        numbers = ", ".join(f"{key} {x:g}" for key, x in filled.items())
+        print(f"optimizer   {name}, since init={raw_cfg.init} is a Hugging Face model: {numbers}")
+
+
 @cli.command("train", TrainConfig)
 def main(cfg) -> float:
     """Trains a model into a run folder; returns the best validation value of `eval.best_by`."""
     run, raw_cfg, resumes = run_folder.start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
+    fill_optimizer(raw_cfg)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     cfg = with_lm_weight(cfg, data_cfg)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
@@ -125,19 +140,19 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     data.record(texts / "data.json")
     tokenizer = make_tokenizer(cfg, data.splits["train"])
-    examples = tokenise(cfg, data_cfg, data, tokenizer)
+    model_cfg = read_model_config(cfg, tokenizer)
+    examples = tokenise(cfg, data_cfg, data, tokenizer, model_cfg.max_positions)
     del data  # the texts
     print(f"data        {len(examples.train)} training, {len(examples.validation)} validation solutions")
     print_counts(examples.counts)
 
-    model = make_model(cfg, tokenizer)
-    cfg = with_width(cfg, examples)
-    width, share = cfg.batch.tokens, cfg.batch.share_prefixes
-    expected = f"at most the model's window of {model.cfg.window} with prefix trees"
-    expect(not share or packing.may_share(model.cfg, width), "batch.tokens", width, expected)
-    positions = model.cfg.max_positions
-    if n_long := sum(len(e.ids_L) > positions for e in examples.train):
-        print(f"note        {n_long} training solutions have more than the model's {positions:,} tokens")
+    note_positions(examples.train, model_cfg.max_positions)
+    share = cfg.batch.share_prefixes
+    width = cfg.batch.tokens or packing.training_width(examples.train + examples.validation, share)
+    cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
+    expected = f"at most the model's window of {model_cfg.window} with prefix trees"
+    expect(not share or packing.may_share(model_cfg, width), "batch.tokens", width, expected)
+    model = make_model(cfg, model_cfg)
     if cfg.objective == "implicit":
         train_set = training.with_reference(examples.train, model, width, cfg.batch.rows)
         validation_set = training.with_reference(examples.validation, model, width, cfg.batch.rows)
@@ -148,6 +163,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {processes}")
+    print(memory_line(cfg, model, opt))
     save_description(texts / "model", model.cfg, tokenizer)
 
     plan = packing.make_plan(examples.train, width, share, STEP_LOSSES[cfg.loss.step].together)
@@ -169,12 +185,12 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     return metric
 
 
-def with_width(cfg: TrainConfig, examples: "Examples") -> TrainConfig:
-    """The configuration with a number for batch.tokens=null: as the solutions' lengths need."""
-    if cfg.batch.tokens is not None:
-        return cfg
-    width = packing.training_width(examples.train + examples.validation, cfg.batch.share_prefixes)
-    return dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
+def memory_line(cfg: TrainConfig, model: PRM, opt) -> str:
+    """What a train step takes of each device: the first one may fail for want of it."""
+    all_logits = cfg.objective in ("lm", "implicit") or cfg.loss.lm_weight > 0
+    used = training.memory_estimate(model, opt, cfg.batch.rows * cfg.batch.tokens, all_logits)
+    parts = ", ".join(f"{name} {gb:.2g}" for name, gb in used.items())
+    return f"memory      about {sum(used.values()):.2g} GB of each device: {parts}"
 
 
 def count_parameters(model: PRM, which) -> int:
@@ -197,13 +213,18 @@ def draw_samples(*args):
     return policy_pool(*args)
 
 
-def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
-    """The examples of both splits, with counts of what was dropped or cut."""
-    fmt = policy_format(cfg.format, tokenizer) if cfg.objective == "lm" else cfg.format
-    about = {"fmt": fmt, "tokenizer": tokenizer, "objective": cfg.objective}
-    about |= {"limit": cfg.batch.tokens, "too_long": cfg.batch.too_long}
-    teaching = {"weights": cfg.batch.step_weights, "outcome_at": cfg.outcome_at}
+def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) -> Examples:
+    """The examples of both splits, with counts of what was dropped or cut. With batch.tokens=null a few very
+    long solutions do not make all rows wide, unless batch.too_long=error."""
     solutions, held_out = data.splits["train"], data.splits["validation"][: cfg.eval.solutions]
+    fmt = policy_format(cfg.format, tokenizer) if cfg.objective == "lm" else cfg.format
+    limit = cfg.batch.tokens
+    too_long = cfg.batch.too_long or ("cut" if limit is None else "error")
+    if limit is None and too_long != "error":
+        limit = row_limit(solutions, fmt, tokenizer, positions)
+    about = {"fmt": fmt, "tokenizer": tokenizer, "objective": cfg.objective}
+    about |= {"limit": limit, "too_long": too_long}
+    teaching = {"weights": cfg.batch.step_weights, "outcome_at": cfg.outcome_at}
     train, parts, counts, start = None, {}, collections.Counter(), 0
     for source, n in (data.parts or {"": len(solutions)}).items():
         made, lost = make_examples(solutions[start : start + n], **about, **teaching)
@@ -214,7 +235,19 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer) -> Examples:
             parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
     validation, lost = make_examples(held_out, **about)
     counts.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
+    n_cut, n_dropped = counts["train_too_long_cut"], counts["train_too_long_dropped"]
+    if n_cut or n_dropped:
+        lost = f"{n_cut:,} lose their last steps, {n_dropped:,} are left out"
+        print(f"note        of the training solutions of more than {limit:,} tokens {lost} (batch.tokens)")
     return Examples(train, validation, parts, data.counts | counts)
+
+
+def note_positions(examples: Sequence[Example], positions: int):
+    """Says which training solutions are longer than the model was made for."""
+    lengths = np.array([len(e.ids_L) for e in examples])
+    if n_long := (lengths > positions).sum():
+        which = f"{n_long:,} training solutions, up to {lengths.max():,} tokens long"
+        print(f"note        {which}, pass the {positions:,} tokens that the model was made for")
 
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, held_out, label_kind) -> dict:
@@ -319,10 +352,9 @@ def make_tokenizer(cfg: TrainConfig, solutions):
     return load_tokenizer(locate(name))
 
 
-def make_model(cfg: TrainConfig, tokenizer) -> PRM:
-    """The model of the checkpoint that `init` names, or one with random weights."""
-    is_random, is_frozen = cfg.init == "random", cfg.optimizer.trainable != "all"
-    is_lm = cfg.objective in ("lm", "implicit")
+def read_model_config(cfg: TrainConfig, tokenizer) -> ModelConfig:
+    """The configuration of the checkpoint that `init` names with the fields that `model` sets."""
+    is_random, is_lm = cfg.init == "random", cfg.objective in ("lm", "implicit")
     folder = locate("embedded" if is_random else cfg.init)
     config, where = hf_config.read_config(folder), "model" if is_random else str(folder / "config.json")
     if is_random and cfg.model.vocab is None:
@@ -333,12 +365,18 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
         expect(is_random, f"model.{key}", wanted, f"{has}, as {cfg.init} has, or init=random")
     vocab, n = model_cfg.vocab, len(tokenizer)
     expect(n <= vocab, "model.vocab", vocab, f"an embedding for each of the tokenizer's {n} tokens")
-    if is_random:
+    return model_cfg
+
+
+def make_model(cfg: TrainConfig, model_cfg: ModelConfig) -> PRM:
+    """The model of the checkpoint that `init` names, or one with random weights."""
+    is_frozen = cfg.optimizer.trainable != "all"
+    if cfg.init == "random":
         model = make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
         model = make_sharded(cast_backbone, model, donate=0) if is_frozen else model
     else:
         dtype = "compute" if is_frozen else "float32"
-        model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, dtype)
+        model = hf.load(locate(cfg.init), model_cfg, cfg.model.new_head, cfg.seed, dtype)
     if cfg.optimizer.trainable == "lora":
         model = make_sharded(lambda model: attach(model, cfg.lora, cfg.seed), model, donate=0)
     return model

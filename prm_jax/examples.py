@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 import itertools
+import math
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
-from prm_jax.formats import Encoded, Format, encode
+from prm_jax.formats import Encoded, Format, encode, unwritten_note
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Packed, Solution
 
@@ -82,11 +84,20 @@ def _unpack(row: bytes, **options) -> Example:
     return _with_targets(encoded, label_T, rating_T, **options)
 
 
-def encode_all(solutions, fmt: Format, tokenizer, end: bool) -> Iterator[tuple[Solution, Encoded]]:
+def encode_all(solutions, fmt: Format, tokenizer, **options) -> Iterator[tuple[Solution, Encoded]]:
     """Yields solutions with their tokens, CHUNK at a time."""
     solutions = iter(solutions)
     while chunk := list(itertools.islice(solutions, CHUNK)):
-        yield from zip(chunk, encode(fmt, tokenizer, [(s.problem, s.steps) for s in chunk], end), strict=True)
+        rows = [(s.problem, s.steps) for s in chunk]
+        yield from zip(chunk, encode(fmt, tokenizer, rows, **options), strict=True)
+
+
+def row_limit(solutions: Packed, fmt: Format, tokenizer, positions: int) -> int:
+    """Tokens that 99 in 100 solutions need, up to a multiple of 128, but at most `positions`, for which the
+    model was made; of many solutions CHUNK are measured."""
+    some = solutions[:: math.ceil(len(solutions) / CHUNK)]
+    lengths = [len(e.ids_L) for _, e in encode_all(some, fmt, tokenizer)]
+    return min(128 * math.ceil(np.percentile(lengths, 99) / 128), positions)
 
 
 def make_examples(
@@ -106,7 +117,9 @@ def make_examples(
     expect(is_trainable, "format", fmt.name, "one with step marks to train at, such as plain")
     examples = Packed(_pack, functools.partial(_unpack, objective=objective, weights=weights))
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
-    for solution, encoded in encode_all(solutions, fmt, tokenizer, end=objective == "lm"):
+    unwritten = Counter()
+    options = {"end": objective == "lm", "unwritten": unwritten}
+    for solution, encoded in encode_all(solutions, fmt, tokenizer, **options):
         n_tokens, n_steps = len(encoded.ids_L), len(encoded.step_end_T)
         if limit is not None and n_tokens > limit:
             expected = f"at most batch.tokens={limit}; raise it, or set batch.too_long=drop or cut"
@@ -123,6 +136,9 @@ def make_examples(
             continue
         examples.append(example)
     expect(examples, "data", "a split without targets", f"some for objective={objective}")
+    counts["characters_without_token"] = unwritten.total()
+    if unwritten:
+        print(f"note        {unwritten_note(unwritten)}, so the model does not see them")
     return examples, counts
 
 

@@ -8,6 +8,7 @@ newline do in BPE when TRL's documented inference example tokenises them togethe
 F1). together: one text, one call, as the authors' code does. Marks are found by their place in the text,
 never by their id; a mark that fused with the text beside it raises."""
 
+import collections
 import dataclasses
 import functools
 import re
@@ -133,10 +134,17 @@ def with_pad(fmt: Format, tokenizer) -> Format:
     return dataclasses.replace(fmt, **pad)
 
 
-def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end=False) -> list[Encoded]:
+def encode(
+    fmt: Format,
+    tokenizer,
+    rows: Iterable[tuple[str, tuple[str, ...]]],
+    end: bool = False,
+    unwritten: collections.Counter | None = None,
+) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
-    InputError if the separator has no token, a mark fused with text, marks and steps differ in number, or, in
-    a text tokenised together, a problem or step contains the separator."""
+    Characters without a token are counted in `unwritten`. InputError if a step or the separator has no token,
+    a mark fused with text, marks and steps differ in number, or, in a text tokenised together, a problem or
+    step contains the separator."""
     expect(fmt.name != "auto", "format", "auto", "the name of a convention, unless a checkpoint says it")
     fmt = with_pad(fmt, tokenizer)
     # A chat template writes its own beginning.
@@ -145,6 +153,9 @@ def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], 
     finish = [tokenizer.eos_token_id] if end else []
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
     rows = [(problem, numbered(fmt, steps)) for problem, steps in rows]
+    found = count_unwritten(tokenizer, rows)
+    if unwritten is not None:
+        unwritten.update(found)
     encode_rows = _encode_together if fmt.tokenized == "together" else _encode_apart
     encoded = []
     for (problem, steps), (ids, marks, start) in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
@@ -152,6 +163,32 @@ def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], 
         encoded.append(Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin)))
         check_marks(encoded[-1], 1 if fmt.outcome else len(steps), repr(problem[:60]))
     return encoded
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def has_token(tokenizer, character: str) -> bool:
+    """Whether a tokenizer writes a character: neither as its unknown token nor as nothing."""
+    ids = tokenizer.encode(character, add_special_tokens=False)
+    return tokenizer.unk_token_id not in ids and bool(tokenizer.decode(ids).strip())
+
+
+def count_unwritten(tokenizer, rows) -> collections.Counter:
+    """How often each character stands in (problem, steps) rows that the tokenizer has no token for, white
+    space aside. InputError where a step consists of such characters alone."""
+    texts = [text for problem, steps in rows for text in (problem, *steps)]
+    unknown = {c for c in set().union(*texts) if not c.isspace() and not has_token(tokenizer, c)}
+    for problem, steps in rows if unknown else ():
+        for t, step in enumerate(steps):
+            is_read = not step.strip() or set("".join(step.split())) - unknown
+            expected = "a text that has a token in this tokenizer"
+            expect(is_read, f"{problem[:60]!r}: steps[{t}]", step, expected)
+    return collections.Counter(c for text in texts if unknown for c in text if c in unknown)
+
+
+def unwritten_note(unwritten: collections.Counter) -> str:
+    """What a command says of characters without a token."""
+    some = " ".join(repr(c) for c, _ in unwritten.most_common(5))
+    return f"{unwritten.total():,} characters have no token ({some})"
 
 
 def numbered(fmt: Format, steps: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,13 +7,14 @@ Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a r
 """
 
 import dataclasses
+from collections import Counter
 
 import jax
 import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.units import log_p_to_log_odds
-from prm_jax.formats import Encoded, Format, encode
+from prm_jax.formats import Encoded, Format, encode, unwritten_note
 from prm_jax.heads import good_logit
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
 from prm_jax.model import PRM
@@ -54,15 +55,21 @@ class ScoringStats:
     tokens: int = 0  # of the solutions
     computed: int = 0  # tokens left after sharing
     places: int = 0  # in the rows, for tokens
-    # (tokens of a row, shape of the values): each is compiled once
-    shapes: set = dataclasses.field(default_factory=set)
+    widths: set[int] = dataclasses.field(default_factory=set)  # of the rows
+    too_long: int = 0  # solutions with more tokens than the model has positions
+    longest: int = 0  # tokens of a solution
+    unwritten: Counter = dataclasses.field(default_factory=Counter)  # characters that have no token
 
     def summary(self) -> str:
-        widths = ", ".join(f"{width:,}" for width in sorted({width for width, _ in self.shapes}))
+        widths = ", ".join(f"{width:,}" for width in sorted(self.widths))
         saved, padding = 1 - self.computed / self.tokens, 1 - self.computed / self.places
-        what = f"{self.solutions:,} distinct solutions in rows of {widths} tokens"
-        packing = f"shared prefixes save {saved:.1%} of the tokens, {padding:.1%} padding"
-        return f"scored      {what}: {packing}, shapes compiled: {len(self.shapes)}"
+        text = f"scored      {self.solutions:,} distinct solutions in rows of {widths} tokens: "
+        text += f"shared prefixes save {saved:.1%} of the tokens, {padding:.1%} padding"
+        if self.too_long:
+            text += f"; {self.too_long:,} longer than the model's positions, up to {self.longest:,} tokens"
+        if self.unwritten:
+            text += f"; {self.unwritten.total():,} characters without a token"
+        return text
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -83,7 +90,7 @@ class ModelScorer:
     batch_rows: int = 8
     row_tokens: int | None = None  # None: chosen in the first call; a longer solution doubles it from then on
     stats: ScoringStats = dataclasses.field(default_factory=ScoringStats)
-    noted: bool = False  # that a solution is longer than the model was made for
+    noted: set[str] = dataclasses.field(default_factory=set)  # what was said of the texts
     unit = "logit"
 
     def shares(self, row_tokens: int) -> bool:
@@ -105,7 +112,10 @@ class ModelScorer:
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         distinct = {row: i for i, row in enumerate(dict.fromkeys(rows))}
-        scores = self.score_encoded(encode(self.format, self.tokenizer, list(distinct))) if distinct else []
+        unwritten = Counter()
+        encoded = encode(self.format, self.tokenizer, list(distinct), unwritten=unwritten)
+        self.note_texts(encoded, unwritten)
+        scores = self.score_encoded(encoded) if distinct else []
         for (problem, _), score_T in zip(distinct, scores, strict=True):
             if not np.isfinite(score_T).all():
                 where = f"step scores of a solution of {problem[:60]!r}"
@@ -120,12 +130,24 @@ class ModelScorer:
         values = run_packed(self, encoded)
         return [self.step_scores(value_n, e) for value_n, e in zip(values, encoded, strict=True)]
 
+    def note_texts(self, encoded: list[Encoded], unwritten: Counter):
+        """Counts, and says once, what of the texts the model cannot see or was not made for."""
+        stats, positions = self.stats, self.model.cfg.max_positions
+        lengths = [len(e.ids_L) for e in encoded]
+        n_long = sum(n > positions for n in lengths)
+        stats.too_long += n_long
+        stats.longest = max([stats.longest, *lengths])
+        stats.unwritten.update(unwritten)
+        if n_long and "too_long" not in self.noted:
+            self.noted.add("too_long")
+            which = f"{n_long:,} of {len(encoded):,} solutions, up to {max(lengths):,} tokens long"
+            print(f"note        {which}, pass the {positions:,} tokens that {self.name} was made for")
+        if unwritten and "unwritten" not in self.noted:
+            self.noted.add("unwritten")
+            print(f"note        {unwritten_note(unwritten)}, so {self.name} does not see them")
+
     def choose_width(self, sequences: list[np.ndarray]) -> int:
-        longest, positions = max(map(len, sequences)), self.model.cfg.max_positions
-        if longest > positions and not self.noted:
-            most = f"{self.name} was made for at most {positions:,}"
-            print(f"note        a solution has {longest:,} tokens; {most}")
-            self.noted = True
+        longest = max(map(len, sequences))
         if self.row_tokens is not None:
             return doubled(self.row_tokens, longest)
         return choose_width(longest, lambda width: plan_rows(sequences, width, self.shares(width))[0])
@@ -183,6 +205,7 @@ def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
     stats.solutions += len(encoded)
     stats.tokens += sum(map(len, sequences))
     stats.computed += computed
+    stats.widths.add(L)
     values: list[np.ndarray] = [None] * len(encoded)
 
     def finish(value_Bn, packs, found):
@@ -199,7 +222,6 @@ def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
         batch, found = scorer.lay_out([[encoded[i] for i in pack] for pack in some], L)
         value_Bn = scorer.values(shard_batch(batch, B))
         stats.places += B * L
-        stats.shapes.add((L, value_Bn.shape))
         if pending is not None:  # read one batch late, while the device computes the next
             finish(*pending)
         pending = value_Bn, some, found

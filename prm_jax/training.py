@@ -5,6 +5,7 @@ Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C hea
 
 import dataclasses
 import functools
+import math
 from typing import Annotated, Literal
 
 import jax
@@ -16,7 +17,7 @@ from flax import nnx
 from prm_jax.examples import Example
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
-from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch
+from prm_jax.launch.mesh import constrain, make_sharded, replicate, row_shards, shard_batch, shardings
 from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_token_loss
 from prm_jax.model import PRM, at_step_ends
 from prm_jax.packing import layout_tokens, plan_rows
@@ -80,6 +81,28 @@ def make_transform(model: PRM, cfg: OptimizerConfig, steps: int) -> optax.Gradie
     schedule, options = make_schedule(cfg, steps), {"weight_decay": cfg.weight_decay, "mask": decays}
     adamw = optax.adamw(schedule, cfg.b1, cfg.b2, mu_dtype=cfg.mu_dtype, **options)
     return optax.chain(optax.clip_by_global_norm(cfg.clip), adamw)
+
+
+def device_bytes(tree) -> int:
+    """Bytes of a device of the mesh in use that the arrays of a model or optimiser take, real or abstract."""
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings(tree)), strict=True)
+    return sum(math.prod(layout.shard_shape(x.shape)) * x.dtype.itemsize for x, layout in pairs)
+
+
+def memory_estimate(model: PRM, opt: nnx.Optimizer, tokens: int, all_logits: bool) -> dict[str, float]:
+    """GB of a device in a train step, about, by what takes them. Activations are what the backward pass keeps
+    of its share of a micro-batch of `tokens` places, and its work on one layer; with `all_logits`, of a
+    next-token loss, also the vocabulary logits of each token and their gradients."""
+    cfg = model.cfg
+    q, kv, F = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim, cfg.ffn * max(cfg.experts_per_token, 1)
+    linear_outputs, attention = 2 * cfg.dim + q + 2 * kv + 2 * F, 2 * q + kv
+    layer, tokens = cfg.dim + linear_outputs + attention, tokens / row_shards()
+    kept = {"full": cfg.dim, "dots": layer, "none": 2 * layer}[cfg.remat]
+    activations = tokens * (cfg.layers * kept + layer) * jnp.dtype(cfg.dtype).itemsize
+    logits = 2 * 4 * tokens * cfg.vocab if all_logits else 0
+    gradients = device_bytes(nnx.state(model, opt.wrt))
+    used = {"weights": device_bytes(model), "gradients": gradients, "moments": device_bytes(opt.opt_state)}
+    return {name: x / 1e9 for name, x in (used | {"activations": activations + logits}).items()}
 
 
 def totals(batch):

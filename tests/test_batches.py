@@ -11,7 +11,15 @@ import pytest
 from conftest import TINY
 
 from prm_jax import InputError, packing, visibility
-from prm_jax.examples import STEP_TARGETS, TOKEN_TARGETS, Example, make_example, make_examples, truncate
+from prm_jax.examples import (
+    STEP_TARGETS,
+    TOKEN_TARGETS,
+    Example,
+    make_example,
+    make_examples,
+    row_limit,
+    truncate,
+)
 from prm_jax.formats import Encoded, Format, encode, train_tokenizer
 from prm_jax.packing import (
     TrainingRows,
@@ -265,7 +273,14 @@ def test_too_long_rows(tokenizer):
     (example, _), counts = make("cut")
     assert example.step_end_T.tolist() == [2, 4] and len(example.ids_L) == 5
     assert example.targets["label"].tolist() == [1, 1]
-    assert counts == {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 1}
+    expected = {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 1}
+    assert counts == expected | {"characters_without_token": 0}
+
+
+def test_a_few_very_long_solutions_do_not_make_all_rows_wide(tokenizer):
+    rows = [Solution("1", ("2",) * (200 if i in (7, 70) else 3 + i % 60), id=str(i)) for i in range(400)]
+    limit = lambda positions: row_limit(rows, PLAIN, tokenizer, positions)
+    assert (limit(4096), limit(100)) == (128, 100)  # 125 of 400 tokens, up to a multiple of 128; the model's
 
 
 @pytest.mark.parametrize("objective, outcome_at", [("prm", "last"), ("orm", "tokens"), ("lm", "last")])

@@ -1,8 +1,12 @@
 """Marks: one a step, at the separator's last token, whatever the text."""
 
+import collections
+
 import numpy as np
 import pytest
 from conftest import real_data
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from prm_jax import InputError
 from prm_jax.checkpoints.tokenizer import load_tokenizer
@@ -45,6 +49,23 @@ def test_qwen_literal_ids_are_those_of_trl(qwen):
     assert row.ids_L.tolist() == [16, 10, 16, 30, 3966, 13, 198, 11613, 13, 198]
     assert row.step_end_T.tolist() == [6, 9] and row.start == 4
     assert 198 not in qwen.encode("1+1?One.\nTwo.\n")
+
+
+def words_alone(unknown: str | None):
+    """A tokenizer that knows letters and a line end; the rest is `unknown`, or nothing."""
+    vocab = {c: i for i, c in enumerate(["[UNK]", "\n", *"abc"])}
+    model = models.BPE(vocab, [], unk_token=unknown)
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), unk_token=unknown)
+
+
+@pytest.mark.parametrize("unknown", [None, "[UNK]"])
+def test_a_character_without_a_token_is_counted_and_a_step_of_such_ones_refused(unknown):
+    tokenizer, found = words_alone(unknown), collections.Counter()
+    encode(PLAIN, tokenizer, [("aé", ("b√é", " ", "")), ("a", ("b c",))], unwritten=found)
+    assert found == {"é": 2, "√": 1}
+    for step in ("√", " √√ "):
+        with pytest.raises(InputError, match=r"^'ab': steps\[1\]: "):
+            encode(PLAIN, tokenizer, [("a", ("b",)), ("ab", ("c", step))])
 
 
 def test_beginning_and_end_tokens(small):

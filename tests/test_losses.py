@@ -23,6 +23,7 @@ from prm_jax.training import (
     eval_step,
     make_optimizer,
     make_schedule,
+    memory_estimate,
     step_losses,
     train_step,
     with_reference,
@@ -262,6 +263,19 @@ def test_what_a_parameter_declares_decides_whether_it_decays_and_trains():
 def test_the_learning_rate_of_every_step_by_hand(warmup, steps, expected):
     schedule = make_schedule(dataclasses.replace(OPT, lr=1.0, warmup=warmup), steps)
     np.testing.assert_allclose([schedule(i) for i in range(steps)], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("trains", ["all", "head"])
+def test_the_memory_estimate_counts_what_lies_and_what_the_backward_pass_keeps(trains):
+    model = PRM(dataclasses.replace(TINY, remat="dots"), rngs=nnx.Rngs(0))
+    opt = make_optimizer(model, dataclasses.replace(OPT, trainable=trains), 10)
+    estimate = lambda tokens, logits=False: memory_estimate(model, opt, tokens, logits)
+    used, trained = estimate(1000), nnx.state(model, opt.wrt)
+    size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree)) / 1e9
+    assert (used["weights"], used["gradients"]) == pytest.approx((size(model), size(trained)))
+    assert used["moments"] == pytest.approx(2 * size(trained), abs=1e-7)  # and the numbers of updates
+    assert estimate(2000)["activations"] == pytest.approx(2 * used["activations"])
+    assert estimate(1000, True)["activations"] - used["activations"] == pytest.approx(8e3 * TINY.vocab / 1e9)
 
 
 def test_no_implicit_transfers_in_the_train_step(tiny_model, rng):

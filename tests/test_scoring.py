@@ -15,7 +15,7 @@ from prm_jax.data.score_files import score_into, stored_scores
 from prm_jax.formats import Encoded, Format, train_tokenizer
 from prm_jax.model import PRM
 from prm_jax.scorers import CheckerScorer, RandomScorer
-from prm_jax.scoring import HeadScorer, step_ratios
+from prm_jax.scoring import HeadScorer, ScoringStats, step_ratios
 
 PLAIN = Format("plain", "\n")
 
@@ -55,6 +55,19 @@ def test_a_score_that_is_no_number_is_an_error_that_names_verifier_and_problem(v
     broken = dataclasses.replace(verifier, model=jax.tree.map(lambda x: x * np.nan, verifier.model))
     with pytest.raises(InputError, match="^tiny: .*'What is 2"):
         score(broken, [("What is 2 + 3?", ("2 + 3 = 5",))], 1, 64)
+
+
+def test_solutions_beyond_the_models_positions_are_said_once_and_counted(verifier, capsys):
+    model = PRM(dataclasses.replace(verifier.model.cfg, max_positions=12), rngs=nnx.Rngs(0))
+    short = dataclasses.replace(verifier, model=model, noted=set(), stats=ScoringStats())
+    for _ in range(2):
+        assert len(score_all := short.score([("1", ("2",)), ("1", ("2",) * 9), ("1", ("3",) * 20)])) == 3
+    said = capsys.readouterr().out
+    assert said.count("note") == 1 and "2 of 3 solutions, up to 41 tokens" in said and len(score_all[2]) == 20
+    assert (short.stats.too_long, short.stats.longest) == (
+        4,
+        41,
+    ) and "up to 41 tokens" in short.stats.summary()
 
 
 def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, tmp_path):
@@ -113,7 +126,8 @@ def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkey
         np.testing.assert_array_equal(stored, score_T)
 
     seen = []
-    monkeypatch.setattr(scoring, "encode", lambda *a, encode=scoring.encode: seen.extend(a[2]) or encode(*a))
+    encode = scoring.encode
+    monkeypatch.setattr(scoring, "encode", lambda *a, **o: seen.extend(a[2]) or encode(*a, **o))
     lost = tmp_path / "lost.jsonl"
     lost.write_bytes(b"".join(whole.splitlines(keepends=True)[:4]) + b'{"id": "row 4", "sco')
     score_into(lost, verifier, iter(rows), 9)

@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 from conftest import call, data_node, printed
+from omegaconf import OmegaConf
 
 import evaluate
 import train
@@ -177,6 +178,25 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
     results, last = json.loads((tmp_path / "e/results.json").read_text()), records(tmp_path / "a")[-1]
     for name in ("step_auroc", "first_error_f1"):
         assert results[name] == pytest.approx(last[f"eval_{name}"], abs=2e-3), name
+
+
+@pytest.mark.parametrize(
+    ("init", "given", "lr", "b2"),
+    [
+        ("embedded", {}, 1e-3, 0.98),
+        ("random", {"lr": 2e-3}, 2e-3, 0.98),
+        ("owner/name", {}, 1e-5, 0.999),
+        ("a/folder", {"lr": 3e-4, "warmup": 0.1}, 3e-4, 0.999),
+    ],
+)
+def test_the_optimiser_is_by_what_is_opened_and_a_key_that_is_set_wins(init, given, lr, b2, capsys):
+    nulls = dict.fromkeys(("lr", "warmup", "weight_decay", "b2"))
+    cfg = OmegaConf.create({"init": init, "optimizer": nulls | given})
+    train.fill_optimizer(cfg)
+    assert (cfg.optimizer.lr, cfg.optimizer.b2) == (lr, b2) and cfg.optimizer.warmup is not None
+    said = capsys.readouterr().out
+    assert ("finetune" in said and init in said) == ("/" in init)
+    assert ("lr 1e-05" in said) == (init == "owner/name")
 
 
 MIXED = ["data=mixture", "+data@data.sources.a=jsonl", "+data@data.sources.b=jsonl"]
