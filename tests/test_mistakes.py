@@ -15,20 +15,18 @@ import evaluate
 from prm_jax import InputError
 from prm_jax.data.sources import load
 from prm_jax.evals.mistakes import SOLUTION_METRICS
+from prm_jax.solutions import up_to_error
 
 
 def bbm(error=None, steps=("a", "b", "c"), answer="7"):
     return {"input": "q", "steps": list(steps), "target": "7", "answer": answer, "mistake_index": error}
 
 
-def mr(verdict="correct", error="N/A", answer="correct", **more):
-    found = {
-        "solution_correctness": verdict,
-        "solution_first_error_step": error,
-        "answer_correctness": answer,
-    }
+def mr(verdict="correct", error="N/A", answer="correct"):
+    found = {"solution_correctness": verdict, "solution_first_error_step": error}
+    found["answer_correctness"] = answer
     row = {"question": "q", "model_output_steps": ["Step 1: a", "Step 2: b"], "question_type": "POT"}
-    return row | {f"model_output_{name}": x for name, x in found.items()} | more
+    return row | {f"model_output_{name}": x for name, x in found.items()}
 
 
 def test_big_bench_mistake_on_the_real_file():
@@ -36,27 +34,18 @@ def test_big_bench_mistake_on_the_real_file():
     solutions, _ = load(path, "big_bench_mistake")
     raw = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(solutions) == 300 and sum(0.0 in s.labels for s in solutions) == 238
-    assert (
-        sum(s.outcome for s in solutions) == 45
-        and sum(s.outcome == 1 and 0.0 in s.labels for s in solutions) == 1
-    )
+    right = [s for s in solutions if s.outcome == 1]
+    assert len(right) == 45 and sum(0.0 in s.labels for s in right) == 1
     for s, row in zip(solutions, raw, strict=True):
-        error = row["mistake_index"]
-        expected = (
-            [1.0] * len(s.steps)
-            if error is None
-            else [1.0] * error + [0.0] + [None] * (len(s.steps) - error - 1)
-        )
-        assert list(s.labels) == expected and s.problem == row["input"]
+        assert s.labels == up_to_error(len(s.steps), row["mistake_index"]) and s.problem == row["input"]
 
 
 def test_mr_gsm8k_rows(tmp_path):
     rows = [mr(), mr("wrong", 2, "wrong"), mr("wrong", "1"), mr("wrong", "N/A")]
     solutions, counts = load(write(tmp_path / "m.jsonl", *rows), "mr_gsm8k")
     assert [s.labels for s in solutions] == [(1, 1), (1, 0), (0, None)]
-    assert [s.outcome for s in solutions] == [1, 0, 1] and counts[
-        "wrong_solutions_without_a_place_dropped"
-    ] == 1
+    assert [s.outcome for s in solutions] == [1, 0, 1]
+    assert counts["wrong_solutions_without_a_place_dropped"] == 1
     for error in (3, "²"):
         with pytest.raises(InputError, match="line 1: model_output_solution_first_error_step: "):
             load(write(tmp_path / "far.jsonl", mr("wrong", error)), "mr_gsm8k")
@@ -73,9 +62,8 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
     hidden = {name: hide(x) for name, x in plain.items()} | {"canary": "a canary"}
     number = hidden | {"question": hide("41")}
     [a, b, c], _ = load(write(tmp_path / "h.jsonl", plain, hidden, number), "hard2verify", duplicates="keep")
-    assert (
-        (a.problem, a.steps, a.labels) == (b.problem, b.steps, b.labels) == ("x = 1?", ("é", "b"), (1.0, 0.0))
-    )
+    for s in (a, b):
+        assert (s.problem, s.steps, s.labels) == ("x = 1?", ("é", "b"), (1.0, 0.0))
     assert c.problem == "41"
     with pytest.raises(InputError, match=r"line 1: human_labels\[1\]: "):
         load(write(tmp_path / "bad.jsonl", plain | {"human_labels": [1, 2]}), "hard2verify")
@@ -94,12 +82,8 @@ def command(monkeypatch, tmp_path, kind, rows, scores, ids=None):
 
 def test_first_mistakes_by_the_sets_own_metric(monkeypatch, tmp_path):
     rows = [bbm(1), bbm(0, answer="8"), bbm(), bbm(steps=("z", "y"))]
-    scores = [
-        [0.9, 0.2, 0.9],
-        [0.9, 0.1, 0.9],
-        [0.5, 0.6, 0.7],
-        [0.9, 0.1],
-    ]  # found; too late; found; a false alarm
+    # Found; too late; found; a false alarm.
+    scores = [[0.9, 0.2, 0.9], [0.9, 0.1, 0.9], [0.5, 0.6, 0.7], [0.9, 0.1]]
     results, out = command(monkeypatch, tmp_path, "big_bench_mistake", rows, scores)
     x = results["groups"]["all"]
     assert x["location_accuracy"] == 0.5 and results["groups"]["group g"] == x and "location_accuracy" in out
