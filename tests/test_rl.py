@@ -1,6 +1,8 @@
 """RL with step rewards: the objective against finite differences, KL estimators against a law, roll-outs,
 rewards, resume."""
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
@@ -27,7 +29,7 @@ from prm_jax.generate.sampling import open_policy
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl import advantages
 from prm_jax.rl.problems import file_problems, known_problems, task_problems
-from prm_jax.rl.rewards import RewardConfig, Rewards, as_scored, score
+from prm_jax.rl.rewards import RewardConfig, Rewards, as_scored, reads_alike, score
 from prm_jax.rl.rollouts import lay_out, padded, roll_out, split_steps
 from prm_jax.rl.update import (
     UpdateConfig,
@@ -264,6 +266,34 @@ def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):
     assert (
         policy.stop_masks["step"][ids_L[-1]] and ids_L[-1] not in policy.eos_ids
     )  # a cut step gets its mark
+
+
+def test_a_policy_with_a_chat_template_is_judged_by_its_texts(policy):
+    """The prompt has the template's turns, which no verifier here reads, so the sampled ids are not its."""
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}+{{ m.content }}=\n{% endfor %}"
+    speaker = dataclasses.replace(policy, tokenizer=tokenizer, format=read_format("plain"), eos_ids=())
+    found = roll_out(speaker, PROBLEMS, 2, jax.random.key(0))
+    assert tokenizer.decode(found[0].prompt_L) == f"+{PROBLEMS[0]}=\n"
+    found.append(with_steps(found[0], "", finished=False))
+    scorer = open_verifier("embedded_orm", OpenOptions(rows=4))
+    by_text = scorer.score([(r.problem, r.steps) for r in found])
+    assert all((a == b).all() for a, b in zip(score(scorer, speaker, found), by_text, strict=True))
+    assert reads_alike(scorer, policy) and not reads_alike(scorer, speaker)
+    scorer.format, scorer.tokenizer = dataclasses.replace(scorer.format, chat=True), tokenizer
+    assert reads_alike(scorer, speaker) and not reads_alike(scorer, policy)
+
+    sampling, reward = Sampling(1.0, None, 1.0, 80), SimpleNamespace(prm_checkpoint="x", orm_checkpoint=None)
+    needed = max(len(r.prompt_L) for r in found) + 81
+    for tokens in (needed - 1, needed):
+        batch = SimpleNamespace(rows=8, tokens=tokens)
+        cfg = SimpleNamespace(reward=reward, sampling=sampling, batch=batch, policy="x")
+        problems = SimpleNamespace(train=PROBLEMS, held_out=PROBLEMS)
+        trainer = SimpleNamespace(cfg=cfg, policy=speaker, problems=problems)
+        with (
+            contextlib.nullcontext() if tokens == needed else pytest.raises(InputError, match="^batch.tokens")
+        ):
+            rl.Trainer.check_rows(trainer)
 
 
 def make_rewards(policy, **changes):

@@ -15,7 +15,7 @@ import numpy as np
 
 from prm_jax import tasks
 from prm_jax.data.units import probability
-from prm_jax.formats import Encoded
+from prm_jax.formats import Encoded, opening
 from prm_jax.generate.sampling import Policy
 from prm_jax.launch.config import Finite, expect, one_of
 from prm_jax.launch.own import read_function
@@ -191,10 +191,12 @@ def score(scorer, policy: Policy, rollouts: Sequence[Rollout]) -> list[np.ndarra
 
 
 def reads_alike(scorer: ModelScorer, policy: Policy) -> bool:
-    """Whether a verifier and the policy have one tokenizer, and formats that differ in scores alone."""
+    """Whether a verifier makes the policy's ids of a text: by one tokenizer, from one prompt, in a format
+    that differs in scores alone."""
     ours, theirs = dataclasses.asdict(policy.format), dataclasses.asdict(scorer.format)
     differing = {key for key in ours if ours[key] != theirs[key]}
-    is_one_text = differing <= {"head", "score", "beta", "label_kind"}
+    prompts = {opening(reader.format, reader.tokenizer, "?") for reader in (policy, scorer)}
+    is_one_text = differing <= {"head", "score", "beta", "label_kind", "chat"} and len(prompts) == 1
     return is_one_text and scorer.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
 
 
