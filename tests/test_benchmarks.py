@@ -15,6 +15,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.evals import benchmarks, prmbench, processbench
 from prm_jax.evals.benchmarks import Row, Source, scores_of
+from prm_jax.evals.tables import lead_text
 from prm_jax.figures import benchmarks as benchmark_figures
 from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
@@ -107,6 +108,29 @@ def test_the_threshold_is_the_best_of_all_on_the_named_split(rng):
     assert round(tuned["threshold"] * 20) % 2 == 1  # midway between two of the grid's scores
     with pytest.raises(InputError, match="^threshold_split: got 'a'"):
         processbench.f1_results([processbench_row("a", 0)], predicting([0]), 0.5, "a")
+
+
+def test_a_verifier_stands_beside_rules_that_read_nothing():
+    """Wrong steps are the long ones: a cut on length, from other problems, finds them all."""
+
+    def row(i, error, long):
+        steps = tuple("x" * (long if t == error else 5) for t in range(3))
+        return Row(dataclasses.replace(processbench_row("a", error).solution, steps=steps), "a", f"q{i}")
+
+    errors = [-1, 0, 1, -1, 2, -1, 0, -1, 1, 2] * 4
+    rows = [row(i, error, 60) for i, error in enumerate(errors)]
+    blind = processbench.f1_results(rows, predicting([-1] * 40), 0.5)
+    assert (blind["best_rule"], blind["cross_fitted"]["length"]) == ("length", 1)
+    assert blind["lead"]["difference"] == -1 and "is not above length" in lead_text(
+        "v", "length", blind["lead"]
+    )
+    level = processbench.f1_results(rows, predicting(errors), 0.5)
+    assert level["lead"]["difference"] == 0 and level["cross_fitted"]["verifier"] == 1
+    alike = [row(i, error, 5) for i, error in enumerate(errors)]
+    better = processbench.f1_results(alike, predicting(errors), 0.5)
+    assert "is above" in lead_text("v", "length", better["lead"])
+    one = processbench.f1_results(rows[:1], predicting([-1]), 0.5)
+    assert "too few" in lead_text("v", "length", one["lead"])
 
 
 # PRMBench
@@ -244,6 +268,7 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert (results["verifier"], results["label_kind"], results["n_rows"]) == ("model", "value", 12)
     assert results["threshold_split"] == "gsm8k" and "of the best F1 on gsm8k" in out
+    assert list(results["step_aurocs"]) == ["verifier", "position", "length"] and "verdict" in out
     split = results["splits"]["gsm8k"]
     assert (split["n"], split["n_error"]) == (12, 8) and results["mean_f1"] == split["f1"]
     # The scores it wrote give the same numbers without the model.

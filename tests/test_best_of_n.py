@@ -62,6 +62,11 @@ def by_product(chosen):
     return share_right([c for c in chosen if np.isclose(np.prod(c.step_scores["a"]), best)])
 
 
+def by_least(chosen, size):
+    least = min(size(c.steps) for c in chosen)
+    return share_right([c for c in chosen if size(c.steps) == least])
+
+
 def by_vote(chosen, weight):
     total = {a: sum(weight(c) for c in chosen if c.answer == a) for a in {c.answer for c in chosen}}
     tops = [a for a in total if np.isclose(total[a], max(total.values()))]
@@ -78,9 +83,17 @@ def test_every_rule_equals_brute_force_over_all_subsets():
             "best": (numbers["curve"], by_product),
             "majority": (result["majority_curve"], lambda chosen: by_vote(chosen, lambda c: 1)),
             "oracle": (result["oracle_curve"], lambda chosen: max(c.correct for c in chosen)),
+            "fewest": (result["fewest_steps_curve"], lambda chosen: by_least(chosen, len)),
+            "shortest": (
+                result["shortest_curve"],
+                lambda chosen: by_least(chosen, lambda x: len("".join(x))),
+            ),
         }
         for name, (curve, won) in curves.items():
             assert curve[n - 1] == pytest.approx(mean_over_subsets(POOL, n, won), abs=1e-6), (name, n)
+    lead, alone = result["lead"], [result[x]["4"] for x in ("fewest_steps", "shortest", "majority")]
+    assert lead["verifier"] == "a.prod.best_of_n"
+    assert lead["difference"] == pytest.approx(numbers["best_of_n"]["4"] - max(alone))
     for n in (1, 2, 4):
         assert numbers["best_of_n"][str(n)] == pytest.approx(numbers["curve"][n - 1], abs=1e-6)
         vote = mean_over_subsets(
@@ -89,6 +102,15 @@ def test_every_rule_equals_brute_force_over_all_subsets():
         assert numbers["weighted_vote"][str(n)] == pytest.approx(vote, abs=0.03), n  # 3,000 draws, 2 problems
         low, high = numbers["interval"][str(n)]
         assert low <= numbers["best_of_n"][str(n)] <= high
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_a_pool_of_one_kind_and_of_one_candidate(correct):
+    for n in (1, 3):
+        rows = [candidate([0.1 * i + 0.1], "1", correct) for i in range(n)]
+        result = measured([Problem("p", "x", "1", tuple(rows)), Problem("q", "y", "1", tuple(rows))])
+        assert result["mean"] == result["scorers"]["a"]["prod"]["best_of_n"][str(n)] == correct
+        assert result["lead"]["difference"] == 0 and np.isnan(result["outcome_auroc_within"]["a"])
 
 
 def test_ties_first_takes_the_lowest_index():

@@ -4,7 +4,6 @@ folders that a kill leaves."""
 import importlib
 import itertools
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +16,9 @@ from examples.papers import shift
 from examples.papers.labels import label_errors
 from prm_jax.data import sources
 from prm_jax.data.questions import read_questions
-from prm_jax.data.splits import data_config, load_splits
+from prm_jax.data.splits import data_config, load_splits, problem_hashes
 from prm_jax.evals import exact, steps
-from prm_jax.evals.verifiers import new_name
+from prm_jax.evals.verifiers import new_name, note_known
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, parse
 from prm_jax.rl.problems import file_problems
@@ -146,6 +145,8 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     printed(evaluate.main, monkeypatch, f"task={task}", *args, *verifier, "hydra.run.dir=out", cwd=tmp_path)
     first = sorted(path for path in (tmp_path / "out/figures").iterdir() if path.suffix != ".pdf")
     results = run_folder.read_json(tmp_path / "out/results.json")
+    if task == "steps":  # a file without a split to fit on
+        assert list(results["baselines"]) == ["position", "length"]
     (tmp_path / "again").mkdir()
     task_class = vars(importlib.import_module(f"prm_jax.evals.{task}"))[task.title().replace("_", "")]
     again = sorted(task_class().figures(results, tmp_path / "again"))
@@ -184,23 +185,12 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
     assert any(0 < y < 1 for row in values for y in row["labels"])
 
 
-def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    raw = [{"problem": "2+3?", "response": text} for text in ("2+3=5\n\n5+1=7", " \n ")]
-    Path("raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in raw))
-    score = ("task=score", "checkpoint=random", "figures=0")
-    split = ("input=raw.jsonl", "split_by=blank", "hydra.run.dir=run")
-    assert "1 rows_without_steps_dropped" in printed(evaluate.main, monkeypatch, *score, *split, cwd=tmp_path)
-    (row,) = map(json.loads, Path("run/scores.jsonl").read_text().splitlines())
-    assert len(row["scores"]) == 2
-    refused = call(evaluate.main, monkeypatch, "", *score, "hydra.run.dir=a", "input=raw.jsonl")
-    assert refused.startswith("error: raw.jsonl line 1")
-    text = {"problem": "2+3?", "answer": "7", "completions": ["2+3=5\n5+1=7"]}
-    Path("texts.jsonl").write_text(json.dumps(text) + "\n")
-    asked = ("input=texts.jsonl", "split_by=line", "hydra.run.dir=cut")
-    printed(evaluate.main, monkeypatch, *score, *asked, cwd=tmp_path)
-    (row,) = map(json.loads, Path("cut/scores.jsonl").read_text().splitlines())
-    assert len(row["scores"]) == 2
+def test_problems_that_a_run_was_trained_on_are_counted_and_said(capsys, tmp_path):
+    rows = [Solution(problem, ("a",)) for problem in ("1 +  2?", "1 + 2 ?", "3?")]
+    run_folder.write_json(tmp_path / "data.json", {"files": {}, "problems": problem_hashes(rows[:1])})
+    assert note_known(str(tmp_path), rows) == 1 and str(tmp_path) in capsys.readouterr().out
+    assert note_known(str(tmp_path), rows[2:]) == note_known("checker", rows) == 0
+    assert not capsys.readouterr().out
 
 
 def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from prm_jax import metrics
-from prm_jax.evals.baselines import StepTable, baseline_aurocs
+from prm_jax.evals.baselines import StepTable, baseline_aurocs, rule_scores, step_auroc
+from prm_jax.solutions import Solution
 
 NAN = float("nan")
 
@@ -180,3 +181,10 @@ def test_each_baseline_finds_its_own_leak_and_no_other(leak):
         assert result.pop(leak) > 0.8
     for value in result.values():
         assert value == pytest.approx(0.5, abs=0.05)
+
+
+def test_rules_that_are_fitted_to_nothing():
+    solutions = [Solution("p", ("aa", "b", "ccc", "d"), (1.0, 1.0, 0.0, 1.0)), Solution("q", ("a",), (None,))]
+    found = {name: step_auroc(score, solutions) for name, score in rule_scores(solutions).items()}
+    assert found == {"position": 1.0, "length": 1.0}  # the step behind the first wrong one does not count
+    assert np.isnan(step_auroc([np.zeros(1)], solutions[1:]))

@@ -1,5 +1,5 @@
-"""Leak checks: how well baselines that were never taught to verify judge a step. A PRM's AUROC must clear
-these. Position and length see neither the problem nor what a step says."""
+"""How well what was never taught to verify judges a step: position and length, which see neither the problem
+nor what a step says, and the policy's likelihood. A verifier is worth its cost above these alone."""
 
 from typing import NamedTuple
 
@@ -48,6 +48,23 @@ def baseline_aurocs(train: StepTable, test: StepTable) -> dict[str, float]:
         "length": frequency_score(train.length, train.is_good, test.length),
     }
     return {name: auroc(score, test.is_good) for name, score in scores.items()}
+
+
+def rule_scores(solutions: list[Solution]) -> dict[str, list[np.ndarray]]:
+    """{rule: score_T of each solution} of rules that are fitted to nothing: a later step, or one of more
+    characters, is worse."""
+    return {
+        "position": [-np.arange(len(s.steps), dtype=float) for s in solutions],
+        "length": [-np.array([len(step) for step in s.steps], float) for s in solutions],
+    }
+
+
+def step_auroc(score: list[np.ndarray], solutions: list[Solution], kind: str = "correctness") -> float:
+    """AUROC of step scores; positive = good."""
+    pairs = []
+    for s, score_T in zip(solutions, score, strict=True):
+        pairs += [(score_T[t], s.labels[t] >= 0.5) for t in labelled_steps(s.labels, kind)[0]]
+    return auroc(*np.transpose(pairs)) if pairs else float("nan")
 
 
 def frequency_score(train_key, is_good, test_key) -> np.ndarray:

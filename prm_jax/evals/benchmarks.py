@@ -19,9 +19,10 @@ from prm_jax.data.score_files import read_scores, score_into
 from prm_jax.data.sources import load_placed
 from prm_jax.data.splits import Files
 from prm_jax.data.units import UNITS, as_probability, probability
+from prm_jax.evals.baselines import rule_scores, step_auroc
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import describe, one_scorer
+from prm_jax.evals.verifiers import describe, note_known, one_scorer
 from prm_jax.launch.config import Share, expect, one_of, parse
 from prm_jax.launch.progress import print_counts
 from prm_jax.solutions import Solution
@@ -68,6 +69,8 @@ class Benchmark(Task):
     def show(self, results: dict):
         print(f"verifier    {results['verifier']} ({results['label_kind'] or 'unknown'} labels)")
         print(f"threshold   {results['threshold']:.4g}")
+        listed = ", ".join(f"{name} {x:.4f}" for name, x in results["step_aurocs"].items())
+        print(f"step AUROC  {listed} (a later or a longer step is called worse)")
 
 
 def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], list[np.ndarray], dict]:
@@ -79,15 +82,20 @@ def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], li
     source = OmegaConf.to_container(OmegaConf.masked_copy(setup.data, keys))
     rows, counts = read(kind, parse(source, Source, "data"))
     print_counts(counts)
+    solutions = [row.solution for row in rows]
     if cfg.scores_file:
         scores = scores_of(cfg.scores_file, rows, cfg.scores_unit)
         verifier = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
     else:
         scorer = one_scorer(setup)
-        texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
+        texts = ((s.id, s.problem, s.steps) for s in solutions)
         logits = score_into(setup.folder / "scores.jsonl", scorer, texts, len(rows))
         scores, verifier = list(map(probability, logits)), describe(scorer)
-    return rows, scores, {**verifier, "data": source, "counts": counts, "n_rows": len(rows)}
+        counts["problems_the_run_was_trained_on"] = note_known(setup.checkpoints[0], solutions)
+    judges = {"verifier": scores} | rule_scores(solutions)
+    aurocs = {name: step_auroc(score, solutions) for name, score in judges.items()}
+    about = {"data": source, "counts": counts, "n_rows": len(rows), "step_aurocs": aurocs}
+    return rows, scores, verifier | about
 
 
 def places(source: Source) -> Iterator[tuple[str, str | None, str]]:

@@ -12,9 +12,9 @@ from prm_jax.data.score_files import score_into
 from prm_jax.evals import pool_metrics, trace_error
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.evals.setup import Setup
-from prm_jax.evals.tables import over_seeds, p_text, show_table
+from prm_jax.evals.tables import lead_text, over_seeds, p_text, show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import describe, new_name, open_scorer, task_data, trained
+from prm_jax.evals.verifiers import describe, new_name, note_known, open_scorer, task_data, trained
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect
 from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
@@ -104,7 +104,7 @@ class BestOfN(Task):
             if "with_policy" in numbers:
                 name = f"{scorer} + {results['policy_weight']:g} log p of the policy"
                 curves[name] = numbers["with_policy"]
-        alone = "majority", "majority_right_as_one", "oracle"
+        alone = "fewest_steps", "shortest", "majority", "majority_right_as_one", "oracle"
         curves |= {rule.replace("_", " "): results[rule] for rule in alone if rule in results}
         show_table("solved at n", curves, digits=3)
         for group in results["over_seeds"]:
@@ -114,6 +114,9 @@ class BestOfN(Task):
         for scorer, x in results["verifiers"].items():
             print(f"scorer      {scorer}: {x['verifier']}")
         show_table(f"best of {N}", {name: selection_row(results, name, N) for name in tables})
+        if lead := results["lead"]:
+            names = [lead[side].removesuffix(".best_of_n").replace("_", " ") for side in ("verifier", "rule")]
+            print(f"verdict     {lead_text(*names, lead)}")
 
     def detail(self, results: dict):
         """Prints all aggregators, errors of what is chosen, and paired differences."""
@@ -187,6 +190,7 @@ def score_pool(
         scores = score_into(path, scorer, pools.candidate_rows(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
         verifiers[name] = describe(scorer) | trained(checkpoint)
+        verifiers[name]["problems_it_was_trained_on"] = note_known(checkpoint, problems)
     return problems, verifiers
 
 

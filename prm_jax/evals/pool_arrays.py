@@ -30,6 +30,7 @@ class CandidateRow(NamedTuple):
     blank: bool  # states no answer
     answer: int  # number of its answer among those of the problem
     steps: int  # number of steps
+    length: int  # characters
     logp: float  # log p under the policy that drew it, -inf where it is not known
 
 
@@ -46,6 +47,7 @@ class Pool:
     dropped: dict[str, int]
     finished_n: np.ndarray  # a candidate that was cut has no outcome to measure scores against
     steps_n: np.ndarray  # number of steps
+    length_n: np.ndarray  # characters
     scores: dict[str, np.ndarray]  # {name: score_m}, float64, of the scores that every candidate has
     units: dict[str, set]  # {name: units of its scores by the problems, None where a problem names none}
     lacking: dict[str, int]  # {name of scores that only some candidates have: number of candidates without}
@@ -89,6 +91,7 @@ def pool_arrays(
                 blank=is_blank(c.answer),
                 answer=groups[n],
                 steps=len(c.steps),
+                length=sum(map(len, c.steps)),
                 logp=sum(c.logp) if c.logp else -math.inf,
             )
             rows.append(row)
@@ -126,6 +129,7 @@ def pool_arrays(
         },
         finished_n=all_n.finished,
         steps_n=all_n.steps,
+        length_n=all_n.length,
         scores={name: np.frombuffer(scores[name]) for name, n in sorted(having.items()) if n == len(rows)},
         units=units,
         lacking={name: len(rows) - n for name, n in sorted(having.items()) if n < len(rows)},

@@ -57,6 +57,7 @@ class Measurement:
         self.size_K = np.array(sorted({2**k for k in range(self.N.bit_length())} | {self.N}))
         self.trace_PN = trace_error.right_traces(pool) if pool.labels else None
         self.votes: dict[str, Choice] = {}  # those without a scorer
+        self.blind: dict[str, Choice] = {}  # best of n by what reads nothing
         self.selections: dict[str, Choice] = {}  # SCORER.AGGREGATOR.best_of_n
         self.others: dict[str, Choice] = {}  # other choices by the same scores
         self.score_PN: dict[str, np.ndarray] = {}  # by each scorer's headline aggregator
@@ -104,15 +105,19 @@ class Measurement:
         return table
 
     def without_scorer(self) -> dict:
-        """The table of the oracle, the majority vote and, where equal answers are graded apart, the vote that
-        takes all right ones of a problem as one."""
+        """The table of the oracle, the solutions of fewest steps and of fewest characters, the majority vote
+        and, where equal answers are graded apart, the vote that takes all right ones of a problem as one."""
         pool = self.pool
         oracle_PN = rerank.pass_at_n(pool.right_PN, pool.eligible_PN, self.mask_PN)
+        for rule, size_n in {"fewest_steps": pool.steps_n, "shortest": pool.length_n}.items():
+            score_PN = np.zeros(pool.present_PN.shape, np.float32)
+            score_PN[pool.present_PN] = -size_n
+            self.blind[rule] = self.best_of_n(score_PN, pool.right_PN)
         if pool.answer_PN is not None:
             self.votes["majority"] = self.vote(pool.answer_PN)
             if graded_both_ways(pool):
                 self.votes["majority_right_as_one"] = self.vote(right_as_one(pool))
-        return self.table({"oracle": self.closed_form(oracle_PN)} | self.votes)
+        return self.table({"oracle": self.closed_form(oracle_PN)} | self.blind | self.votes)
 
     def scorer(self, name: str, headline: str, learned_values: bool) -> dict:
         """The parts of results.json of one scorer. By its headline aggregator there are best of n, best of n
@@ -159,6 +164,19 @@ class Measurement:
                 rows.append({"a": a, "b": b, "n": n} | test)
         return rows
 
+    def lead(self) -> dict | None:
+        """The best verifier's selection of all candidates against the best of what was never taught to verify:
+        the blind choices, the vote, the policy's likelihood; paired by problem. None without a verifier."""
+        taught = {name: x for name, x in self.selections.items() if not name.startswith(f"{POLICY}.")}
+        untaught = {name: x for name, x in self.selections.items() if name not in taught}
+        untaught |= self.blind | {name: x for name, x in self.votes.items() if name == "majority"}
+        if not taught:
+            return None
+        solved = {name: x.value_PK[:, -1:] for name, x in (taught | untaught).items()}
+        verifier, rule = (max(own, key=lambda name: solved[name].mean()) for own in (taught, untaught))
+        (test,) = stats.paired_differences(solved[verifier], solved[rule], self.seed)
+        return {"verifier": verifier, "rule": rule} | test
+
 
 def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict | None = None) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
@@ -188,6 +206,7 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
         **measurement.without_scorer(),
         **parts,
         "differences": measurement.differences(),
+        "lead": measurement.lead(),
     }
     if pool.labels:
         scores, trace_PN = measurement.score_PN, measurement.trace_PN

@@ -1,16 +1,18 @@
 """task=processbench: the benchmark's F1 of finding the first wrong step (arXiv 2412.06559)."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from prm_jax.evals import benchmarks
+from prm_jax.evals.baselines import rule_scores
 from prm_jax.evals.benchmarks import Benchmark, Row
 from prm_jax.evals.published import PROCESSBENCH
 from prm_jax.evals.setup import Setup
-from prm_jax.evals.tables import interval_of, show_table
+from prm_jax.evals.tables import interval_of, lead_text, show_table
 from prm_jax.launch.config import expect
 from prm_jax.metrics import first_error_f1, predict_first_error, problem_numbers
 from prm_jax.solutions import first_error
@@ -37,7 +39,10 @@ class Processbench(Benchmark):
             row = {"n": x["n"], "erroneous": x["accuracy_error"], "clean": x["accuracy_clean"]}
             rows[name] = row | {"F1": x["f1"], "interval": x["f1_interval"]}
         rows["mean"] = {"F1": results["mean_f1"], "interval": results["mean_f1_interval"]}
+        for name, mean_f1 in results["cross_fitted"].items():
+            rows[f"mean, {name} cross-fitted"] = {"F1": mean_f1}
         show_table("split", rows)
+        print(f"verdict     {lead_text('verifier', results['best_rule'], results['lead'])}")
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
         from prm_jax.figures.benchmarks import processbench_figures
@@ -53,7 +58,10 @@ def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None =
     """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1. tuned_on: the
     split whose best threshold is used for all splits, as the paper does for scalar PRMs with gsm8k; else
     `threshold`. Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split without erroneous
-    or without clean solutions has F1 nan, and so has the mean."""
+    or without clean solutions has F1 nan, and so has the mean.
+
+    `cross_fitted` are mean F1s at thresholds from other problems: of the verifier, and of rules that read
+    nothing ("the first step longer than c is wrong"); `lead`: F1 over the better rule's, paired by problem."""
     error = np.array([first_error(row.solution.labels) for row in rows])
     problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
     names = list(dict.fromkeys(row.group for row in rows))
@@ -80,7 +88,19 @@ def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None =
             "n": len(own[1]),
             "n_error": int((own[1] != -1).sum()),
         }
+    judges = {"verifier": scores} | rule_scores([row.solution for row in rows])
+    fitted = {name: cross_fitted(score, error, problem, split) for name, score in judges.items()}
+    f1s = {name: float(mean_f1(x, error, split)) for name, x in fitted.items()}
+    best = max(("length", "position"), key=f1s.get)
+
+    def lead(predicted, rule, error, split):
+        return mean_f1(predicted, error, split) - mean_f1(rule, error, split)
+
+    arrays = predicted, fitted[best], error, split
     return {
+        "cross_fitted": f1s,
+        "best_rule": best,
+        "lead": {"difference": float(lead(*arrays)), "interval": interval_of(lead, problem, seed, *arrays)},
         "splits": splits,
         "mean_f1": float(mean_f1(predicted, error, split)),
         "mean_f1_interval": interval_of(mean_f1, problem, seed, predicted, error, split),
@@ -88,6 +108,20 @@ def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None =
         "threshold_split": tuned_on,
         "published": PROCESSBENCH,
     }
+
+
+def cross_fitted(score, error, problem, split) -> np.ndarray:
+    """First errors (-1: none) predicted in each half of a split's problems at the threshold that is best on
+    the other half; none where that has no sound or no erroneous solution."""
+    low, high = np.array([right_window(*pair) for pair in zip(score, error, strict=True)]).T
+    predicted, is_wrong = np.full(len(error), -1), error != -1
+    for k, side in itertools.product(np.unique(split), (0, 1)):
+        own = (split == k) & (problem % 2 == side)
+        other = (split == k) & (problem % 2 != side)
+        if len(np.unique(is_wrong[other])) == 2:
+            threshold = best_threshold(low[other], high[other], is_wrong[other])
+            predicted[own] = [predict_first_error(score[i], threshold) for i in np.flatnonzero(own)]
+    return predicted
 
 
 def right_window(score: Sequence[float], error: int) -> tuple[float, float]:

@@ -10,12 +10,12 @@ from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals import exact
-from prm_jax.evals.baselines import likelihood_auroc, measure_baselines
+from prm_jax.evals.baselines import likelihood_auroc, measure_baselines, rule_scores, step_auroc
 from prm_jax.evals.calibration import reliability_table
 from prm_jax.evals.setup import Setup, check_unchanged
 from prm_jax.evals.tables import interval_of, over_seeds, show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import data_of, describe, open_scorer, trained, trained_on
+from prm_jax.evals.verifiers import data_of, describe, note_known, open_scorer, trained
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect
 from prm_jax.launch.progress import print_counts
@@ -24,7 +24,7 @@ from prm_jax.solutions import Solution
 
 # Counts that are no loss, in report.txt alone; the last two are of an embedded task.
 TOTALS = ("rows", "solutions", "steps", "labels", "policy_tokens", "lucky_share_of_right_answers")
-# Step AUROC above the policy's own likelihood: default runs that fail end below, others above.
+# Step AUROC above the best baseline: default runs that fail end below, others above.
 HARDLY_LEARNED = 0.03
 METRICS = (
     "step_auroc",
@@ -95,7 +95,7 @@ def measure(setup: Setup, cfg: Config, name: str, scores_file: Path) -> dict:
     data = load_evaluation(data_cfg, run_seed, policy_pool, named=setup.data.name != "of_run")
     check_unchanged(setup.folder, data.fingerprints)
     test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
-    counts = data.counts | {"test_problems_the_run_was_trained_on": trained_on(name, data, test)}
+    counts = data.counts | {"test_problems_the_run_was_trained_on": note_known(name, test, data.fingerprints)}
     print_counts(counts, totals=TOTALS)
     if not any(y is not None for s in test for y in s.labels):
         raise InputError("data: the test split has no labelled solution")
@@ -104,8 +104,11 @@ def measure(setup: Setup, cfg: Config, name: str, scores_file: Path) -> dict:
     run = step_results(cfg.threshold, kind, test, p, seed)
     if isinstance(data_cfg, TaskData):
         run |= exact.exact_numbers(data_cfg, test, p)
-    if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
+    if cfg.baselines:
         run["baselines"] = measure_baselines(scorer, kind, data.splits["train"], test)
+        if not run["baselines"]:  # a file that is measured whole leaves no rows to fit on
+            rules = rule_scores(test)
+            run["baselines"] = {name: step_auroc(score, test, kind) for name, score in rules.items()}
         if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
             policy = open_scorer(setup, f"policy:{data_cfg.policy}")
             run["baselines"]["likelihood"] = likelihood_auroc(policy, kind, test)
@@ -164,10 +167,11 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
     if undefined := [name for name in METRICS if np.isnan(group[name])]:
         print(f"  undefined, since a kind of step or solution is missing: {', '.join(undefined)}")
     if not (baselines := group.get("baselines")):
-        print("baselines   left out: not asked for, or no labelled training split to fit them on")
+        print("baselines   left out: not asked for")
         return
     listed = ", ".join(f"{name} {x:.4f}" for name, x in baselines.items())
     print(f"baselines   step_auroc of what was never taught to verify: {listed}")
-    if of_steps and group["step_auroc"] < baselines.get("likelihood", -np.inf) + HARDLY_LEARNED:
-        near = f"step_auroc {group['step_auroc']:.3f} is hardly above that of the policy's likelihood"
+    best = max(baselines, key=lambda name: np.nan_to_num(baselines[name]))
+    if of_steps and group["step_auroc"] < baselines[best] + HARDLY_LEARNED:
+        near = f"step_auroc {group['step_auroc']:.3f} is hardly above that of {best}"
         print(f"note        {near}: another seed, more steps or a longer optimizer.warmup may help")

@@ -2,6 +2,7 @@
 a run."""
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 from prm_jax import InputError
@@ -14,7 +15,7 @@ from prm_jax.checkpoints.verifiers import (
     needs_folder,
     open_verifier,
 )
-from prm_jax.data.splits import Data, DataConfig, TaskData, count_known, data_config
+from prm_jax.data.splits import DataConfig, TaskData, count_known, data_config
 from prm_jax.evals.setup import EvaluateConfig, Setup, check_unchanged
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
@@ -111,16 +112,20 @@ def trained(name: str) -> dict:
     }
 
 
-def trained_on(name: str, data: Data, test) -> int:
-    """How many distinct problems of `test` a run was trained on; prints which files of its data changed."""
+def note_known(name: str, rows: Iterable, files: dict[str, str] | None = None) -> int:
+    """How many distinct problems of rows (each has its `problem`) a run was trained on; prints their number,
+    and which of `files` {file: hash} have changed since."""
     path = Path(name) / "data.json"
     if not path.exists():
         return 0
     record = run_folder.read_json(path, files=dict, problems=list)
-    for file, fingerprint in data.fingerprints.items():
+    for file, fingerprint in (files or {}).items():
         if record["files"].get(file, fingerprint) != fingerprint:
             print(f"note        {file} has changed since {name} was trained")
-    return count_known(test, record["problems"])
+    known = count_known(rows, record["problems"])
+    if known:
+        print(f"note        {name} was trained on {known} of these problems: its numbers here are too good")
+    return known
 
 
 def new_name(scorer, taken: set[str]) -> str:
