@@ -152,7 +152,7 @@ def encode(
     begin = [tokenizer.bos_token_id] if has_bos else []
     finish = [tokenizer.eos_token_id] if end else []
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
-    rows = [(problem, numbered(fmt, steps)) for problem, steps in rows]
+    rows = [(unix_lines(problem), numbered(fmt, tuple(map(unix_lines, steps)))) for problem, steps in rows]
     found = count_unwritten(tokenizer, rows)
     if unwritten is not None:
         unwritten.update(found)
@@ -163,6 +163,11 @@ def encode(
         encoded.append(Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin)))
         check_marks(encoded[-1], 1 if fmt.outcome else len(steps), repr(problem[:60]))
     return encoded
+
+
+def unix_lines(text: str) -> str:
+    """The text with line ends as most files have them: a file of Windows gets the same scores."""
+    return text.replace("\r\n", "\n")
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -177,12 +182,14 @@ def count_unwritten(tokenizer, rows) -> collections.Counter:
     space aside. InputError where a step consists of such characters alone."""
     texts = [text for problem, steps in rows for text in (problem, *steps)]
     unknown = {c for c in set().union(*texts) if not c.isspace() and not has_token(tokenizer, c)}
-    for problem, steps in rows if unknown else ():
+    if not unknown:
+        return collections.Counter()
+    for problem, steps in rows:
         for t, step in enumerate(steps):
             is_read = not step.strip() or set("".join(step.split())) - unknown
             expected = "a text that has a token in this tokenizer"
             expect(is_read, f"{problem[:60]!r}: steps[{t}]", step, expected)
-    return collections.Counter(c for text in texts if unknown for c in text if c in unknown)
+    return collections.Counter(c for text in texts for c in text if c in unknown)
 
 
 def unwritten_note(unwritten: collections.Counter) -> str:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prm_jax import attention, visibility
-from prm_jax.attention import QUERIES, SHORT, attend, dense
+from prm_jax import visibility
+from prm_jax.attention import QUERIES, dense
 from prm_jax.kernels import accelerator, cpu
 from prm_jax.visibility import is_causal, visible
 
@@ -99,29 +99,6 @@ def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():
         visited_NN = [[j <= i <= last_N[j] for j in range(4)] for i in range(4)]
         by_tile_NN = np.asarray(visible(jnp.asarray(visible_until_L)[None])).reshape(4, t, 4, t).any((1, 3))
         np.testing.assert_array_equal(visited_NN, by_tile_NN)
-
-
-@pytest.mark.parametrize(
-    ("platform", "expected"),
-    [
-        ("cpu", ["one_product", "tiled", "tiled", "tiled", "dense"]),
-        ("gpu", ["dense", "dense", "cudnn", "dense", "dense"]),
-        ("tpu", ["dense", "splash", "splash", "splash", "dense"]),
-    ],
-)
-def test_which_formulation_runs_where(monkeypatch, platform, expected):
-    chosen = []
-    monkeypatch.setattr(attention, "platform", lambda: platform)
-    for name in ("dense", "one_product", "tiled", "cudnn", "splash"):
-        module = next(m for m in (attention, cpu, accelerator) if hasattr(m, name))
-        monkeypatch.setattr(module, name, lambda *_, name=name, **__: chosen.append(name))
-    rows = ("float32", SHORT), ("float32", SHORT + 1), ("bfloat16", SHORT + 2), ("bfloat16", SHORT + 2)
-    for (dtype, L), cap in zip(rows, (None, None, None, 50.0)):
-        x_BLHK = jnp.zeros((1, L, 1, 8), dtype)
-        attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, L), int), cap=cap)
-    x_B1HK, slot_B1 = jnp.zeros((1, 1, 1, 8)), jnp.zeros((1, 1), int)
-    attend(x_B1HK, x_B1HK, x_B1HK, slot_B1, slot_B1)  # of a cache
-    assert chosen == expected
 
 
 def test_a_long_row_takes_memory_by_the_row_and_not_by_its_square():

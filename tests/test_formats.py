@@ -68,6 +68,11 @@ def test_a_character_without_a_token_is_counted_and_a_step_of_such_ones_refused(
             encode(PLAIN, tokenizer, [("a", ("b",)), ("ab", ("c", step))])
 
 
+def test_line_ends_of_windows_change_no_id(small):
+    ours, theirs = encode(PLAIN, small, [("1\n2", ("3\n4", "5")), ("1\r\n2", ("3\r\n4", "5"))])
+    assert ours.ids_L.tolist() == theirs.ids_L.tolist()
+
+
 def test_beginning_and_end_tokens(small):
     (row,) = encode(PLAIN, small, [("7", ("1",))], end=True)
     assert row.ids_L[-1] == small.eos_token_id and row.step_end_T.tolist() == [len(row.ids_L) - 2]
