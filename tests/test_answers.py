@@ -47,6 +47,8 @@ def same(gold, answer, how):
         ("The answer is 4.\nNo: the answer is: -5", "-5"),
         ("**Final Answer: 18** (see above)", "18"),
         (r"The answer is \(12\pi\) inches.", r"12\pi"),
+        (r"The answer is $12\pi$ inches.", r"12\pi"),
+        ("The answer is $5 or $6.", "5 or $6"),
         (r"The final answer is $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),
         ("Final Answer: The final answer is $107$. I hope it is correct.", "107"),  # Minerva's and Llama's
         ("The answer is:\n\n$$\n(1, 2)\n$$", "(1, 2)"),
@@ -207,6 +209,7 @@ def test_same_number(gold, answer, is_same):
         (r"\frac{3\pi}{4}", "3*pi/4", True),
         (r"2\sqrt{5}", "2*sqrt(5)", True),
         ("x^{12}", "x**12", True),
+        ("3x^{2}y", "3*x^2y", True),
         (r"\sqrt[3]{4}", "4^(1/3)", True),
         ("e^{2}-3", "exp(2) - 3", True),
         (r"\frac{1}{2}+\frac{\sqrt{3}}{2}i", "1/2 + sqrt(3)/2*i", True),

@@ -137,6 +137,7 @@ STATED = re.compile(
     rf"(?:{WORDS}|^#+\s*answer\b)[\s:*]*(?:\$\$\s*|\\\[\s*)?(.+)", re.IGNORECASE | re.MULTILINE
 )
 STATED_END = re.compile(r"\.\s|\\[)\]]|(?<=\S)\*\*(?!\w)")  # the sentence, the formula or the bold type ends
+FORMULA_AND_UNIT = re.compile(r"\s*\$([^$]+)\$[a-zA-Z\s]*\.?")  # `$\frac{\pi}{2}$ radians`; not `$5 or $6`
 
 
 def stated_answers(text: str) -> Iterator[str]:
@@ -144,7 +145,9 @@ def stated_answers(text: str) -> Iterator[str]:
     for match in reversed(list(STATED.finditer(text))):
         answer = STATED_END.split(match[1], 1)[0]
         # Final Answer: The final answer is $5$. I hope it is correct.
-        yield re.split(WORDS, answer, flags=re.IGNORECASE)[-1] or answer
+        answer = re.split(WORDS, answer, flags=re.IGNORECASE)[-1] or answer
+        formula = FORMULA_AND_UNIT.fullmatch(answer)
+        yield formula[1] if formula else answer
 
 
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"  # 1,234.5 or 1234.5 or .5
