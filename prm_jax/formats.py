@@ -76,11 +76,12 @@ class Format:
         expect(is_read, "format.separator", "", "a text such as '\\n' whose last token becomes the mark")
         expected = "line ends, not a backslash and an n; in a shell $'format.separator=\"\\n\\n\"'"
         expect("\\n" not in self.separator, "format.separator", self.separator, expected)
+        is_line_end = re.search(r"\\n(?![a-z])", self.prefix)  # not \neq
+        expect(not is_line_end, "format.prefix", self.prefix, expected.replace("separator", "prefix"))
         expect("{problem}" in self.prefix, "format.prefix", self.prefix, "a text with {problem} in it")
+        is_file = isinstance(self.chat, str) and Path(self.chat).is_file()
         expected = "true, false, null or a file with a chat template"
-        expect(
-            not isinstance(self.chat, str) or Path(self.chat).is_file(), "format.chat", self.chat, expected
-        )
+        expect(is_file or not isinstance(self.chat, str), "format.chat", self.chat, expected)
         names = "between", "suffix", "drop_separator", "probe", "shift", "outcome"
         used = [name for name in names if getattr(self, name)]
         is_together = self.tokenized == "together" or self.critic
@@ -141,8 +142,8 @@ def encode(
     end: bool = False,
     unwritten: collections.Counter | None = None,
 ) -> list[Encoded]:
-    """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
-    Characters without a token are counted in `unwritten`. InputError if a step or the separator has no token,
+    """Encodes (problem, steps) rows; `end` appends the token that ends a turn or a text, for language-model
+    training. Characters without a token are counted in `unwritten`. InputError if a step or the separator has no token,
     a mark fused with text, marks and steps differ in number, or, in a text tokenised together, a problem or
     step contains the separator."""
     expect(fmt.name != "auto", "format", "auto", "the name of a convention, unless a checkpoint says it")
@@ -150,7 +151,9 @@ def encode(
     # A chat template writes its own beginning.
     has_bos = fmt.bos and not fmt.chat and tokenizer.bos_token_id is not None
     begin = [tokenizer.bos_token_id] if has_bos else []
-    finish = [tokenizer.eos_token_id] if end else []
+    finish = []
+    if end:
+        finish = sorted(turn_end(fmt, tokenizer)) or [tokenizer.eos_token_id]
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
     rows = [(unix_lines(problem), numbered(fmt, tuple(map(unix_lines, steps)))) for problem, steps in rows]
     found = count_unwritten(tokenizer, rows)
