@@ -21,7 +21,7 @@ from test_train import SMALL, THIN, parameters, records
 import train
 from prm_jax import InputError
 from prm_jax import __main__ as commands
-from prm_jax.launch import cli, files, run_folder
+from prm_jax.launch import files, run_folder
 from prm_jax.launch.config import CONF, flatten, parse, store_defaults
 from prm_jax.launch.overrides import require_once
 from prm_jax.launch.own import read_function
@@ -155,12 +155,6 @@ def test_an_error_is_one_line_and_exits_with_one(tmp_path):
     assert (
         err.startswith("error: distributed") and err.count("\n") == 1 and not list(tmp_path.glob("runs/*/*"))
     )
-
-
-def test_what_the_system_refuses_is_one_line():
-    full = OSError(28, "No space left on device", "x")
-    assert cli.one_line(full) == "error: OSError: [Errno 28] No space left on device: 'x'"
-    assert cli.one_line(InputError("a:\n b")) == "error: a: b"
 
 
 @pytest.mark.slow
@@ -315,11 +309,6 @@ def test_a_function_of_ones_own_fails_in_one_line_with_its_name(tmp_path):
     for place in ("none.py:f", f"{path}:g"):
         with pytest.raises(InputError, match="checker"):
             read_function("checker", place, None)
-
-
-def test_a_machine_without_git_knows_no_commit(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert run_folder.versions()["commit"] == "unknown"
 
 
 def test_the_commands_are_listed(monkeypatch, capsys):

@@ -74,15 +74,6 @@ def test_intervals():
     np.testing.assert_allclose(found, [[4.5], [2.452175], [6.547825]], atol=1e-6)
 
 
-def test_eight_seeds_have_a_t_interval(tmp_path):
-    for seed in range(8):
-        put_run(tmp_path / str(seed), 0.1, "mlp", seed, seed + 1)
-    table = make_table(Config(str(tmp_path)))
-    row = table.frame.iloc[0]
-    assert table.keys == []
-    np.testing.assert_allclose([row["mean"], row["low"], row["high"]], [4.5, 2.452175, 6.547825], atol=1e-6)
-
-
 def test_a_repeat_counts_once_and_a_number_that_is_undefined_not_at_all(sweep):
     put_run(sweep / "again", 1e-3, "mlp", 0, 99)
     os.utime(sweep / "again/summary.json", (1, 1))
