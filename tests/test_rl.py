@@ -459,6 +459,22 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
         assert (np.asarray(a) == np.asarray(b)).all()
 
 
+def test_the_progress_of_a_policy_scores_steps(whole, tmp_path):
+    """Its log-ratio to the first policy, here by the probabilities of whole steps."""
+    rows = [(PROBLEMS[0], ("3+2=5", "5*4=6")), (PROBLEMS[1], ("1*3=4",))]
+    names = f"progress:{whole}", f"policy:{whole}", "policy:embedded"
+    scorers = [open_verifier(name, OpenOptions(which="latest")) for name in names]
+    assert scorers[0].label_kind == "advantage"
+    logp = [[-np.logaddexp(0, -x_T) for x_T in scorer.score(rows)] for scorer in scorers[1:]]
+    for found_T, new_T, old_T in zip(scorers[0].score(rows), *logp, strict=True):
+        np.testing.assert_allclose(found_T, new_T - old_T, atol=1e-4)
+        assert (found_T != 0).all()
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/config.yaml").write_text("seed: 0\n")
+    with pytest.raises(InputError, match="^checkpoint: .*progress:"):
+        open_verifier(f"progress:{tmp_path}", OpenOptions())
+
+
 @pytest.mark.parametrize("name", ["rloo_steps", "rloo_sources", "pure"])
 def test_without_step_rewards_these_estimators_are_rloo(name):
     """So the checker alone is the partner of a PRM beside the checker under any of them."""

@@ -4,6 +4,7 @@ FOLDER, owner/model, embedded_prm       a run of ours, a Hugging Face folder, a 
 math_shepherd:FOLDER, judge:http://...  one of these or a server, read with its own format
 checker, values, checker-0.05-3         the embedded task's exact checker and values, with faults: missed, d'
 policy, policy:FOLDER                   the likelihood under the embedded task's policy, or a language model
+progress:RUN                            a policy of prm_jax.rl over the one it began as: a PRM without labels
 random                                  noise
 mean:[A,B,C]                            an entry of ENSEMBLES, of members with names like these
 """
@@ -11,6 +12,7 @@ mean:[A,B,C]                            an entry of ENSEMBLES, of members with n
 import dataclasses
 import functools
 import re
+from pathlib import Path
 from typing import Literal
 
 from omegaconf import DictConfig
@@ -21,12 +23,15 @@ from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.splits import data_config
 from prm_jax.formats import Format, policy_format, read_format
-from prm_jax.launch.config import CONF, Count, Seed, expect
+from prm_jax.launch.config import CONF, Count, Seed, expect, parse
+from prm_jax.launch.run_folder import run_config
 from prm_jax.scorers import ENSEMBLES, CheckerScorer, EnsembleScorer, NoisyChecker, RandomScorer
-from prm_jax.scoring import LikelihoodScorer
+from prm_jax.scoring import LikelihoodScorer, RatioScorer
 
 SERVER = ("http://", "https://")
-BUILT_IN = re.compile(r"random|policy(?::.+)?|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
+BUILT_IN = re.compile(
+    r"random|policy(?::.+)?|progress:.+|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?"
+)
 ENSEMBLE = re.compile(rf"({'|'.join(ENSEMBLES)}):\[(.*)\]")
 
 
@@ -79,6 +84,8 @@ def open_verifier(name: str, options: OpenOptions):
         return RandomScorer(options.seed)
     if name == "policy" or name.startswith("policy:"):
         return likelihood_scorer(name, options)
+    if name.startswith("progress:"):
+        return progress_scorer(name, options)
     if built_in := BUILT_IN.fullmatch(name):
         kind, *faults = built_in.groups()
         return exact_scorer(name, kind, [float(x) for x in faults if x], options)
@@ -109,6 +116,19 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
     fmt = policy_format(loaded.format or requested or read_format("plain"), loaded.tokenizer)
     loaded = dataclasses.replace(loaded, format=fmt, name=name)
     return loaded.likelihood_scorer(options.rows, options.tokens)
+
+
+def progress_scorer(name: str, options: OpenOptions) -> RatioScorer:
+    """log pi / pi_ref of each step's tokens, of a policy that RL has trained and the one that it began as,
+    whose sum over a response is its advantage up to a factor (arXiv 2606.26080)."""
+    path = name.partition(":")[2]
+    run = run_config(Path(path), f"{name}: ")
+    expect("policy" in run, "checkpoint", name, "progress:RUN of python -m prm_jax.rl")
+    form = {"head": "implicit", "score": "log_ratio", "label_kind": "advantage"}
+    fmt = dataclasses.replace(parse(run.format, Format, f"{path}: format"), **form)
+    loaded = open_checkpoint(path, options.which, fmt, options.dtype, reference=run.policy)
+    fmt = policy_format(fmt, loaded.tokenizer)
+    return dataclasses.replace(loaded, format=fmt, name=name).scorer(options.rows, options.tokens)
 
 
 def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions):
