@@ -238,10 +238,8 @@ def divide(steps: list[str], labels: list, solution_id: str, counts) -> Solution
     counts["rows_without_step_1"] += not any(starts)
     counts["marks_inside_problem_dropped"] += first
     steps = tuple(step.strip() for step in steps)
-    stated = steps and re.search(r"The answer is:(.*)\Z", steps[-1], re.DOTALL)
-    answer = stated[1].strip() if stated else None
     labels = tuple(map(as_label, labels[first:]))
-    return Solution(problem.strip(), steps, labels, answer=answer, id=solution_id)
+    return Solution(problem.strip(), steps, labels, answer=extract("\n".join(steps)), id=solution_id)
 
 
 def processbench(row: dict, row_id: str, counts) -> list[Solution]:
