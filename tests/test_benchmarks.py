@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DATA, TINY, call, printed, real_data
+from conftest import DATA, TINY, printed, real_data
 from flax import nnx
 
 import evaluate
@@ -208,9 +208,6 @@ def test_prmbench_literally():
     assert all_wrong["overall"] == 0  # where the official code, dividing 0 by 0, has -1
 
 
-# Rows
-
-
 def write(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -223,9 +220,6 @@ def pb(i, label=-1, steps=("s", "t")):
 def prm(name, **changes):
     row = {"modified_question": "m", "question": "q", "modified_process": ["a", "b"], "error_steps": [2, 9]}
     return row | {"idx": "1", "classification": name} | changes
-
-
-# Stored scores
 
 
 def test_scores_come_back_in_the_order_of_the_rows(tmp_path):
@@ -249,9 +243,6 @@ def test_scores_come_back_in_the_order_of_the_rows(tmp_path):
             read("probability", {"a": 2}, {"id": "a", "scores": [0.1, 0.2]}, {"id": "b", "scores": scores})
     with pytest.raises(InputError, match="s.jsonl: scores of 'c'"):
         read("probability", {"c": 1}, said)
-
-
-# The commands
 
 
 def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
@@ -281,35 +272,14 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     assert (tmp_path / "out/figures/processbench.png").stat().st_size > 5_000
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["task=processbench", "scores_file=s.jsonl"], "data.path: "),
-        (["task=prmbench", "scores_file=s.jsonl", "data=chain"], "data: got 'chain'"),
-        (["task=processbench", "scores_file=s.jsonl", "data.path=[a.jsonl]"], "s.jsonl: scores of 'a'"),
-    ],
-)
-def test_bad_overrides_are_one_line(overrides, message, monkeypatch, tmp_path):
-    write(tmp_path / "s.jsonl", {"id": "a", "scores": [0.1, 0.2]})
-    write(tmp_path / "a.jsonl", pb("a", steps=("one",)))
-    monkeypatch.chdir(tmp_path)
-    error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
-    assert message in error and "\n" not in error
-
-
 def test_prmbench_from_stored_scores_as_a_command(monkeypatch, tmp_path, capsys):
     """In this process: the only task here that needs neither a model nor a compiler."""
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "p.jsonl", prm("circular"), prm("multi_solutions", error_steps=[]))
     write(tmp_path / "s.jsonl", *({"id": f"p.jsonl:{n}", "scores": [3.0, -3.0]} for n in (1, 2)))
-    command = [
-        "evaluate.py",
-        "task=prmbench",
-        f"data.path={path}",
-        "scores_file=s.jsonl",
-        "scores_unit=logit",
-    ]
-    monkeypatch.setattr("sys.argv", [*command, "data=prmbench", "hydra.run.dir=out"])
+    scored = "scores_file=s.jsonl", "scores_unit=logit"
+    given = "task=prmbench", "data=prmbench", f"data.path={path}", *scored, "hydra.run.dir=out"
+    monkeypatch.setattr("sys.argv", ["evaluate.py", *given])
     evaluate.main()
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["classes"]["circular"]["prmscore"] == 1

@@ -12,7 +12,6 @@ from conftest import call, printed
 from omegaconf import OmegaConf
 
 import evaluate
-from examples.papers import shift
 from examples.papers.labels import label_errors
 from prm_jax.data import sources
 from prm_jax.data.questions import read_questions
@@ -170,19 +169,11 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
     assert train == written and {s.task for s in written} == {"chain"}
     problems = [(q.problem, q.answer) for q in read_questions(tmp_path / "a/problems.jsonl")]
     assert problems == [(p, CHAIN.gold_answer(p)) for p in dict.fromkeys(s.problem for s in train)]
-    printed(
-        evaluate.main, monkeypatch, "task=solutions", *given, "split=test", "hydra.run.dir=held", cwd=tmp_path
-    )
+    held = "split=test", "hydra.run.dir=held"
+    printed(evaluate.main, monkeypatch, "task=solutions", *given, *held, cwd=tmp_path)
     files = [str(tmp_path / folder / "problems.jsonl") for folder in ("a", "held")]
     read = file_problems(*files, open_grader("task", files), 5)
     assert read.train == [p for p, _ in problems] and len(read.held_out) == 1 and read.task is CHAIN
-    printed(evaluate.main, monkeypatch, "task=solutions", *given, "data.label_kind=value",
-            "data.after_first_error=keep", "hydra.run.dir=b", cwd=tmp_path)  # fmt: skip
-    values = [json.loads(line) for line in (tmp_path / "b/solutions.jsonl").read_text().splitlines()]
-    assert {row["label_kind"] for row in values} == {"value"} and [row["id"] for row in values] == [
-        s.id for s in train
-    ]
-    assert any(0 < y < 1 for row in values for y in row["labels"])
 
 
 def test_problems_that_a_run_was_trained_on_are_counted_and_said(capsys, tmp_path):
@@ -191,20 +182,6 @@ def test_problems_that_a_run_was_trained_on_are_counted_and_said(capsys, tmp_pat
     assert note_known(str(tmp_path), rows) == 1 and str(tmp_path) in capsys.readouterr().out
     assert note_known(str(tmp_path), rows[2:]) == note_known("checker", rows) == 0
     assert not capsys.readouterr().out
-
-
-def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():
-    """Two problems by hand: each with a sound solution of lowest score .6 and one whose second line, of score
-    .3, is wrong."""
-    p = [np.array(x) for x in ([0.9, 0.6], [0.8, 0.3], [0.9, 0.6, 0.9], [0.25, 0.3])]
-    labels = [(1, 1), (1, 0), (1, 1, 1), (1, 0)]
-    whole, *halves = shift.f1_by_threshold(p, labels, [0, 0, 1, 1])
-    at = {x: i for i, x in enumerate(np.round(shift.THRESHOLDS, 2))}
-    # Below .25 nothing is refused; to .3 the fourth's first line alone is, to .6 the second's error too,
-    # which is right.
-    found = [whole[at[x]] for x in (0.2, 0.3, 0.31, 0.6, 0.61)]
-    assert found == pytest.approx([0, 0, 2 / 3, 2 / 3, 0])
-    assert [half[at[0.5]] for half in halves] == [1, 0]
 
 
 def test_errors_of_labels_against_every_outcome_of_the_completions():
