@@ -115,7 +115,7 @@ def test_words_that_set_other_keys_stand_together():
         ("optimiser.lr=1", "optimiser.lr: .*optimizer.lr"),
         ("optimizer.lr", "optimizer.lr: "),
         ("data.path=a b=c", "data.path=a b=c: "),
-        ("seed=1,2", "seed=1,2"),
+        ("seed=1,2", "seed: got 1,2; .*seed=\\[1,2\\]"),
     ],
 )
 def test_what_hydra_refuses_is_one_line(word, error, monkeypatch):
@@ -130,7 +130,7 @@ def test_a_sweep_runs_every_job_and_goes_on_where_it_was_cut(monkeypatch, tmp_pa
     assert call(train.main, monkeypatch, "train.py", *sweep) == "1"
     assert capsys.readouterr().err.count("error: steps") == 2
     before, log = json.loads(Path("s/0/summary.json").read_text()), Path("s/0/metrics.jsonl").read_bytes()
-    sweep[-2] = "steps=2"  # job 0 alone
+    sweep = [*sweep[1:-2], "-m", "steps=2", sweep[-1]]  # job 0 alone
     for cut in ("summary.json", "checkpoints"):
         shutil.rmtree(f"s/0/{cut}") if cut == "checkpoints" else Path(f"s/0/{cut}").unlink()
         shown = printed(train.main, monkeypatch, *sweep, cwd=tmp_path)

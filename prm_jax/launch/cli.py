@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, store_defaults
 from prm_jax.launch.files import cache_folder
-from prm_jax.launch.overrides import refusal, require_once
+from prm_jax.launch.overrides import multirun_first, refusal, require_once
 from prm_jax.launch.run_folder import output_dir
 
 # Errors that end in one line: bad input, refusals of the system such as a full disk, an optional package.
@@ -67,6 +67,7 @@ def command(config_name: str, config: type | None = None):
             traces = FULL_ERROR in os.environ
             try:
                 require_once(sys.argv[1:])
+                sys.argv[1:] = multirun_first(sys.argv[1:])
                 os.environ[FULL_ERROR] = "1"  # until a job begins: Hydra raises what it would print
                 run()
             except InputError as error:

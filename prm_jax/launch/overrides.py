@@ -27,6 +27,12 @@ def require_once(words: Sequence[str]):
         seen |= dict.fromkeys(values, (word, values))
 
 
+def multirun_first(words: Sequence[str]) -> list[str]:
+    """The words with -m before all overrides, which argparse takes from one place alone."""
+    flags = [word for word in words if word in ("-m", "--multirun")]
+    return flags + [word for word in words if word not in flags]
+
+
 def read_word(word: str) -> dict[str, list[str]]:
     """{key: its values} of an override; of a dict's the keys in it too. A section has no values itself, and a
     word that sets nothing no keys."""
@@ -66,7 +72,12 @@ def refusal(error: Exception, config_name: str) -> str:
     for end in (" Config search path:", " See https://hydra.cc"):
         text = text.partition(end)[0]
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: got {text}; expected KEY=VALUE, and quotes where a value has spaces"
+        return (
+            f"{error.override}: is not KEY=VALUE; a value with spaces or brackets needs quotes, 'KEY=[a, b]'"
+        )
+    if several := re.match(r"Ambiguous value for argument '(.+?)=(.+)' 1\. ", text):
+        key, values = several.groups()
+        return f"{key}: got {values}; a sweep needs -m, a list brackets: '{key}=[{values}]'"
     unknown = re.match(r"Could not override '(.+?)'", text)
     if unknown is None:
         return text
