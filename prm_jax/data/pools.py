@@ -161,6 +161,8 @@ def whole_texts(row: dict) -> list[dict]:
     completions = texts(row, "completions")
     scores = optional(row, "scores", list) or [None] * len(completions)
     expect(len(scores) == len(completions), "scores", len(scores), f"{len(completions)}, one a completion")
+    for index, x in enumerate(scores):
+        expect(isinstance(x, list | None), f"scores[{index}]", x, "a list with a number of each step")
     return [{"response": text, "step_scores": x} for text, x in zip(completions, scores, strict=True)]
 
 

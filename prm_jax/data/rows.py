@@ -191,9 +191,9 @@ def is_pool(row: dict) -> bool:
 
 
 def is_sample(row: dict) -> bool:
-    """Whether a file's row is one sample of a pool, as a table has them."""
-    has_problem = row.get(first_name(row, *PROBLEM)) is not None
-    return has_problem and row.get(first_name(row, *TEXT)) is not None and "candidates" not in row
+    """Whether a file's row is one sample of a pool, as a table has them: a text, or steps with a verdict."""
+    has_problem = row.get(first_name(row, *PROBLEM)) is not None and "candidates" not in row
+    return has_problem and (row.get(first_name(row, *TEXT)) is not None or {"steps", "correct"} <= row.keys())
 
 
 def load_hub(name: str, split: str) -> Iterator[tuple[int, dict]]:

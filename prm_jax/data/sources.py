@@ -16,6 +16,7 @@ from prm_jax.data import test_sets
 from prm_jax.data.answers import extract
 from prm_jax.data.rows import (
     PROBLEM,
+    TEXT,
     MissingField,
     as_label,
     field,
@@ -296,6 +297,7 @@ TELLING = {
     "modified_process": "prmbench",
     "final_answer_correct": "processbench",
     "is_quality_control_question": "prm800k",
+    **dict.fromkeys(TEXT, "text (of input=: split_by=line)"),
 }
 
 
