@@ -29,6 +29,14 @@ ADAPTER = "adapter_config.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 SHARD = 5 * 10**9  # bytes of a written file at most, as in transformers; a larger tensor has one to itself
 INDEX = "model.safetensors.index.json"
+# End of a file's name -> what it is, and what to do with it.
+OTHERS = {
+    ".gguf": "GGUF, llama.cpp's format: make safetensors of it, as examples/real/smollm2.py does",
+    ".onnx": "ONNX, a compiled program: take the safetensors that it was made from",
+    ".npz": "MLX or NumPy: take the safetensors that it was made from",
+    **dict.fromkeys((".bin", ".pth", ".pt", ".ckpt"), "a pickle, which can run code: make safetensors of it"),
+    **dict.fromkeys((".zip", ".tar", ".tar.gz", ".tgz"), "an archive: unpack it and name its folder"),
+}
 
 
 def training_tokens(name: str) -> int | None:
@@ -48,6 +56,8 @@ def locate(name: str, weights: bool = True) -> Path:
     folder = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        raise no_checkpoint(folder)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise InputError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
@@ -59,6 +69,19 @@ def locate(name: str, weights: bool = True) -> Path:
     except Exception as error:  # a dozen kinds, all of which mean that the name cannot be loaded
         reason = str(error).splitlines()[0]
         raise InputError(f"{name}: neither a folder nor a model that the hub gives ({reason})") from error
+
+
+def no_checkpoint(path: Path, missing: str = "config.json") -> InputError:
+    """The error of a file, or of a folder without `missing`, that names what is there in its place."""
+    files = [path] if path.is_file() else sorted([*path.iterdir(), *path.glob("onnx/*")])
+    for suffix, what in OTHERS.items():
+        for file in files:
+            if file.name.lower().endswith(suffix):
+                return InputError(f"{file}: is {what}")
+    found = "is empty" if not files else f"has no {missing}"
+    found = "is a file" if path.is_file() else found
+    expected = "a run's folder, or a Hugging Face folder of config.json, safetensors and a tokenizer"
+    return InputError(f"{path}: {found}, expected {expected}")
 
 
 def adapter_settings(folder: Path) -> dict | None:
@@ -79,7 +102,12 @@ def base_of(folder: Path) -> Path | None:
     if (settings := adapter_settings(folder)) is None:
         return None
     name = settings["base_model_name_or_path"]
-    base = folder / name if (folder / name / "config.json").is_file() else locate(name)
+    base = folder / name
+    if not (base / "config.json").is_file():
+        try:
+            base = locate(name)
+        except InputError as error:
+            raise InputError(f"{folder}: is a LoRA adapter without its base model: {error}") from error
     is_other = base.resolve() != folder.resolve()
     expect(is_other, f"{folder / ADAPTER}: base_model_name_or_path", name, "another folder")
     return base
@@ -153,9 +181,7 @@ def open_tensors(folder: Path) -> dict:
 def open_file(path: Path) -> dict:
     """{tensor name: its slice} of one file."""
     if not path.is_file():
-        pickles = [other.name for other in path.parent.glob("*.bin")]
-        why = f"; {pickles[0]} is a pickle, which can run code: convert it to safetensors" if pickles else ""
-        raise InputError(f"{path}: no such file{why}")
+        raise no_checkpoint(path.parent, path.name)
     try:
         stored = safe_open(path, framework="np", backend="pread")
     except SafetensorError as error:

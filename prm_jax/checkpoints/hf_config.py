@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import base_of
+from prm_jax.checkpoints.folders import base_of, no_checkpoint
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import Count, expect, one_of
 from prm_jax.launch.files import read_json
@@ -72,8 +72,13 @@ def read_config(folder: Path) -> dict:
     """The parsed config.json of a checkpoint folder, or of an adapter's base model."""
     path = (base_of(folder) or folder) / "config.json"
     if not path.is_file():
-        raise InputError(f"{path}: no such file, expected a Hugging Face checkpoint folder")
+        raise no_checkpoint(path.parent)
     config = read_json(path, prm_jax=dict | None)
+    for key in ("quantization_config", "quantization"):  # the latter is MLX's
+        method = config.get(key) or None
+        if isinstance(method, dict):
+            method = method.get("quant_method", "MLX")
+        expect(method is None, f"{path}: {key}", method, "none: take the model that it was quantised from")
     code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
     family = config.get("model_type")
     expect(family in FAMILIES, f"{path}: model_type", family, ", ".join(FAMILIES) + code)
@@ -110,8 +115,8 @@ def shape_of(config: dict, where: str) -> dict:
     """The fields of ModelConfig that a Hugging Face config fixes."""
     from transformers import AutoConfig
 
-    for key in ("quantization_config", "use_bidirectional_attention"):
-        expect(not config.get(key), f"{where}: {key}", config.get(key), "null")
+    key = "use_bidirectional_attention"
+    expect(not config.get(key), f"{where}: {key}", config.get(key), "null")
     settings = AutoConfig.for_model(**copy.deepcopy(config))  # which writes into its rotary settings
     family = settings.model_type
     fields = {field: getattr(settings, key) for field, key in keys_of(family).items()}

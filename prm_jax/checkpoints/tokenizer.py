@@ -1,4 +1,4 @@
-"""Loads the tokenizer of a checkpoint folder, with the ids of its own files."""
+"""Loads the tokenizer of a checkpoint folder, whose ids are those of the folder's own files."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ from prm_jax.checkpoints.folders import base_of
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
 
-# Text on which transformers' reading of a tokenizer.model must agree with SentencePiece's own.
-PROBE = "Café  №7:\n\tx² ≤ 3.5, so ки + -  naïve 数学 $\\boxed{12}$ "
+# Text whose ids transformers must read as the files have it: digits, signs, blanks, line ends, other scripts.
+PROBE = "Café  №7:\n\tx² ≤ 3.5, so ки + -  naïve 数学 $\\boxed{12}$ \n\n√ a  b\t48 + 12 = 60\n\n-3.5%\r\n"
 
 
 def load_tokenizer(folder: str | Path):
@@ -16,25 +16,50 @@ def load_tokenizer(folder: str | Path):
     from transformers import AutoTokenizer
 
     folder = Path(folder)
-    pieces, settings = folder / "tokenizer.model", folder / "tokenizer_config.json"
-    has_json = (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file()
+    file, pieces, settings = (folder / f"tokenizer{end}" for end in (".json", ".model", "_config.json"))
+    has_json = file.is_file() or (folder / "vocab.json").is_file()
     if not has_json and (base := base_of(folder)):
         return load_tokenizer(base)
     if not has_json and not pieces.is_file():  # transformers would return an empty one
         raise InputError(f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model")
     is_code = settings.exists() and "auto_map" in read_json(settings)
     expect(not is_code, f"{settings}: auto_map", "Python code, which is never run", "none")
-    expected = None
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        if not has_json:
-            from sentencepiece import SentencePieceProcessor
-
-            expected = SentencePieceProcessor(model_file=str(pieces)).encode(PROBE)
+        if file.is_file():
+            return with_own_ids(tokenizer, folder)
+        expected = None if has_json else sentencepiece_ids(pieces)
     except Exception as error:  # of many kinds, even the KeyError of a missing field
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error
     # transformers splits double blanks otherwise in a Llama.
-    is_right = expected is None or tokenizer.encode(PROBE, add_special_tokens=False) == expected
+    is_right = expected in (None, tokenizer.encode(PROBE, add_special_tokens=False))
     expect(is_right, str(pieces), "ids other than SentencePiece's", "a tokenizer.json beside it")
     return tokenizer
+
+
+def with_own_ids(tokenizer, folder: Path):
+    """The tokenizer, or one by tokenizer.json alone where it has other ids than that file: for some names of
+    a class transformers makes its own rules of splitting, with which the model was not trained. The special
+    tokens, chat template and padding side of tokenizer_config.json are kept."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    own.no_truncation()  # a length to cut at or to pad to, which some files have, belongs to no text
+    own.no_padding()
+    ids = own.encode(PROBE, add_special_tokens=False).ids
+    own_id = {token: own.token_to_id(token) for token in tokenizer.all_special_tokens}
+    has_own = all(i in (None, tokenizer.convert_tokens_to_ids(token)) for token, i in own_id.items())
+    if has_own and tokenizer.encode(PROBE, add_special_tokens=False) == ids:
+        return tokenizer
+    name = type(tokenizer).__name__
+    print(f"tokenizer   {folder}: transformers' {name} splits text otherwise than tokenizer.json, which is used")
+    return PreTrainedTokenizerFast.from_pretrained(str(folder))
+
+
+def sentencepiece_ids(pieces: Path) -> list[int]:
+    """The ids of the probe by a tokenizer.model alone."""
+    from sentencepiece import SentencePieceProcessor
+
+    return SentencePieceProcessor(model_file=str(pieces)).encode(PROBE)
