@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError
 from prm_jax.data.critiques import CriticFormat, conversation
 from prm_jax.data.units import UNITS
-from prm_jax.launch.config import CONF, expect, one_of, parse
+from prm_jax.launch.config import CONF, expect, one_of, parse, store_defaults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Format:
         """A config's keys as those of this class: null is the default, and those beside `name: auto` change
         the chosen format."""
         given = {key: x for key, x in keys.items() if x is not None}
-        if keys.get("name") != "auto" or "changes" in keys:
+        if keys.get("name") != "auto" or "changes" in given:
             return given
         return {"name": "auto", "changes": {key: x for key, x in given.items() if key != "name"}}
 
@@ -97,7 +97,13 @@ def read_format(name: str, **changes) -> Format:
     """The format of conf/format/NAME.yaml, with changes of its keys."""
     paths = {path.stem: path for path in sorted(CONF.glob("format/*.yaml"))}
     expect(name in paths, "format", name, ", ".join(paths))
-    return parse(OmegaConf.merge(OmegaConf.load(paths[name]), changes), Format, "format")
+    keys = OmegaConf.load(paths[name])
+    keys.pop("defaults", None)  # of Hydra
+    return parse(OmegaConf.merge(keys, changes), Format, "format")
+
+
+# conf/format/judge.yaml and the other critics begin with it.
+store_defaults("critic_defaults", CriticFormat)
 
 
 @functools.cache

@@ -49,8 +49,7 @@ def has_default(field: dataclasses.Field) -> bool:
 def store_defaults(name: str, cls: type, group: str | None = None):
     """Gives Hydra the defaults of a config dataclass, and of those in it, as the node `name`, which stands
     first in the defaults list of its command: so a field with a default is a key without a line in YAML. Left
-    out are sections that read other keys than their fields (`from_keys`) or have many that are seldom set
-    (`is_open`: +SECTION.KEY=VALUE)."""
+    out are sections with many keys that are seldom set (`is_open`: +SECTION.KEY=VALUE)."""
     ConfigStore.instance().store(name=name, node=_defaults(cls), group=group)
 
 
@@ -61,7 +60,7 @@ def _defaults(cls: type) -> dict:
         if has_default(field):
             default = field.default_factory() if field.default is dataclasses.MISSING else field.default
             values[name] = dataclasses.asdict(default) if dataclasses.is_dataclass(default) else default
-        elif dataclasses.is_dataclass(hint) and not (hasattr(hint, "from_keys") or hasattr(hint, "is_open")):
+        elif dataclasses.is_dataclass(hint) and not hasattr(hint, "is_open"):
             values[name] = _defaults(hint)
     return values
 
@@ -111,7 +110,7 @@ def _value(value, hint, key: str):
             return {name: _value(x, inner[1], f"{key}.{name}") for name, x in value.items()}
         if origin is float and type(value) is int:
             value = float(value)
-        if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
+        if isinstance(value, origin) and (origin in (bool, object) or not isinstance(value, bool)):
             if origin is list:
                 is_flat = not any(x is None or isinstance(x, list | dict) for x in value)
                 expect(is_flat, key, value, "texts or numbers in the list")
