@@ -1,18 +1,23 @@
 """Marks: one a step, at the separator's last token, whatever the text."""
 
 import collections
+import dataclasses
+import json
 
+import hydra
 import numpy as np
 import pytest
 from conftest import real_data
+from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+import evaluate  # noqa: F401 (its keys)
 from prm_jax import InputError
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.examples import make_examples
 from prm_jax.formats import Encoded, Format, check_marks, encode, read_format, train_tokenizer
-from prm_jax.launch.config import parse
+from prm_jax.launch.config import CONF, parse
 
 PLAIN = Format("plain", "\n")
 AWKWARD = ("A full stop.", "two\nlines\n\nhere", "", "a separator \n inside", "naïve 数学 → ∑ ки", " ")
@@ -92,6 +97,43 @@ def test_a_trained_tokenizer_survives_saving_beside_a_qwen2_config(small, tmp_pa
     loaded = load_tokenizer(tmp_path)
     for text in (*AWKWARD, "a  b\n\n c's 123.\n"):
         assert loaded.encode(text) == small.encode(text), text
+
+
+@pytest.mark.parametrize("name", ["Qwen2Tokenizer", "GPT2Tokenizer", "LlamaTokenizerFast"])
+def test_ids_are_those_of_tokenizer_json_whatever_class_it_names(tmp_path, capsys, name):
+    """Runs of signs are words of their own, and three digits are one; a length is baked into the file."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    own = Tokenizer(models.BPE())
+    parts = pre_tokenizers.Split(Regex(r"\d{1,3}|[+*/=-]+|\s"), "isolated")
+    own.pre_tokenizer = pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    own.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "<e>"], initial_alphabet=alphabet)
+    own.train_from_iterator(["125 apples, so 125--7 == 118 apples"] * 9, trainer)
+    own.enable_truncation(3)
+    own.save(str(tmp_path / "tokenizer.json"))
+    own.no_truncation()
+    settings = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "<e>", "padding_side": "left"}
+    settings |= {"chat_template": "{{ messages[0].content }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    loaded = load_tokenizer(tmp_path)
+    text = "125 apples\n\n125--7 == 118<e>"
+    assert loaded(text, add_special_tokens=False)["input_ids"] == own.encode(text).ids
+    kept = loaded.bos_token, loaded.eos_token, loaded.padding_side, loaded.chat_template
+    assert kept == ("<s>", "<e>", "left", settings["chat_template"])
+    assert "tokenizer.json, which is used" in capsys.readouterr().out or name != "Qwen2Tokenizer"
+
+
+def test_every_key_of_a_format_is_a_key_of_the_configuration():
+    keys = {field.name for field in dataclasses.fields(Format)} - {"changes", "critic"}
+    assert OmegaConf.load(CONF / "format/auto.yaml").keys() == keys
+    changes = ["format=rlhflow", "format.number=A", "format.bos=false"]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        found = parse(hydra.compose("evaluate", changes).format, Format)
+        critic = parse(hydra.compose("evaluate", ["format=judge", "format.critic.no_before=-"]).format, Format)
+    assert found == dataclasses.replace(read_format("rlhflow"), number="A", bos=False)
+    assert critic.critic == dataclasses.replace(read_format("judge").critic, no_before="-")
 
 
 def test_wrong_marks_raise():

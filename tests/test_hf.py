@@ -464,12 +464,39 @@ def test_a_bad_config_is_one_line(tmp_path, tokenizer, changes, named):
     refuses(named, read)
 
 
+@pytest.mark.parametrize(
+    "file, said",
+    [
+        ("m/tiny-prm.Q8_0.gguf", "m/tiny-prm.Q8_0.gguf: is GGUF"),
+        ("m/pytorch_model-00001-of-00002.bin", "00002.bin: is a pickle"),
+        ("m/consolidated.pth", "consolidated.pth: is a pickle"),
+        ("m/onnx/model.onnx", "model.onnx: is ONNX"),
+        ("m/notes.md", "m: has no config.json"),
+        ("m.tar.gz", "m.tar.gz: is an archive"),
+        (None, "m: is empty"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named_for_what_it_is(tmp_path, file, said):
+    (tmp_path / "m" / "onnx").mkdir(parents=True)
+    if file:
+        (tmp_path / file).write_text("x")
+    if file != "m/onnx/model.onnx":
+        (tmp_path / "m" / "onnx").rmdir()
+    where = tmp_path / (file if file and "/" not in file else "m")
+    refuses(said, open_checkpoint, where, "best", None, "float32")
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "quantization"])
+def test_a_quantised_model_is_refused(tmp_path, tokenizer, key):
+    hf.save(tmp_path, PRM(dataclasses.replace(TINY, vocab=320), rngs=nnx.Rngs(0)), tokenizer)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: {"bits": 4, "quant_method": "gptq"}}))
+    refuses(f"config.json: {key}: got 'gptq'", open_checkpoint, tmp_path, "best", None, "float32")
+
+
 def test_files_that_are_missing_or_bad_are_one_line(tmp_path, tokenizer):
     refuses("config.json", hf_config.read_config, tmp_path)
     refuses("./nowhere", folders.locate, "./nowhere")
-    (tmp_path / "pytorch_model.bin").touch()
-    refuses("pytorch_model.bin", folders.open_tensors, tmp_path)
-    refuses("tokenizer.json", load_tokenizer, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     for name, text in (("tokenizer.model", ""), ("tokenizer.json", "{}")):
         (tmp_path / name).write_text(text)

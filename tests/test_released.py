@@ -706,10 +706,10 @@ def test_a_format_that_the_checkpoint_does_not_fit_is_refused(tmp_path, small, h
 
 def test_keys_beside_format_auto_change_the_format_that_is_found(tmp_path, small):
     make_checkpoint(tmp_path, "qwen2", small, {"score_head.weight": (3, D)})
-    keys = {"shift": 0, "separator": None, "label_kind": "unknown"}
+    keys = {"shift": 0, "separator": None, "label_kind": "unknown", "bos": False}
     auto = parse({"name": "auto"} | keys, Format, "format")
     found = open_checkpoint(tmp_path, "best", auto, "float32").format
-    assert found == dataclasses.replace(read_format("reasoneval"), shift=0, label_kind="unknown")
+    assert found == dataclasses.replace(read_format("reasoneval"), shift=0, label_kind="unknown", bos=False)
     for changes, key in (({"shift": "x"}, "format.shift"), ({"shfit": 1}, "format.shfit")):
         with pytest.raises(InputError, match=f"^{key}: "):
             open_checkpoint(tmp_path, "best", parse({"name": "auto"} | changes, Format, "format"), "float32")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import base_of
+from prm_jax.checkpoints.folders import base_of, no_checkpoint
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
 
@@ -21,7 +21,7 @@ def load_tokenizer(folder: str | Path):
     if not has_json and (base := base_of(folder)):
         return load_tokenizer(base)
     if not has_json and not pieces.is_file():  # transformers would return an empty one
-        raise InputError(f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model")
+        raise no_checkpoint(folder, "tokenizer.json, vocab.json or tokenizer.model")
     is_code = settings.exists() and "auto_map" in read_json(settings)
     expect(not is_code, f"{settings}: auto_map", "Python code, which is never run", "none")
     try:

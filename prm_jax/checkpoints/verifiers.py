@@ -112,8 +112,10 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
     expect(path, "checkpoint", name, "policy:NAME, where the data have no policy of their own")
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
-    requested = None if options.format is None or options.format.name == "auto" else options.format
-    fmt = policy_format(loaded.format or requested or read_format("plain"), loaded.tokenizer)
+    requested = options.format
+    if requested is None or requested.name == "auto":
+        requested = read_format("plain", **(requested and requested.changes or {}))
+    fmt = policy_format(loaded.format or requested, loaded.tokenizer)
     loaded = dataclasses.replace(loaded, format=fmt, name=name)
     return loaded.likelihood_scorer(options.rows, options.tokens)
 
