@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-import evaluate  # noqa: F401 (its keys)
+import train  # noqa: F401 (its keys)
 from prm_jax import InputError
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.examples import make_examples
@@ -130,8 +130,8 @@ def test_every_key_of_a_format_is_a_key_of_the_configuration():
     assert OmegaConf.load(CONF / "format/auto.yaml").keys() == keys
     changes = ["format=rlhflow", "format.number=A", "format.bos=false"]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        found = parse(hydra.compose("evaluate", changes).format, Format)
-        critic = parse(hydra.compose("evaluate", ["format=judge", "format.critic.no_before=-"]).format, Format)
+        found = parse(hydra.compose("train", changes).format, Format)
+        critic = parse(hydra.compose("train", ["format=judge", "format.critic.no_before=-"]).format, Format)
     assert found == dataclasses.replace(read_format("rlhflow"), number="A", bos=False)
     assert critic.critic == dataclasses.replace(read_format("judge").critic, no_before="-")
 
