@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import real_data
 from omegaconf import OmegaConf
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import train  # noqa: F401 (its keys)
@@ -102,8 +102,6 @@ def test_a_trained_tokenizer_survives_saving_beside_a_qwen2_config(small, tmp_pa
 @pytest.mark.parametrize("name", ["Qwen2Tokenizer", "GPT2Tokenizer", "LlamaTokenizerFast"])
 def test_ids_are_those_of_tokenizer_json_whatever_class_it_names(tmp_path, capsys, name):
     """Runs of signs are words of their own, and three digits are one; a length is baked into the file."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
     own = Tokenizer(models.BPE())
     parts = pre_tokenizers.Split(Regex(r"\d{1,3}|[+*/=-]+|\s"), "isolated")
     own.pre_tokenizer = pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(False, use_regex=False)])
