@@ -54,7 +54,9 @@ def with_own_ids(tokenizer, folder: Path):
     if has_own and tokenizer.encode(PROBE, add_special_tokens=False) == ids:
         return tokenizer
     name = type(tokenizer).__name__
-    print(f"tokenizer   {folder}: transformers' {name} splits text otherwise than tokenizer.json, which is used")
+    print(
+        f"tokenizer   {folder}: transformers' {name} splits text otherwise than tokenizer.json, which is used"
+    )
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
 
 
