@@ -47,11 +47,13 @@ def by_scorer(args) -> Labelled:
 
 def by_scores(args) -> Labelled:
     """Step scores that a pool holds, as probabilities."""
-    pool = read_pool(args.input, [args.scores])
+    pool = read_pool(args.input)
     labels = []
     for p in pool:
         unit = p.scores_unit.get(args.scores, "probability")
-        labels += [as_probability(c.step_scores[args.scores], unit) for c in p.candidates]
+        for c in p.candidates:
+            expect(args.scores in c.step_scores, "--scores", args.scores, "scores that all candidates have")
+            labels.append(as_probability(c.step_scores[args.scores], unit))
     return Labelled([s for p in pool for s in pool_solutions(p)], labels, None)
 
 

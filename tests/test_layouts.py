@@ -136,9 +136,8 @@ def test_rows_of_one_sample_are_joined_to_a_pool(tmp_path):
     assert read_pool(tmp_path / "table.parquet") == POOL
     path = write(tmp_path, *frame.to_dict("records"))  # with NaN for the answer that is missing
     assert "NaN" in path.read_text() and read_pool(path) == POOL
-    rows = [{"problem": "p", "steps": ["a"], "correct": right, "answer": "1"} for right in (True, False)]
-    [problem] = read_pool(write(tmp_path, *rows))
-    assert problem.candidates == (Candidate(("a",), correct=True), Candidate(("a",), correct=False))
+    [problem] = read_pool(write(tmp_path, {"problem": "p", "steps": ["#### 2"], "correct": 0, "answer": "1"}))
+    assert (problem.answer, problem.candidates) == ("1", (Candidate(("#### 2",), "2", False),))
     with pytest.raises(InputError, match="rows.jsonl line 2: answer: .*extracted_answer"):
         read_pool(write(tmp_path, TABLE[0], TABLE[0] | {"answer": "8"}))
 

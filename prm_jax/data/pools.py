@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from prm_jax.data.answers import extract, read_gold
 from prm_jax.data.rows import (
@@ -80,19 +80,15 @@ class Problem:
             expect(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
 
-def read_pool(path, names: Sequence[str] | None = None, **options) -> list[Problem]:
+def read_pool(path, **options) -> list[Problem]:
     """`iter_pool` as a list."""
-    return list(iter_pool(path, names, **options))
+    return list(iter_pool(path, **options))
 
 
 def iter_pool(
-    path,
-    names: Sequence[str] | None = None,
-    as_written: bool = False,
-    split_by: str | None = None,
-    columns: dict[str, str] | None = None,
+    path, as_written=False, split_by: str | None = None, columns: dict[str, str] | None = None
 ) -> Iterator[Problem]:
-    """Yields the problems of a pool file, with all step scores or only the required `names`.
+    """Yields the problems of a pool file.
 
     A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit
     ({name: unit}), task; problem and candidates are enough, a candidate may be a list of steps. Its steps may
@@ -105,7 +101,7 @@ def iter_pool(
     for number, row in read_rows(path, columns):
         place = row_place(path, number)
         with placed(place):
-            problem = parse_problem(row, names, as_written, split_by)
+            problem = parse_problem(row, as_written, split_by)
             if is_sample(row):
                 join_sample(samples, problem)
                 continue
@@ -117,18 +113,22 @@ def iter_pool(
 
 
 def join_sample(samples: dict[str, tuple[Problem, list]], sample: Problem):
-    """Adds a problem with one candidate to the others of this problem."""
+    """Adds a problem with one candidate to the others of this problem; its answer is read where none stands
+    beside its steps."""
+    (candidate,) = sample.candidates
+    if candidate.answer is None:
+        candidate = dataclasses.replace(candidate, answer=extract("\n".join(candidate.steps)))
     problem, candidates = samples.setdefault(" ".join(sample.id.split()), (sample, []))
     expected = f"{problem.answer!r} as before; the answer that a sample states is extracted_answer"
     expect(sample.answer == problem.answer, "answer", sample.answer, expected)
-    candidates += sample.candidates
+    candidates.append(candidate)
 
 
-def parse_problem(row: dict, names=None, as_written=False, split_by: str | None = None) -> Problem:
+def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
     id_name = first_name(row, "id", "problem_id", "unique_id")
     if is_sample(row):
-        id_name, candidates = "problem_id", [row | {"answer": None}]
+        id_name, candidates = "problem_id", [row | {"answer": None}]  # which is the problem's
     elif is_pool(row) and "candidates" not in row:
         candidates = whole_texts(row)
     else:
@@ -138,18 +138,15 @@ def parse_problem(row: dict, names=None, as_written=False, split_by: str | None 
         is_known = isinstance(candidate, dict | list)
         expect(is_known, f"candidates[{index}]", candidate, "an object or a list of steps")
         with placed(f"candidates[{index}].", ""):
-            parsed.append(parse_candidate(candidate, names, split_by))
-    gold, text = (
-        short_text(row, first_name(row, "gold", "answer")),
-        field(row, first_name(row, *PROBLEM), str),
-    )
-    units = optional(row, "scores_unit", dict) or {}
+            parsed.append(parse_candidate(candidate, split_by))
+    text = field(row, first_name(row, *PROBLEM), str)
+    gold = short_text(row, first_name(row, "gold", "answer"))
     return Problem(
         id=short_text(row, id_name) or text,
         problem=text,
         answer=gold if as_written else read_gold(gold),
         candidates=tuple(parsed),
-        scores_unit={name: unit for name, unit in units.items() if names is None or name in names},
+        scores_unit=optional(row, "scores_unit", dict) or {},
         task=optional(row, "task", str),
         policy_tokens=optional(row, "policy_tokens", int),
     )
@@ -166,29 +163,28 @@ def whole_texts(row: dict) -> list[dict]:
     return [{"response": text, "step_scores": x} for text, x in zip(completions, scores, strict=True)]
 
 
-def parse_candidate(row: dict | list, names: Sequence[str] | None, split_by: str | None) -> Candidate:
+def parse_candidate(row: dict | list, split_by: str | None) -> Candidate:
     """The candidate of an object of a pool, or of a list of steps."""
     row = {"steps": row} if isinstance(row, list) else row
-    stated = short_text(row, first_name(row, "extracted_answer", "answer"))
-    stored_name = first_name(row, "step_scores", "prm_step_scores", "scores")
-    if isinstance(row.get(stored_name), list):
-        row = row | {stored_name: {"prm": row[stored_name]}}
-    stored = optional(row, stored_name, dict) or {}
-    wanted = [name for name, score_T in stored.items() if score_T is not None] if names is None else names
-    step_scores = {name: tuple(field(stored, name, list, f"{stored_name}.")) for name in wanted}
-    if "steps" in row:
+    answer = short_text(row, first_name(row, "extracted_answer", "answer"))
+    scores_name = first_name(row, "step_scores", "prm_step_scores", "scores")
+    if isinstance(row.get(scores_name), list):
+        row = row | {scores_name: {"prm": row[scores_name]}}
+    stored = optional(row, scores_name, dict) or {}
+    names = [name for name, score_T in stored.items() if score_T is not None]
+    step_scores = {name: tuple(field(stored, name, list, f"{scores_name}.")) for name in names}
+    if row.get("steps") is not None:
         expect(not split_by, "split_by", split_by, "null: the candidates have steps")
         steps = texts(row, "steps")
     else:
-        text_name = first_name(row, *TEXT)
-        expected = f"a list of steps, or a text under {', '.join(TEXT)}"
-        expect(isinstance(row.get(text_name), str), "steps", row.get(text_name), expected)
-        steps, step_scores = cut_text(row[text_name], split_by, step_scores)
-        stated = extract(row[text_name]) if stated is None else stated
+        text = row.get(first_name(row, *TEXT))
+        expect(isinstance(text, str), "steps", text, f"a list of steps, or a text under {', '.join(TEXT)}")
+        steps, step_scores = cut_text(text, split_by, step_scores)
+        answer = extract(text) if answer is None else answer
     logp = optional(row, "logp", list)
     return Candidate(
         steps,
-        answer=stated,
+        answer=answer,
         correct=verdict(row, "correct"),
         finished=verdict(row, "finished") is not False,
         step_scores=step_scores,
