@@ -83,20 +83,14 @@ def test_a_repeat_counts_once_and_a_number_that_is_undefined_not_at_all(sweep):
     assert row["mean"] == pytest.approx(10.501) and row["n"] == 2 and "again" in str(table.left_out)
 
 
-def test_evaluations_of_a_sweep_are_drawn_against_the_settings_of_its_runs(tmp_path):
-    runs = []
-    for i in range(4):
-        setting = {"optimizer.lr": [1e-3, 1e-1][i // 2], "batch.rows": 32}
-        runs.append({"verifier": f"r{i}", "settings": setting, "train_seed": i % 2, "step_auroc": 0.5 + i})
-        runs[-1]["by_position"] = {"2": {"auroc": 0.1 * i}}
-    (tmp_path / "results.json").write_text(json.dumps({"runs": runs, "seed": 0}))
-    (tmp_path / ".hydra").mkdir()
-    stored = {"task": "steps", "batch": {"rows": 4}, "checkpoint": ["a"]}
-    OmegaConf.save(stored, tmp_path / ".hydra/config.yaml")
-    table = make_table(Config(str(tmp_path), x="optimizer.lr", y=["step_auroc", "by_position.2.auroc"]))
-    assert table.frame["mean"].round(3).tolist() == [1.0, 3.0, 0.05, 0.25]
-    found = sweeps.read_file(tmp_path / "results.json")[0].settings
-    assert found == {"task": "steps", "evaluate.batch.rows": 4, "seed": 0} | runs[0]["settings"]
+def test_evaluations_are_drawn_against_their_settings(tmp_path):
+    for i, rule in enumerate(("min", "prod")):
+        (tmp_path / rule / ".hydra").mkdir(parents=True)
+        OmegaConf.save({"aggregator": rule, "task": "steps"}, tmp_path / rule / ".hydra/config.yaml")
+        results = {"step_auroc": 0.5 + i, "by_position": {"2": {"auroc": 0.1 * i}}}
+        (tmp_path / rule / "results.json").write_text(json.dumps(results))
+    table = make_table(Config(str(tmp_path), y=["step_auroc", "by_position.2.auroc"]))
+    assert table.keys == ["aggregator"] and table.frame["mean"].tolist() == [0.5, 1.5, 0.0, 0.1]
 
 
 def test_lists_texts_and_nulls_are_settings_as_any_other(tmp_path):

@@ -10,18 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from prm_jax import InputError
 from prm_jax.figures import style
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json, read_lines
 
-# The files of runs, the first kind that has the numbers, and what is shown of it where no `y` is given.
-DEFAULT_Y = {
-    "metrics.jsonl": ("loss", "eval_loss"),
-    "summary.json": ("eval_loss", "eval_accuracy", "eval_step_auroc"),
-    "results.json": ("step_auroc", "first_error_f1"),
-}
+# What is shown where no `y` is given, as far as runs have it.
+LAST = ("eval_loss", "eval_accuracy", "eval_step_auroc", "step_auroc", "first_error_f1")
+CURVES = ("loss", "eval_loss")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +28,7 @@ class Config:
     over: tuple[str, ...] = ("seed",)  # settings that are averaged over; for folds: [data.fold]
 
 
-class Row(NamedTuple):  # a finished run, a step of one, or a verifier of an evaluation
+class Row(NamedTuple):  # a finished run, a step of one, or an evaluation
     name: str
     made: float  # time of the file's last change
     settings: dict  # {dotted key: value}, the seed among them
@@ -95,54 +91,32 @@ def make_table(cfg: Config) -> Table:
 def read_rows(cfg: Config) -> tuple[list[Row], pd.DataFrame, dict[str, str]]:
     """(rows, their numbers by the keys that are shown, {run without an end: why}) of all folders below
     `runs`."""
-    names = ["metrics.jsonl"] if cfg.x == "step" else ["summary.json", "results.json"]
-    rows, left_out = {name: [] for name in names}, {}
+    is_curve = cfg.x == "step"
+    names = ["metrics.jsonl"] if is_curve else ["summary.json", "results.json"]
+    rows, left_out = [], {}
     for root in map(Path, as_list(cfg.runs)):
         expect(root.is_dir(), "runs", str(root), "a folder")
         for folder in sorted(path.parent for path in root.rglob(".hydra")):
             files = [folder / name for name in names if (folder / name).exists()]
-            for file in files:
-                rows[file.name] += read_file(file)
-            if not files:
+            if files:
+                rows += read_file(files[0])
+            else:
                 left_out[str(folder)] = "not finished"
-    expect(any(rows.values()), "runs", cfg.runs, f"finished runs or evaluations; {len(left_out)} are not")
-    for name, found in rows.items():
-        numbers = pd.json_normalize([row.numbers for row in found])
-        asked = as_list(cfg.y) if cfg.y else [y for y in DEFAULT_Y[name] if y in numbers]
-        if found and set(asked) <= set(numbers):
-            return found, numbers[asked].apply(pd.to_numeric, errors="coerce"), left_out
-    raise InputError(f"y: got {cfg.y}, expected numbers of {' or '.join(names)}")
+    expect(rows, "runs", cfg.runs, f"finished runs or evaluations; {len(left_out)} are not")
+    numbers = pd.json_normalize([row.numbers for row in rows])
+    asked = as_list(cfg.y) if cfg.y else [y for y in (CURVES if is_curve else LAST) if y in numbers]
+    is_there = asked and set(asked) <= set(numbers)
+    expect(is_there, "y", cfg.y, f"numbers of {' or '.join(names)}")
+    return rows, numbers[asked].apply(pd.to_numeric, errors="coerce"), left_out
 
 
 def read_file(file: Path) -> list[Row]:
-    """A run, the steps of one, or each verifier of an evaluation."""
-    folder, made = file.parent, file.stat().st_mtime
-    own = run_folder.settings(folder) | {"seed": run_folder.run_config(folder).get("seed")}
+    """A run or an evaluation, or the steps of a run."""
+    name, made = str(file.parent), file.stat().st_mtime
+    own = run_folder.settings(file.parent) | {"seed": run_folder.run_config(file.parent).get("seed")}
     if file.name == "metrics.jsonl":
-        return [Row(str(folder), made, own | {"step": line["step"]}, line) for line in read_lines(file)]
-    results = read_json(file)
-    if file.name == "summary.json":
-        return [Row(str(folder), made, own, results)]
-    verifiers = results.get("runs", [])
-    for name, numbers in results.get("scorers", {}).items():
-        about = results.get("verifiers", {}).get(name, {})
-        verifiers.append(about | {"verifier": name, "scorer": numbers})
-    rows = []
-    for verifier in verifiers or [results.get("trained", {})]:
-        name = verifier.get("verifier", str(folder))
-        rows.append(Row(name, made, verifier_settings(own, verifier), results | verifier))
-    return rows
-
-
-def verifier_settings(evaluation: dict, verifier: dict) -> dict:
-    """The settings of a verifier's training, and beside them those of its evaluation, which are named
-    `evaluate.NAME` where the training has such a key too."""
-    trained = verifier.get("settings") or {}
-    settings = {f"evaluate.{key}" if key in trained else key: x for key, x in evaluation.items()} | trained
-    settings.pop("checkpoint", None)
-    if "scorer" in verifier and not trained:
-        settings["scorer"] = verifier["verifier"]
-    return settings | {"seed": verifier.get("train_seed", evaluation["seed"])}
+        return [Row(name, made, own | {"step": line["step"]}, line) for line in read_lines(file)]
+    return [Row(name, made, own, read_json(file))]
 
 
 def choose_x(settings: pd.DataFrame) -> str | None:
@@ -185,7 +159,7 @@ def as_text(row: pd.Series) -> str:
 
 def draw(table: Table, path: Path) -> Path:
     """Draws a panel a y, a line for each setting without x: means and their interval, as a band of learning
-    curves, else as bars with each run as a faint dot."""
+    curves, else as bars."""
     x, *others = table.keys or [None]
     frame = table.frame.assign(place=table.frame[x] if x else "", line="")
     if others:
@@ -198,7 +172,15 @@ def draw(table: Table, path: Path) -> Path:
     figure, axes = style.panels(1, len(ys), 3.2, 3.6 * len(ys) + 1.6)
     for panel, y in zip(axes[0], ys, strict=True):
         for i, (name, rows) in enumerate(frame[frame["y"] == y].groupby("line", sort=False)):
-            draw_line(panel, rows.sort_values("place"), name, i, x == "step", is_numeric)
+            look = style.line_style(i) | ({} if is_numeric else style.NO_LINE)
+            columns = rows.sort_values("place")[["place", "mean", "low", "high"]]
+            place, mean, low, high = columns.to_numpy(float).T
+            panel.plot(place, mean, label=style.plain(name), **look)
+            if x == "step":
+                style.band(panel, place, low, high, look)
+            else:
+                bars = [mean - low, high - mean]
+                panel.errorbar(place, mean, bars, fmt="none", ecolor=look["color"], capsize=2)
         if not is_numeric:
             panel.set_xticks(range(len(names)), [style.plain(str(name)) for name in names])
         elif x != "step" and min(names) > 0 and max(names) >= 10 * min(names):
@@ -208,22 +190,6 @@ def draw(table: Table, path: Path) -> Path:
     if others:
         axes[0, -1].legend(title=style.plain(",\n".join(others)), title_fontsize=7.5, **style.OUTSIDE)
     return style.save(figure, path)
-
-
-def draw_line(panel, rows: pd.DataFrame, name: str, i: int, is_curve: bool, is_numeric: bool):
-    """The means of one line of a panel, with their intervals."""
-    look = style.line_style(i)
-    if not is_numeric:
-        look |= style.NO_LINE
-    place, mean, low, high = rows[["place", "mean", "low", "high"]].to_numpy(float).T
-    panel.plot(place, mean, label=style.plain(name), **look)
-    if is_curve:
-        style.band(panel, place, low, high, look)
-        return
-    color = look["color"]
-    panel.errorbar(place, mean, [mean - low, high - mean], fmt="none", ecolor=color, capsize=2)
-    each = rows.explode("value")
-    panel.plot(each["place"], each["value"], ".", color=color, alpha=0.4, markersize=4)
 
 
 if __name__ == "__main__":
