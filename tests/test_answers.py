@@ -12,7 +12,8 @@ from conftest import real_data
 from prm_jax import InputError
 from prm_jax.data import grading
 from prm_jax.data.answers import extract
-from prm_jax.data.grading import Checker, as_number, count_apart, grade_pool, group_pool
+from prm_jax.data.grading import Checker, count_apart, grade_pool, group_pool
+from prm_jax.data.numbers import as_number
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import read_questions
 from prm_jax.data.rows import write_rows
@@ -78,6 +79,8 @@ def same(gold, answer, how):
         ("\\(\\boxed{a}\\), \\(\\boxed{b}\\)", "a, b"),
         ("\\boxed{6}\\text{ or }\\boxed{7}", "6, 7"),
         ("\\boxed{6}, \\boxed{6}", "6"),
+        ("\\boxed{3/4} or \\boxed{0.75}", "0.75"),
+        (r"\boxed{x = 2} \quad \text{or} \quad \boxed{x = 7}", "x = 2, x = 7"),
         ("\\boxed{6}. And \\boxed{7}", "7"),
         ("\\boxed{2 \\text{ km}} or \\boxed{2000 \\text{ m}}", "2000 \\text{ m}"),
     ],

@@ -16,7 +16,7 @@ from test_hf import torch_model
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.data.grading import as_number
+from prm_jax.data.numbers import as_number
 from prm_jax.data.pools import Candidate, iter_pool
 from prm_jax.data.questions import make_candidate, read_questions
 from prm_jax.data.rows import write_rows

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from prm_jax.data.numbers import DECIMAL, UNIT, as_number, normal
+
 # Marks of thoughts: DeepSeek-R1, Qwen and SmolLM3, their kin; Sky-T1; Kimi.
 THOUGHT_START = re.compile(r"<(?:think|thinking|thought)>|<\|begin_of_thought\|>|◁think▷")
 THOUGHT_END = re.compile(r"</(?:think|thinking|thought)>|<\|end_of_thought\|>|◁/think▷")
@@ -98,17 +100,14 @@ def boxed_answers(text: str) -> Iterator[str]:
         while boxes and are_joined(text, boxes[-1], box):
             box = boxes.pop()
             parts.insert(0, bare_answer(box.content))
-        yield ", ".join(dict.fromkeys(filter(None, parts)))
+        # \boxed{1/2} or \boxed{0.5} is one answer twice, as which the last counts.
+        distinct = {as_number(part) or normal(part): part for part in parts if part}
+        yield ", ".join(distinct.values())
 
 
-LONGEST_JOINT = 20  # characters between two boxes of one answer, such as `\), and \(x = `
-MARKS = re.compile(r"\\text|[\s$\\()\[\]{}]")
+LONGEST_JOINT = 40  # characters between two boxes of one answer, such as `\), and \(x = `
+MARKS = re.compile(r"\\text|\\q?quad|\\[,;:!]|[\s$\\()\[\]{}]")
 JOINT = re.compile(r"(?:[,;]|,?and|,?(?P<alternative>or))(?:[a-zA-Z]=)?")
-# A unit behind a number: ` dollars`, ` miles per hour`, `\text{ cm}^2`.
-UNIT = re.compile(
-    r"(?<=[\d}%])(?:(?:\s|\\[,;: ]|~)*\\(?:text\w*|mathrm|mbox)\s*\{[^{}\d]*\}(?:\^\{?\d\}?)?"
-    r"|\s+[a-zA-Z]{2,}(?:[ /-]+[a-zA-Z]+)*)[\s.]*$"
-)
 
 
 def are_joined(text: str, box: Box, following: Box) -> bool:
@@ -150,7 +149,6 @@ def stated_answers(text: str) -> Iterator[str]:
         yield formula[1] if formula else answer
 
 
-DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"  # 1,234.5 or 1234.5 or .5
 # A number or fraction that is no part of a word or of another number.
 MENTIONED = re.compile(
     rf"(?<![\w.,])-?(?:\\[dt]?frac\{{{DECIMAL}\}}\{{{DECIMAL}\}}|{DECIMAL}(?:/{DECIMAL})?)(?!\w)"

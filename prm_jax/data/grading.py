@@ -14,7 +14,6 @@ Every rule compares an answer of more than LONGEST characters as a string.
 import collections
 import contextlib
 import dataclasses
-import functools
 import importlib.metadata
 import io
 import logging
@@ -23,7 +22,8 @@ import signal
 from collections.abc import Sequence
 from fractions import Fraction
 
-from prm_jax.data.answers import DECIMAL, UNIT, extract
+from prm_jax.data.answers import extract
+from prm_jax.data.numbers import LONGEST, as_number, normal
 from prm_jax.launch.config import expect
 from prm_jax.launch.progress import progress
 
@@ -31,66 +31,6 @@ RULES = ("string", "number", "math")
 # unparsable: the texts differ, and one of them is not a number or expression, or is longer than LONGEST.
 VERDICTS = ("same", "different", "unparsable", "timeout", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
-LONGEST = 1000  # characters of an answer that is read as a number or an expression
-
-LOOKS = (  # what is replaced, by what
-    (r"−", "-"),
-    (r"\\!\s*", ""),
-    (r"\{,\}|(?<=\d)\\,\s*(?=\d{3}(?!\d))", ","),  # 11{,}000 and 11\,000 are 11,000
-    (r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
-    (r"\\(?:left|right)(?![a-zA-Z])\.?|\\[bB]igg?[lr]?(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])", ""),
-    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-    (r"\\frac\s*(\d)", r"\\frac{\1}"),  # \frac12 is \frac{1}{2}
-    (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
-    (r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1"),
-    (r"\\?\$", ""),
-    (r"\\%", "%"),
-    (r"°|\^\s*\{\s*\\circ\s*\}", r"^\\circ"),
-    (r"([\^_])\{(\w)\}", r"\1\2"),
-    (r"\s+", " "),
-    (r"(?<!\d) | (?!\d)", ""),  # but 1 1/2 is not 11/2
-)
-
-
-@functools.lru_cache(1 << 16)
-def normal(text: str) -> str:
-    """The text without what only changes its looks; equal results are equal answers by every rule."""
-    for pattern, new in LOOKS:
-        text = re.sub(pattern, new, text)
-    return text.rstrip(".")
-
-
-# 2 million, 2 squared and 3 halves are not 2 and 3.
-SCALE = re.compile(
-    r"(?:hundred|thousand|million|billion|trillion|dozen|pi|half|halves|squared|cubed|plus|minus)\b"
-)
-# A sign, a currency, a whole part before a fraction; \frac{top}{low}, value/by or value; a % or the like.
-NUMBER = re.compile(
-    rf"(?P<sign>[-+]?)[€£¥]?(?:(?P<whole>\d+)(?: ?(?=\\frac)| (?=\d+/)))?"
-    rf"(?:\\frac\{{(?P<top>-?{DECIMAL})\}}\{{(?P<low>-?{DECIMAL})\}}"
-    rf"|(?P<value>{DECIMAL})(?:/(?P<by>{DECIMAL}))?)"
-    r"(?:%|\^\\circ|[€£¥])?"
-)
-
-
-@functools.lru_cache(1 << 16)
-def as_number(text: str) -> Fraction | None:
-    """The exact value of a decimal, fraction or mixed number, None for anything else (1,00 and 1e5 too)."""
-    text = re.sub(r"\\?\$", "", text)
-    if len(text) > LONGEST:
-        return None
-    unit = UNIT.search(text)
-    if unit and not SCALE.search(unit[0]):
-        text = text[: unit.start()]
-    match = NUMBER.fullmatch(normal(text))
-    if not match:
-        return None
-    parts = (match["top"], match["low"]) if match["top"] else (match["value"], match["by"])
-    top, low = (Fraction((part or "1").replace(",", "")) for part in parts)
-    if low == 0:
-        return None
-    size = int(match["whole"] or 0) + top / low
-    return -size if match["sign"] == "-" else size
 
 
 def is_blank(answer: str | None) -> bool:
