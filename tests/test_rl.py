@@ -540,7 +540,7 @@ def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
     assert found.train[:2] == PROBLEMS and found.task is None
     assert len(found.train) == 8 and len(found.held_out) == 4
     said = lambda text: found.is_right(with_steps(rollouts[0], "3+2=5", text))
-    assert said("The answer is 6.0") and not said("The answer is 5") and not said("5*4=6")
+    assert said("The answer is 6.0") and said("5*4=6") and not said("The answer is 5") and not said("so")
     with pytest.raises(InputError, match=f"^{train}"):
         file_problems(str(train), str(train), open_grader("number"), 5)
 
