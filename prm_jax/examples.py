@@ -95,7 +95,7 @@ def encode_all(solutions, fmt: Format, tokenizer, **options) -> Iterator[tuple[S
 def row_limit(solutions: Packed, fmt: Format, tokenizer, positions: int) -> int:
     """Tokens that 99 in 100 solutions need, up to a multiple of 128, but at most `positions`, for which the
     model was made; of many solutions CHUNK are measured."""
-    some = solutions[:: math.ceil(len(solutions) / CHUNK)]
+    some = solutions[:: 1 + len(solutions) // CHUNK]
     lengths = [len(e.ids_L) for _, e in encode_all(some, fmt, tokenizer)]
     return min(128 * math.ceil(np.percentile(lengths, 99) / 128), positions)
 
