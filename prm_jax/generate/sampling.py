@@ -421,7 +421,7 @@ def policy_at_work(cfg: PolicyConfig, problem: str):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key means
     input: str
-    columns: dict[str, str] | None = None
+    columns: dict[str, str] | None
     n: Count
 
 

@@ -32,7 +32,7 @@ class EvalConfig:
 class RLConfig(EstimatorConfig, CommandConfig):
     input: str | None
     held_out: str | None
-    columns: dict[str, str] | None = None
+    columns: dict[str, str] | None
     checker: Annotated[str, checker_rule(CHECKERS)] | None
     apart: str | None
     policy: str
