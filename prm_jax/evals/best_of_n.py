@@ -70,7 +70,8 @@ class BestOfN(Task):
         pool = graded.arrays()
         for name, n in pool.lacking.items():
             print(f"scores      {name}: left out, {n} candidates have none")
-        stored = [cfg.scores] if isinstance(cfg.scores, str) else cfg.scores or list(pool.scores)
+        wanted = list(pool.scores) if cfg.scores is None else cfg.scores
+        stored = [wanted] if isinstance(wanted, str) else wanted
         for name in stored:
             expect(name in pool.scores, "scores", name, f"scores that all have: {', '.join(pool.scores)}")
         if checkpoints:
@@ -95,9 +96,7 @@ class BestOfN(Task):
         if n := results["graded_both_ways"]:
             print(f"note        {n} answers are graded right in one candidate and wrong in another")
         if n := results["votes_apart"]:
-            print(
-                f"note        {n} answers equal another one as numbers but vote apart; checker=number joins them"
-            )
+            print(f"note        {n} answers equal others as numbers; checker=number lets them vote as one")
         curves = {}
         for scorer, numbers in tables.items():
             curves[f"{scorer}, best of n ({results['headline'][scorer]})"] = numbers["best_of_n"]

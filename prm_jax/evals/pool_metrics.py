@@ -1,4 +1,5 @@
-"""Measures verifiers on a pool of candidates: selection and vote curves, intervals, paired tests, calibration.
+"""Measures verifiers on a pool of candidates: selection and vote curves, intervals, paired tests,
+calibration.
 
 Arrays in, one JSON-ready dict out (`pool_results`); the mathematics is in rerank.py, votes.py and stats.py.
 One protocol for every number: means over problems of expectations over the n-subsets of a problem's
@@ -165,8 +166,9 @@ class Measurement:
         return rows
 
     def lead(self) -> dict | None:
-        """The best verifier's selection of all candidates against the best of what was never taught to verify:
-        the blind choices, the vote, the policy's likelihood; paired by problem. None without a verifier."""
+        """The best verifier's selection of all candidates against the best of what was never taught to
+        verify: the blind choices, the vote, the policy's likelihood; paired by problem. None without a
+        verifier."""
         taught = {name: x for name, x in self.selections.items() if not name.startswith(f"{POLICY}.")}
         untaught = {name: x for name, x in self.selections.items() if name not in taught}
         untaught |= self.blind | {name: x for name, x in self.votes.items() if name == "majority"}

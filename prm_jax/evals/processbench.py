@@ -61,7 +61,8 @@ def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None =
     or without clean solutions has F1 nan, and so has the mean.
 
     `cross_fitted` are mean F1s at thresholds from other problems: of the verifier, and of rules that read
-    nothing ("the first step longer than c is wrong"); `lead`: F1 over the better rule's, paired by problem."""
+    nothing ("the first step longer than c is wrong"); `lead`: F1 over the better rule's, paired by
+    problem."""
     error = np.array([first_error(row.solution.labels) for row in rows])
     problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
     names = list(dict.fromkeys(row.group for row in rows))

@@ -120,8 +120,8 @@ class Search(Task):
 
 
 def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
-    """The problems of the key `input`, or fresh ones of the embedded task of the first run or of `data`, whose
-    own policy writes where the key `policy` names none."""
+    """The problems of the key `input`, or fresh ones of the embedded task of the first run or of `data`,
+    whose own policy writes where the key `policy` names none."""
     name, sampling = cfg.policy, cfg.sampling
     if cfg.input:
         expect(name, "policy", name, "the policy that searches the problems of input=FILE")

@@ -19,7 +19,8 @@ from prm_jax.figures.style import (
     size_axis,
 )
 
-WITHOUT_SCORER = {"majority": "--", "majority_right_as_one": ":", "oracle": "-."}  # rules and their dashes
+# Rules and their dashes.
+WITHOUT_SCORER = {"shortest": (0, (1, 4)), "majority": "--", "majority_right_as_one": ":", "oracle": "-."}
 NAMES = {"prm": "PRM", "orm": "ORM", "policy": "policy's likelihood"}
 TITLES = {  # {rule: the title of its panel}
     "best_of_n": "share of problems solved",
