@@ -236,10 +236,3 @@ def test_a_restated_right_step_pays_under_the_sum_form_and_not_under_the_min_for
         at_steps(ESTIMATORS["grpo_process"].f(*more), more)[0][0]
         > at_steps(ESTIMATORS["grpo_process"].f(*given), given)[0][0]
     )
-
-
-def test_filters_keep_what_they_say():
-    group_N = np.repeat([0, 1], 4)
-    right_N = np.array([1, 1, 1, 0, 0, 0, 0, 0])
-    assert advantages.keep_mixed(right_N, group_N).tolist() == [True] * 4 + [False] * 4
-    assert advantages.keep_mixed([0, 0.5, 1, 0.5, 1, 1, 1, 1], group_N).tolist() == [True] * 4 + [False] * 4

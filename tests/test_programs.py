@@ -86,13 +86,6 @@ def test_pure_on_main(given, form):
     assert_rows(estimate("pure", arrays(given), -0.1 * kl_NL, form=form), rows)
 
 
-def test_a_kl_of_one_step_is_not_the_return_of_all():
-    """Inside the softmin a penalty of 3 on the third step gave returns of -2.2 at every step."""
-    given = laid_out([0.9, 0.2, 0.8], tokens=[[1, 1, 1]])
-    found = estimate("pure", given, np.array([[0, 0, -3.0]]))[0]
-    assert found == pytest.approx([0.2021 - 3, 0.2013 - 3, 0.002 - 3], abs=1e-4)
-
-
 def test_reinforce_plus_plus_has_the_kl_at_its_tokens(given):
     rewards, _, outcome, _ = given
     kl_NL = np.random.default_rng(0).normal(size=arrays(given)[3].shape)

@@ -45,7 +45,7 @@ from prm_jax.tasks.checkers import open_grader
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
 REWARD = RewardConfig(
-    **dict.fromkeys(("steps", "prm", "orm", "length", "own"), 0.0),
+    **dict.fromkeys(("steps", "prm", "orm", "own"), 0.0),
     **dict.fromkeys(("prm_checkpoint", "orm_checkpoint", "own_function")),
     answer=1.0,
     prm_form="signed",
@@ -330,12 +330,10 @@ def test_sources_give_what_they_say(policy, rollouts, tmp_path):
     reward = lambda name, **more: make_rewards(policy, own_function=f"{tmp_path}/mine.py:{name}", **more)(
         given
     )
-    found = reward("brevity", own=1.0, steps=2.0, length=-80.0)
+    found = reward("brevity", own=1.0, steps=2.0)
     assert found.scores.right_N.tolist() == [1, 1, 0]
     assert found.step_NT.tolist() == [[1.5, 1.5], [-2.5, -2.5], [1.5, 1.5]]  # both lines of luck are wrong
-    n_tokens = len(rollouts[0].ids_L)
-    assert found.outcome_N == pytest.approx([1 - n_tokens, 1 - n_tokens, -n_tokens])
-    assert found.means["reward_own"] == -1.0
+    assert found.outcome_N.tolist() == [1, 1, 0] and found.means["reward_own"] == -1.0
     found = reward("first", own=10.0)
     assert found.outcome_N.tolist() == [11, 1, 10] and not found.step_NT.any()
 

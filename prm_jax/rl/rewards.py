@@ -32,7 +32,6 @@ class RolloutScores(NamedTuple):
     prm_reward: list[np.ndarray] | None  # the same in the form reward.prm_form
     orm: list[np.ndarray] | None  # log-odds of the outcome model after each step
     custom: Callable | None  # the user's function
-    max_tokens: int
 
 
 def exact_steps(rollouts, scores: RolloutScores) -> list[np.ndarray]:
@@ -47,17 +46,11 @@ def orm_last(rollouts, scores: RolloutScores) -> np.ndarray:
     return np.array([probability(log_odds_T[-1]) for log_odds_T in scores.orm])
 
 
-def length(rollouts, scores: RolloutScores) -> np.ndarray:
-    """Tokens as a share of max_tokens; a negative weight asks for short responses."""
-    return np.array([len(r.ids_L) / scores.max_tokens for r in rollouts])
-
-
 SOURCES = {
     "answer": lambda rollouts, scores: scores.right_N,
     "steps": exact_steps,
     "prm": lambda rollouts, scores: scores.prm_reward,
     "orm": orm_last,
-    "length": length,
     "own": lambda rollouts, scores: scores.custom(rollouts),
 }
 NEEDS = {"prm": "prm_checkpoint", "orm": "orm_checkpoint", "own": "own_function"}
@@ -77,7 +70,6 @@ class RewardConfig:  # weights of SOURCES, and what some of them ask; conf/rl.ya
     steps: Finite
     prm: Finite
     orm: Finite
-    length: Finite
     own: Finite
     prm_checkpoint: str | None
     prm_form: Annotated[str, one_of(FORMS)]
@@ -154,7 +146,6 @@ class Rewards:
             prm_reward=self.prm_rewards(prm, right_N) if prm else None,
             orm=self.orm and score(self.orm, self.policy, rollouts),
             custom=self.custom,
-            max_tokens=self.policy.sampling.max_tokens,
         )
 
     def prm_rewards(self, log_odds: list[np.ndarray], right_N: np.ndarray) -> list[np.ndarray]:
