@@ -15,7 +15,7 @@ from jax.export import DisabledSafetyCheck, export
 
 from prm_jax import bench
 from prm_jax.attention import attend, dense
-from prm_jax.generate.sampling import Sampling, decode_loop, first_token, prefill
+from prm_jax.generate.sampling import Sampling, Stops, decode_loop, first_token, prefill
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.packing import pack_batch
 from prm_jax.scoring import step_log_odds
@@ -95,12 +95,13 @@ def test_training_scoring_and_sampling_lower(lowered):
     lm = dataclasses.replace(shape, head="none", lm_head=True)
     model = abstract_model(lm)
     i32, sampling = lambda *shape: ShapeDtypeStruct(shape, jnp.int32), Sampling(1.0, None, 1.0, 256)
-    prompts, stop_V = (model, i32(4, 128), i32(4)), ShapeDtypeStruct((lm.vocab,), bool)
+    prompts = model, i32(4, 128), i32(4)
+    stops = Stops(*[ShapeDtypeStruct((lm.vocab,), bool)] * 2)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 64))
     rows = {"prompt": i32(64), "first": i32(64), "is_real": ShapeDtypeStruct((64,), bool), "key": keys}
     x_PD, cache = jax.eval_shape(prefill, *prompts)
-    first = model, x_PD, cache, rows, stop_V, sampling
+    first = model, x_PD, cache, rows, stops, sampling
     state, _ = first_token.eval_shape(*first)
-    loop = model, state, rows, 1, stop_V, 63, sampling
+    loop = model, state, rows, 1, stops, 63, sampling
     for f, args in ((prefill, prompts), (first_token, first), (decode_loop, loop)):
         assert "stablehlo" in lowered(f, *args)[1]

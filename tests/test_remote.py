@@ -177,6 +177,16 @@ def test_a_chat_template_writes_the_prompts_of_a_server(stub, tmp_path):
             stub.policy(**wrong)
 
 
+def test_a_blank_line_of_a_server_is_no_step(stub):
+    blank, step = {"stop_reason": "\n", "tokens": 1}, {"stop_reason": "\n", "tokens": 4}
+    stub.script = [(200, answer("", **blank)), (200, answer("3+4=7", **step))]
+    ((found,),) = stub.policy().extend([("4?", ("1",))], 1, "step", KEY)
+    assert (found.text, found.finish_reason, len(found.ids_L)) == ("\n3+4=7\n", "stop", 5)
+    assert [(b["prompt"], b["max_tokens"]) for b in stub.bodies] == [("4?1\n", 60), ("4?1\n\n", 59)]
+    stub.script = [(200, answer("", **blank))] * 20
+    assert stub.policy().extend([("4?", ())], 1, "step", KEY)[0][0].finish_reason == "length"
+
+
 def test_sglang_names_what_stopped_it_and_gives_log_probabilities_of_the_tempered_law(stub):
     stub.models = 200, {"data": [{"id": "m", "owned_by": "sglang"}]}
     stub.script = [(200, answer("1+2=3", matched_stop="\n")), (200, answer("7", matched_stop=151645))]

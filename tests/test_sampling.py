@@ -219,6 +219,32 @@ def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
         odd.extend([("4?", ())], 1, "step", jax.random.key(0))
 
 
+def test_a_blank_line_is_no_step(tmp_path, tokenizer):
+    """A model that writes a line end, a 4, a line end, ...: instruct models put blank lines between steps, and
+    a search would ask for the next step forever."""
+    import torch
+
+    theirs = torch_model(vocab_size=280, hidden_size=288, num_hidden_layers=1)
+    four, line_end = (tokenizer.encode(text)[0] for text in ("4", "\n"))
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.fill_(float("norm" in name))
+        theirs.model.embed_tokens.weight[:] = torch.eye(280, 288)
+        theirs.lm_head.weight[line_end] = 1 - torch.eye(280, 288)[line_end]
+        theirs.lm_head.weight[four, line_end] = 1
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    lines = sampling.open_policy(
+        tmp_path, "best", PLAIN, "float32", dataclasses.replace(ANY, temperature=0.0), 4
+    )
+    ((step,), (other,)) = lines.extend([("4", ()), ("4?", ("4",))], 1, "step", jax.random.key(0))
+    assert (step.text, step.finish_reason) == ("\n4\n", "stop") and len(step.ids_L) == 3
+    assert (other.text, other.finish_reason) == ("4\n", "stop")
+    one = dataclasses.replace(lines, sampling=dataclasses.replace(lines.sampling, max_tokens=1))
+    ((cut,),) = one.extend([("4", ())], 1, "step", jax.random.key(0))
+    assert (cut.text, cut.finish_reason) == ("\n", "length")
+
+
 def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokenizer):
     whole = encode(PLAIN, tokenizer, [("4 + 3?", ("4+3=7", "done"))])[0]
     prefixes = [("4 + 3?", ()), ("4 + 3?", ("4+3=7",)), ("4 + 3?", ("4+3=7", "done"))]

@@ -121,8 +121,8 @@ class Critic:
         self.ask([(draft, question) for draft, question in asked if question is not None])
         stats.critiques += len(drafts)
         stats.tokens += sum(len(draft.written.ids_L) for draft in drafts if draft.written)
-        stats.no_verdict += sum(is_lost)
-        stats.forced += sum(is_lost) if c.force is not None else 0
+        stats.no_verdict += int(sum(is_lost))
+        stats.forced += int(sum(is_lost)) if c.force is not None else 0
         for draft in drafts:  # what nobody asks for again
             draft.prompt = ""
             draft.written = None

@@ -40,6 +40,7 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.progress import progress
 from prm_jax.protocols import Continuation, Prefix
 
+MAX_BLANK = 8  # blank lines in a row, after which a step is cut
 # The client's errors, and those of reading an answer that is not in the protocol's form.
 FAILURES = (openai.OpenAIError, ValueError, TypeError, AttributeError, LookupError)
 
@@ -160,10 +161,17 @@ class RemotePolicy:
         return groups
 
     def ask(self, prompt: str, seed: int, stop: str) -> Continuation:
-        """One sample; InputError where there is none."""
-        stops = {"stop": [self.format.separator]} if stop == "step" else {}
-        read = lambda answer: self.continuation(answer, stop)
-        return self.complete(prompt, read, seed=seed, **stops, **self.fields)
+        """One sample; InputError where there is none. A blank line is no step: what follows is asked, too."""
+        fields = self.fields | ({"stop": [self.format.separator]} if stop == "step" else {})
+        parts: list[Continuation] = []
+        while len(parts) < MAX_BLANK and fields["max_tokens"] > 0:
+            before = "".join(part.text for part in parts)
+            part = self.complete(prompt + before, lambda x: self.continuation(x, stop), seed=seed, **fields)
+            parts.append(part)
+            fields["max_tokens"] -= len(part.ids_L)
+            if part.finish_reason != "stop" or part.text.strip():
+                return join_parts(parts)
+        return dataclasses.replace(join_parts(parts), finish_reason="length")
 
     def complete(self, prompt: str, read: Callable, **fields):
         """read(answer) of one completion; InputError where the request or the reading fails."""
@@ -205,6 +213,17 @@ class RemotePolicy:
             raise ValueError("no stop_reason or matched_stop says whether the step or the text ended")
         is_step = separator in [choice.model_extra[name] for name in said]
         return (text + separator, "stop") if is_step else (text, "eos")
+
+
+def join_parts(parts: Sequence[Continuation]) -> Continuation:
+    """Blank lines and the step behind them as one continuation."""
+    *blank, last = parts
+    if not blank:
+        return last
+    ids_L = np.concatenate([part.ids_L for part in parts])
+    logp_L = np.concatenate([part.logp_L for part in parts])
+    logp_T = (float(logp_L.sum()),) if last.logp_T and len(last.logp_T) == 1 else None
+    return Continuation(ids_L, logp_L, "".join(part.text for part in parts), last.finish_reason, logp_T)
 
 
 def reason(error: Exception) -> str:

@@ -97,18 +97,30 @@ def prefill(model: PRM, ids_PL, first_P):
     return x_PLD[:, -1], cache
 
 
+class Stops(NamedTuple):
+    """The tokens that end a continuation."""
+
+    stop_V: np.ndarray
+    blank_V: np.ndarray  # those that end it only behind a text: a step is not a blank line
+
+    def end(self, id_B, wrote_B):
+        """Which rows a token ends, given which have a text before it."""
+        return self.stop_V[id_B] & (wrote_B | ~self.blank_V[id_B])
+
+
 @functools.partial(jax.jit, static_argnames="sampling")
-def first_token(model: PRM, x_PD, cache, rows, stop_V, sampling: Sampling):
-    """The first tokens after the rows' prompts: (cache, id_B, done_B), (id_B, logp_B)."""
+def first_token(model: PRM, x_PD, cache, rows, stops: Stops, sampling: Sampling):
+    """The first tokens after the rows' prompts: (cache, id_B, done_B, wrote_B), (id_B, logp_B)."""
     id_B, logp_B = sample_token(model, x_PD[rows["prompt"]], uniforms(rows["key"], 0, 1)[0], sampling)
-    state = cache.take(rows["prompt"]), id_B, ~rows["is_real"] | stop_V[id_B]
+    done_B = ~rows["is_real"] | stops.end(id_B, False)
+    state = cache.take(rows["prompt"]), id_B, done_B, ~stops.blank_V[id_B]
     return state, mesh.replicate((id_B, logp_B))
 
 
 @functools.partial(jax.jit, static_argnames=("slots", "sampling"))
-def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
+def decode_loop(model: PRM, state, rows, t, stops: Stops, slots: int, sampling: Sampling):
     """Up to `slots` more tokens of each row from position t on: state, (id_tB, logp_tB, are all done)."""
-    model, (cache, id_B, done_B) = for_decoding(model), state
+    model, (cache, id_B, done_B, wrote_B) = for_decoding(model), state
     cache, place_B = cache.grow(slots), jnp.full_like(id_B[:, None], ALWAYS)
     uniform_tB = uniforms(rows["key"], t, slots)
     pos_tB = cache.length + jnp.arange(slots)[:, None] - rows["first"]
@@ -116,19 +128,21 @@ def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampli
     empty = jnp.zeros_like(uniform_tB, jnp.int32), jnp.zeros_like(uniform_tB)
 
     def is_unfinished(carry):
-        i, _, _, done_B, _ = carry
+        i, _, _, done_B, _, _ = carry
         return (i < slots) & ~done_B.all()
 
     def step(carry):
-        i, cache, id_B, done_B, out = carry
+        i, cache, id_B, done_B, wrote_B, out = carry
         ropes_B11k = jax.tree.map(lambda x_tB1k: x_tB1k[i][:, None], ropes_tB1k)
         x_B1D, cache = model(id_B[:, None], pos_tB[i][:, None], place_B, cache=cache, ropes=ropes_B11k)
         new = sample_token(model, x_B1D[:, 0], uniform_tB[i], sampling)
         out = tuple(x_tB.at[i].set(x_B) for x_tB, x_B in zip(out, new, strict=True))
-        return i + 1, cache, new[0], done_B | stop_V[new[0]], out
+        done_B |= stops.end(new[0], wrote_B)
+        return i + 1, cache, new[0], done_B, wrote_B | ~stops.blank_V[new[0]], out
 
-    _, cache, id_B, done_B, out = jax.lax.while_loop(is_unfinished, step, (0, cache, id_B, done_B, empty))
-    return (cache, id_B, done_B), mesh.replicate((*out, done_B.all()))
+    start = 0, cache, id_B, done_B, wrote_B, empty
+    _, *state, out = jax.lax.while_loop(is_unfinished, step, start)
+    return tuple(state), mesh.replicate((*out, state[2].all()))
 
 
 class Row(NamedTuple):
@@ -176,6 +190,12 @@ class Policy:
         return {"end": end_V, "step": end_V | step_V if step_V.any() else None}
 
     @functools.cached_property
+    def blank_V(self) -> np.ndarray:
+        """Whether a token is white space alone."""
+        is_end_V = np.isin(np.arange(self.model.cfg.vocab), self.eos_ids)
+        return ~is_end_V & np.array([not text.strip() for text in self.token_texts])
+
+    @functools.cached_property
     def token_texts(self) -> list[str]:
         """The text of each id; none of one that ends a text, or that the tokenizer does not know."""
         known = min(len(self.tokenizer), self.model.cfg.vocab)
@@ -201,6 +221,7 @@ class Policy:
         stop_V = self.stop_masks[stop]
         expected = f"a text within one token of {self.name}"
         expect(stop_V is not None, "format.separator", self.format.separator, expected)
+        stops = Stops(stop_V, self.blank_V)
         mesh.check_divides(self.model.cfg, self.batch_rows, "batch_rows")
         number_P = policies.prefix_numbers(first, len(prefixes))
         requests = collections.defaultdict(list)  # distinct ids, which are computed once -> their prefixes
@@ -213,7 +234,7 @@ class Policy:
                 rows = []
                 for p, ids in enumerate(group):
                     rows += [Row(p, i, j) for i in requests[ids] for j in range(n)]
-                decoded = self.decode(group, rows, L, stop_V, key, number_P, CACHE_GROWTH[stop])
+                decoded = self.decode(group, rows, L, stops, key, number_P, CACHE_GROWTH[stop])
                 for row, (ids_L, logp_L) in zip(rows, decoded, strict=True):
                     samples[row.prefix][row.sample] = self.continuation(ids_L, logp_L, stop_V)
         self.stats.seconds += time.perf_counter() - start
@@ -238,7 +259,7 @@ class Policy:
         rows = max(1, min(32, 512 // tokens), 1 << (n - 1).bit_length())
         return min(self.batch_rows, -(-rows // mesh.row_shards()) * mesh.row_shards())
 
-    def decode(self, group: list[tuple], rows: list[Row], L: int, stop_V, key, number_P, stage: int):
+    def decode(self, group: list[tuple], rows: list[Row], L: int, stops: Stops, key, number_P, stage: int):
         """Yields (ids, log-probabilities) of each row, cut where it stopped."""
         P = self.bucket_rows(len(group), L)
         ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
@@ -255,23 +276,24 @@ class Policy:
             batch["key"] = np.asarray(jax.random.key_data(sample_keys(key, number_P[prefix_B], sample_B)))
             batch = mesh.shard_batch(batch, B)
             batch["key"] = jax.random.wrap_key_data(batch["key"])
-            yield from self.decode_rows(x_PD, cache, batch, len(part), L, stop_V, stage)
+            yield from self.decode_rows(x_PD, cache, batch, len(part), L, stops, stage)
 
-    def decode_rows(self, x_PD, cache, batch, n_rows: int, L: int, stop_V, stage: int):
+    def decode_rows(self, x_PD, cache, batch, n_rows: int, L: int, stops: Stops, stage: int):
         """The first n_rows of a batch as in `decode`; the others are padding."""
         s = self.sampling
-        state, (id_B, logp_B) = first_token(self.model, x_PD, cache, batch, stop_V, s)
+        state, (id_B, logp_B) = first_token(self.model, x_PD, cache, batch, stops, s)
         ids = [id_B[None]]
         logps = [logp_B[None]]
         t, all_done = 1, False
         while t < s.max_tokens and not all_done:
             slots = min(max(t, stage - 1), s.max_tokens - t)
-            state, (id_tB, logp_tB, all_done) = decode_loop(self.model, state, batch, t, stop_V, slots, s)
+            state, (id_tB, logp_tB, all_done) = decode_loop(self.model, state, batch, t, stops, slots, s)
             ids.append(id_tB)
             logps.append(logp_tB)
             t += slots
         id_Bt, logp_Bt = (np.concatenate(x).T[:n_rows] for x in (ids, logps))
-        stops_Bt = stop_V[id_Bt]
+        wrote_Bt = np.maximum.accumulate(~stops.blank_V[id_Bt], axis=1)
+        stops_Bt = stops.end(id_Bt, np.pad(wrote_Bt, ((0, 0), (1, 0)))[:, :-1])
         n_B = np.where(stops_Bt.any(1), stops_Bt.argmax(1) + 1, id_Bt.shape[1])
         expect(not np.isnan(logp_Bt).any(), self.name, "nan as a log-probability", "numbers")
         self.stats.continuations += n_rows
@@ -280,8 +302,10 @@ class Policy:
 
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
         is_end = ids_L[-1] in self.eos_ids
-        reason = "eos" if is_end else "stop" if stop_V[ids_L[-1]] else "length"
         text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end], clean_up_tokenization_spaces=False)
+        reason = "length"
+        if stop_V[ids_L[-1]] and (is_end or text.strip()):
+            reason = "eos" if is_end else "stop"
         logp_T = step_sums(self.format, [self.token_texts[i] for i in ids_L], logp_L, text)
         return Continuation(ids_L, logp_L, text, reason, logp_T)
 
