@@ -126,17 +126,12 @@ class Weights:
     def source(self, key: str, pattern: str, shape: tuple[int, ...]) -> Source:
         """The tensors of a pattern, stacked on the first axes."""
         n_stacked, transposed, less_one = pattern.count("{}"), is_transposed(key), is_less_one(key, self.cfg)
+        inner = shape[n_stacked:]
         names, dtypes = np.empty(shape[:n_stacked], object), []
         for place in places(pattern, self.cfg):
-            name = names[place] = pattern.format(*place)
-            if name not in self.tensors:
-                raise InputError(f"{self.folder}: tensor {name}: missing, it is {key} of this config.json")
-            stored, dtype = tuple(self.tensors[name].get_shape()), self.tensors[name].get_dtype()
-            expected = shape[n_stacked:][::-1] if transposed else shape[n_stacked:]
-            expect(stored == expected, f"{self.folder}: tensor {name}: shape", stored, f"{expected} ({key})")
-            expect(dtype in DTYPES, f"{self.folder}: tensor {name}: type", dtype, ", ".join(DTYPES))
-            dtypes.append(np.float32 if less_one else DTYPES[dtype])
-            self.used.add(name)
+            names[place] = pattern.format(*place)
+            dtype = self.check(names[place], key, inner[::-1] if transposed else inner)
+            dtypes.append(np.float32 if less_one else dtype)
 
         def read(index, out):
             chosen, inner = np.asarray(names[index[:n_stacked]], object), index[n_stacked:]
@@ -149,10 +144,21 @@ class Weights:
 
         return Source(functools.reduce(jnp.promote_types, dtypes), read)
 
+    def check(self, name: str, key: str, shape: tuple[int, ...]) -> np.dtype:
+        """The type of the tensor of a parameter; InputError where it is missing, or of another shape."""
+        where = f"{self.folder}: tensor {name}"
+        if name not in self.tensors:
+            raise InputError(f"{where}: missing, it is {key} of this config.json")
+        stored, dtype = tuple(self.tensors[name].get_shape()), self.tensors[name].get_dtype()
+        expect(stored == shape, f"{where}: shape", stored, f"{shape} ({key})")
+        expect(dtype in DTYPES, f"{where}: type", dtype, ", ".join(DTYPES))
+        self.used.add(name)
+        return DTYPES[dtype]
+
     def verdict_rows(self, verdicts: tuple[int, int]) -> Source:
         """w_head from two rows of the vocabulary projection."""
         name = self.prefix + TOP["embed"] if self.cfg.tied else HEAD["unembed"]
-        self.source("embed", name, (self.cfg.vocab, self.cfg.dim))
+        self.check(name, "w_head", (self.cfg.vocab, self.cfg.dim))
         row_CD = np.concatenate([self.tensors[name][i : i + 1] for i in verdicts])
         return from_array(self.cfg.logit_scale * row_CD.T)
 
