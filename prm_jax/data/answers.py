@@ -106,6 +106,7 @@ def boxed_answers(text: str) -> Iterator[str]:
 
 
 LONGEST_JOINT = 40  # characters between two boxes of one answer, such as `\), and \(x = `
+# Between them, without these marks of formulas, stands `,` or `and` or `,or` and maybe `x=`.
 MARKS = re.compile(r"\\text|\\q?quad|\\[,;:!]|[\s$\\()\[\]{}]")
 JOINT = re.compile(r"(?:[,;]|,?and|,?(?P<alternative>or))(?:[a-zA-Z]=)?")
 
