@@ -135,7 +135,8 @@ def make_examples(
             counts["without_target_dropped"] += 1
             continue
         examples.append(example)
-    expect(examples, "data", "a split without targets", f"some for objective={objective}")
+    lost = {name: n for name, n in counts.items() if n}
+    expect(examples, "data", f"a split that keeps no solution: {lost}", f"targets for objective={objective}")
     counts["characters_without_token"] = unwritten.total()
     if unwritten:
         print(f"note        {unwritten_note(unwritten)}, so the model does not see them")
