@@ -5,7 +5,7 @@ import json
 
 import pandas as pd
 import pytest
-from conftest import printed
+from conftest import printed, real_data
 
 import evaluate
 import train
@@ -140,6 +140,22 @@ def test_rows_of_one_sample_are_joined_to_a_pool(tmp_path):
     assert (problem.answer, problem.candidates) == ("1", (Candidate(("#### 2",), "2", False),))
     with pytest.raises(InputError, match="rows.jsonl line 2: answer: .*extracted_answer"):
         read_pool(write(tmp_path, TABLE[0], TABLE[0] | {"answer": "8"}))
+
+
+def test_lists_beside_whole_texts(tmp_path):
+    row = {"prompt": "2+5?", "texts": ["2+5\n\n7", "8"], "label": [1, 0], "preds": [7, None], "answer": 7}
+    columns = {"problem": "prompt", "completions": "texts", "correct": "label", "answers": "preds"}
+    [problem] = read_pool(write(tmp_path, row), columns=columns)
+    assert problem.candidates == (Candidate(("2+5", "7"), "7", True), Candidate(("8",), None, False))
+    with pytest.raises(InputError, match="rows.jsonl line 1: correct: "):
+        read_pool(write(tmp_path, row | {"label": [1]}), columns=columns)
+
+
+def test_lists_of_a_real_file():
+    columns = {"problem": "question", "completions": "code", "correct": "score", "answers": "pred"}
+    pool = read_pool(real_data("bon_math_qwen_maj/math_cot_100.jsonl"), columns=columns)
+    right = [[c.correct for c in problem.candidates] for problem in pool]
+    assert (len(pool), sum(map(sum, right)), sum(map(any, right))) == (100, 728, 96)  # as published
 
 
 @pytest.mark.parametrize("right", [1, 1.0, True, "true", "True", "1"])

@@ -153,14 +153,15 @@ def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> P
 
 
 def whole_texts(row: dict) -> list[dict]:
-    """The candidates of a row of search-and-learn: texts under completions, lists of step scores under
-    scores."""
-    completions = texts(row, "completions")
-    scores = optional(row, "scores", list) or [None] * len(completions)
-    expect(len(scores) == len(completions), "scores", len(scores), f"{len(completions)}, one a completion")
-    for index, x in enumerate(scores):
-        expect(isinstance(x, list | None), f"scores[{index}]", x, "a list with a number of each step")
-    return [{"response": text, "step_scores": x} for text, x in zip(completions, scores, strict=True)]
+    """The candidates of a row with texts under completions, as search-and-learn writes it; lists beside it have
+    a value of each: scores (of its steps), correct, answers."""
+    candidates = [{"response": text} for text in texts(row, "completions")]
+    for name, part in {"scores": "step_scores", "correct": "correct", "answers": "answer"}.items():
+        values = optional(row, name, list) or [None] * len(candidates)
+        expect(len(values) == len(candidates), name, len(values), f"{len(candidates)}, one a completion")
+        for candidate, value in zip(candidates, values, strict=True):
+            candidate[part] = value
+    return candidates
 
 
 def parse_candidate(row: dict | list, split_by: str | None) -> Candidate:

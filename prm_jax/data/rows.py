@@ -192,8 +192,9 @@ def is_pool(row: dict) -> bool:
 
 def is_sample(row: dict) -> bool:
     """Whether a file's row is one sample of a pool, as a table has them: a text, or steps with a verdict."""
-    has_problem = row.get(first_name(row, *PROBLEM)) is not None and "candidates" not in row
-    return has_problem and (row.get(first_name(row, *TEXT)) is not None or {"steps", "correct"} <= row.keys())
+    has_problem = row.get(first_name(row, *PROBLEM)) is not None and not is_pool(row)
+    has_text = isinstance(row.get(first_name(row, *TEXT)), str)
+    return has_problem and (has_text or {"steps", "correct"} <= row.keys())
 
 
 def load_hub(name: str, split: str) -> Iterator[tuple[int, dict]]:

@@ -199,7 +199,8 @@ def math_aps(row: dict, row_id: str, labels: list) -> Solution:
 
 def conversations(row: dict, row_id: str, counts) -> list[Solution]:
     """RLHFlow's turns, or ShareGPT's: each step is a user's turn, its label (+ or -) the assistant's after
-    it. The problem begins the first turn, as of `divide`."""
+    it. The problem begins the first turn, as of `divide`. Of steps without numbers nothing tells where a
+    problem without a question mark ends: then it takes in the first step and its label."""
     steps, labels = [], []
     for index, turn in enumerate(field(row, "conversations", list)):
         inside = f"conversations[{index}]."
