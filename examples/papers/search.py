@@ -9,26 +9,54 @@ from examples.papers.table import Difference, Figure, Table, curves
 
 LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS"}
 LABELS |= {"optimal": "compute-optimal"}
+GROUPS = 3  # of equal size by the share of right samples, the easiest first
 BUDGET, HARDEST = "solved at a budget", "solved of the hardest group"
 
 
 def gather(stages: dict) -> Table:
     table, runs = Table(), [stage.results()["verifiers"][0] for stage in stages["search"]]
-    G = len(runs[0]["difficulty_pass_at_1"])  # groups of problems, the easiest first
-    for method in dict.fromkeys(search["method"] for search in runs[0]["searches"]):
-        searches = [[x for x in run["searches"] if x["method"] == method] for run in runs]
-        name, budget_X = LABELS.get(method, method), [x["budget"] for x in searches[0]]
-        tokens_X = np.mean([[x["policy_tokens"] for x in run] for run in searches], 0)
-        solved_SX = [[x["best"]["share"] for x in run] for run in searches]
-        voted_SX = [[x["vote"]["share"] for x in run] for run in searches]
+    groups = [np.array_split(np.argsort(-np.array(run["right"]), kind="stable"), GROUPS) for run in runs]
+    found = [outcomes(run, own) for run, own in zip(runs, groups, strict=True)]
+    budgets = list(dict.fromkeys(budget for _, budget in found[0]))
+    for method in dict.fromkeys(method for method, _ in found[0]):
+        name, own = LABELS.get(method, method), [[x[method, budget] for budget in budgets] for x in found]
+        tokens_X = np.mean([[x["tokens"].mean() for x in run] for run in own], 0)
+        solved_SX = [[x["best"].mean() for x in run] for run in own]
         table.curve("all problems", name, tokens_X, solved_SX)
-        table.curve(BUDGET, name, budget_X, solved_SX)
-        table.curve(f"{BUDGET}, weighted vote", name, budget_X, voted_SX)
-        for g in range(G):
-            solved_SX = [[x["best"]["by_difficulty"][g]["share"] for x in run] for run in searches]
-            table.curve(f"third {g + 1} of {G} by ease", name, tokens_X, solved_SX)
-        table.curve(HARDEST, name, budget_X, solved_SX)
+        table.curve(BUDGET, name, budgets, solved_SX)
+        voted_SX = [[x["vote"].mean() for x in run] for run in own]
+        table.curve(f"{BUDGET}, weighted vote", name, budgets, voted_SX)
+        for g in range(GROUPS):
+            pairs = list(zip(own, groups, strict=True))
+            solved_SX = [[x["best"][members[g]].mean() for x in run] for run, members in pairs]
+            table.curve(f"third {g + 1} of {GROUPS} by ease", name, tokens_X, solved_SX)
+        table.curve(HARDEST, name, budgets, solved_SX)
     return table
+
+
+def outcomes(run: dict, groups: list[np.ndarray]) -> dict[tuple[str, int], dict[str, np.ndarray]]:
+    """{(method, budget): `tokens` of each problem, its chance to be solved by the `best` score and the `vote`},
+    and of `optimal`, the method by difficulty."""
+    found = {}
+    for x in run["searches"]:
+        solved = {rule: np.array(x[rule]["solved"]) for rule in ("best", "vote")}
+        found[x["method"], x["budget"]] = {"tokens": np.array(x["tokens"])} | solved
+    for budget in dict.fromkeys(budget for _, budget in found):
+        rivals = [x for (_, own), x in found.items() if own == budget]
+        choice_P = choose_by_difficulty(np.stack([x["best"] for x in rivals]), groups)
+        names = "tokens", "best", "vote"
+        found["optimal", budget] = {name: np.choose(choice_P, [x[name] for x in rivals]) for name in names}
+    return found
+
+
+def choose_by_difficulty(solved_MP: np.ndarray, groups: list[np.ndarray]) -> np.ndarray:
+    """choice_P, the compute-optimal method of each problem (Snell et al. 2024): in each group of difficulty
+    every second problem gets the method that solves most of the others, and they get theirs."""
+    choice_P = np.zeros(solved_MP.shape[1], int)
+    for members in groups:
+        for half, others in ((members[::2], members[1::2]), (members[1::2], members[::2])):
+            choice_P[half] = solved_MP[:, others].mean(1).argmax()
+    return choice_P
 
 
 PANELS = ["all problems", *(f"third {g} of 3 by ease" for g in (1, 2, 3))]

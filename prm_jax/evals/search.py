@@ -1,11 +1,9 @@
-"""task=search: share of problems solved against policy tokens, by method and difficulty, under each
-verifier."""
+"""task=search: share of problems solved against policy tokens, by method, under each verifier."""
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -51,7 +49,6 @@ class Config(search.Options):
     policy: str | None
     policy_format: Format
     samples: Count
-    difficulties: Count
     checker: Annotated[str, checker_rule(CHECKERS)] | None
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
     choice: Annotated[str, one_of(CHOICES)]
@@ -73,14 +70,6 @@ class SearchInputs:
     def arrays(self, pool: list[Problem]) -> Pool:
         rule = self.grader.checker  # groups equal answers; else these are equal as texts
         return pool_arrays(pool, grading.group_pool(pool, rule) if rule in grading.RULES else None)
-
-
-class Outcome(NamedTuple):
-    """What a method did at a budget."""
-
-    tokens_P: np.ndarray  # of the policy
-    solved: dict[str, np.ndarray]  # {rule of the final choice: share solved of each problem}
-    counts: dict
 
 
 class Search(Task):
@@ -105,7 +94,7 @@ class Search(Task):
                 row[f"at {s['budget']}"] = s[rule]["share"]
                 row[f"{s['budget']}: spent"] = f"{s['policy_tokens']:.0f}"
             show_table(f"solved by {CHOICES[rule]}, at a budget of policy tokens", rows, digits=3)
-            if unfinished := sum(s.get("unfinished_problems", 0) for s in v["searches"]):
+            if unfinished := sum(s["unfinished_problems"] for s in v["searches"]):
                 print(f"  {unfinished} problems of all searches have no finished solution: counted as wrong")
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
@@ -150,15 +139,14 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
 
 
 def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) -> dict:
-    """The numbers of one verifier: every method at every budget, and `optimal`, the best by difficulty."""
+    """The numbers of one verifier: every method at every budget."""
     seed, samples = setup.cfg.seed, inputs.arrays(inputs.samples)
     right_P = samples.right_PN.sum(1) / samples.present_PN.sum(1)
     problems = [q.problem for q in inputs.questions]
     size = search.tokens_per_solution(inputs.policy, problems, jax.random.key(seed))
     is_value = scorer.objective == "orm" or scorer.label_kind in ("value", "advantage")
     aggregator = cfg.aggregator or ("last" if is_value else "prod")
-    outcomes: dict[tuple[str, int], Outcome] = {}
-    rounds = list(itertools.product(cfg.budgets, cfg.methods))
+    searches, rounds = [], list(itertools.product(cfg.budgets, cfg.methods))
     title = f"searching ({Path(scorer.name).name})"
     for budget, method in progress(title, len(rounds), "search", iterable=rounds):
         file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
@@ -169,17 +157,9 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
             ids, answers = zip(*((q.id, q.answer) for q in inputs.questions))
             drawn = state.pool(ids, answers, "search")
             write_pool(file, [inputs.grader.grade(problem) for problem in drawn])
-        outcomes[method, budget] = outcome_of(read_pool(file), inputs, aggregator)
-    bins = np.array_split(np.argsort(-right_P, kind="stable"), min(cfg.difficulties, len(right_P)))
-    if len(cfg.methods) > 1 and min(map(len, bins)) > 1:
-        for budget in cfg.budgets:
-            by_method = [outcomes[method, budget] for method in cfg.methods]
-            outcomes["optimal", budget] = choose_by_difficulty(by_method, bins, cfg.choice)
-    rows = []
-    for (method, budget), outcome in outcomes.items():
-        row = {"method": method, "budget": budget, "policy_tokens": float(outcome.tokens_P.mean())}
-        solved = {rule: shares(x, bins, seed) for rule, x in outcome.solved.items()}
-        rows.append(row | outcome.counts | solved)
+        searches.append(
+            {"method": method, "budget": budget} | outcome(read_pool(file), inputs, aggregator, seed)
+        )
     majority = np.nan
     if samples.answer_PN is not None:
         majority = float(rerank.expectation(votes.vote(samples.answer_PN), samples.right_PN).mean())
@@ -189,30 +169,16 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
         "problems": len(problems),
         "tokens_per_solution": size,
         "pass_at_1": float(right_P.mean()),
+        "right": right_P.tolist(),
         "pass_at_n": float(samples.right_PN.any(1).mean()),
         "majority": majority,
-        "difficulty_pass_at_1": [float(right_P[members].mean()) for members in bins],
-        "searches": rows,
+        "searches": searches,
     }
 
 
-def choose_by_difficulty(by_method: Sequence[Outcome], bins: Sequence[np.ndarray], rule: str) -> Outcome:
-    """The compute-optimal choice of a method for each problem (Snell et al. 2024). In each group of
-    difficulty, an array of problems, every second problem gets the method that solves most of the others, and
-    they get theirs."""
-    solved_MP = np.stack([outcome.solved[rule] for outcome in by_method])
-    choice_P = np.zeros(solved_MP.shape[1], int)
-    for members in bins:
-        for half, others in ((members[::2], members[1::2]), (members[1::2], members[::2])):
-            choice_P[half] = solved_MP[:, others].mean(1).argmax()
-    solved = {
-        x: np.choose(choice_P, [outcome.solved[x] for outcome in by_method]) for x in by_method[0].solved
-    }
-    return Outcome(np.choose(choice_P, [outcome.tokens_P for outcome in by_method]), solved, {})
-
-
-def outcome_of(pool: list[Problem], inputs: SearchInputs, aggregator: str) -> Outcome:
-    """What a search's pool solves, by the rules of CHOICES and by any finished solution."""
+def outcome(pool: list[Problem], inputs: SearchInputs, aggregator: str, seed: int) -> dict:
+    """The policy tokens of a search's pool, and what it solves by the rules of CHOICES and by any finished
+    solution (`oracle`): the share with its interval, and the chance of each problem."""
     arrays = inputs.arrays(pool)
     step_PNT, mask_PNT, unit = log_scores(arrays, "search", arrays.unit("search", "logit"))
     score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit), arrays.present_PN
@@ -223,16 +189,12 @@ def outcome_of(pool: list[Problem], inputs: SearchInputs, aggregator: str) -> Ou
         weight_PN = votes.vote(arrays.answer_PN, score_PN, present_PN)
         vote_P = np.asarray(rerank.expectation(weight_PN, arrays.right_PN))
     oracle_P = (arrays.right_PN * arrays.eligible_PN).max(1)
-    finished = [sum(c.finished for c in problem.candidates) for problem in pool]
-    counts = {"finished": float(np.mean(finished)), "unfinished_problems": finished.count(0)}
-    solved = {"best": np.asarray(best_P1)[:, 0], "vote": vote_P, "oracle": oracle_P}
-    return Outcome(np.array([problem.policy_tokens for problem in pool]), solved, counts)
-
-
-def shares(right_P, bins, seed: int) -> dict:
-    """The share solved with its interval, over all problems and by difficulty."""
-
-    def share(x_P) -> dict:
-        return {"share": float(x_P.mean()), "interval": stats.mean_interval(x_P, seed).tolist()}
-
-    return share(right_P) | {"by_difficulty": [share(right_P[members]) for members in bins]}
+    tokens, finished = [problem.policy_tokens for problem in pool], []
+    for problem in pool:
+        finished.append(sum(c.finished for c in problem.candidates))
+    row = {"policy_tokens": float(np.mean(tokens)), "tokens": tokens}
+    row |= {"finished": float(np.mean(finished)), "unfinished_problems": finished.count(0)}
+    for rule, x_P in {"best": np.asarray(best_P1)[:, 0], "vote": vote_P, "oracle": oracle_P}.items():
+        interval = stats.mean_interval(x_P, seed).tolist()
+        row[rule] = {"share": float(x_P.mean()), "interval": interval, "solved": x_P.tolist()}
+    return row
