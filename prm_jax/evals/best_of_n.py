@@ -114,8 +114,9 @@ class BestOfN(Task):
             print(f"scorer      {scorer}: {x['verifier']}")
         show_table(f"best of {N}", {name: selection_row(results, name, N) for name in tables})
         if lead := results["lead"]:
-            names = [lead[side].removesuffix(".best_of_n").replace("_", " ") for side in ("verifier", "rule")]
-            print(f"verdict     {lead_text(*names, lead)}")
+            verifier, rule = (lead[side].removesuffix(".best_of_n") for side in ("verifier", "rule"))
+            name = f"the best verifier ({verifier})"
+            print(f"verdict     {lead_text(name, rule.replace('_', ' '), lead)}")
 
     def detail(self, results: dict):
         """Prints all aggregators, errors of what is chosen, and paired differences."""

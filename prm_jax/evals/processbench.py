@@ -42,7 +42,8 @@ class Processbench(Benchmark):
         for name, mean_f1 in results["cross_fitted"].items():
             rows[f"mean, {name} cross-fitted"] = {"F1": mean_f1}
         show_table("split", rows)
-        print(f"verdict     {lead_text('verifier', results['best_rule'], results['lead'])}")
+        name = f"the verifier at {results['threshold']:.4g}"
+        print(f"verdict     {lead_text(name, results['best_rule'], results['lead'])}")
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
         from prm_jax.figures.benchmarks import processbench_figures
