@@ -188,6 +188,8 @@ def test_what_a_winning_group_counts_and_right_answers_as_one():
         result = measured(pool, rules(20, ties=ties))
         assert result["majority"]["4"] == pytest.approx(right)
         assert result["majority_right_as_one"]["4"] == pytest.approx(1)
+    halves = problem("p", "x", "1/2", ([0.5], ".5", True), ([0.5], "1/2", True), ([0.5], "3", False))
+    assert measured([halves])["votes_apart"] == 1 and measured(pool)["votes_apart"] == 0
     assert result["graded_both_ways"] == 1 and measured()["graded_both_ways"] == 0
     assert "majority_right_as_one" not in measured()
 
