@@ -64,6 +64,8 @@ def same(gold, answer, how):
         ("<think>a</think>\\boxed{1}<think>b</think>\\boxed{2}", "2"),
         ("<|begin_of_thought|>\\boxed{8}<|end_of_thought|>Answer: 9", "9"),
         ("<thought>5</thought>", None),
+        ("[THINK]\\boxed{5}[/THINK]\\boxed{6}", "6"),
+        ("<seed:think>The answer is 5.</seed:think>The answer is 6.", "6"),
         # Tags.
         ("<answer>\n 3/4 \n</answer>", "3/4"),
         ("\\boxed{1} <answer>2</answer>", "2"),

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from prm_jax.data.numbers import DECIMAL, UNIT, as_number, normal
 
-# Marks of thoughts: DeepSeek-R1, Qwen and SmolLM3, their kin; Sky-T1; Kimi.
-THOUGHT_START = re.compile(r"<(?:think|thinking|thought)>|<\|begin_of_thought\|>|◁think▷")
-THOUGHT_END = re.compile(r"</(?:think|thinking|thought)>|<\|end_of_thought\|>|◁/think▷")
+# Marks of thoughts: DeepSeek-R1, Qwen, SmolLM3 and most others; Seed-OSS; Magistral; Sky-T1; Kimi.
+THOUGHT = r"(?:seed:)?(?:think|thinking|thought)"
+THOUGHT_START = re.compile(rf"<{THOUGHT}>|\[THINK\]|<\|begin_of_thought\|>|◁think▷")
+THOUGHT_END = re.compile(rf"</{THOUGHT}>|\[/THINK\]|<\|end_of_thought\|>|◁/think▷")
 
 
 def extract(text: str, numbers: bool = False) -> str | None:
@@ -43,7 +44,7 @@ def extract(text: str, numbers: bool = False) -> str | None:
     return None
 
 
-SOLUTION = re.compile(r"\n|####|\\boxed|</think>|<answer>")  # marks of a whole solution
+SOLUTION = re.compile(rf"\n|####|\\boxed|</{THOUGHT}>|<answer>")  # marks of a whole solution
 
 
 def read_gold(text: str | None) -> str | None:
