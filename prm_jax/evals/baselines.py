@@ -23,26 +23,28 @@ class StepTable(NamedTuple):
 
 
 def measure_baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
-    """`baseline_aurocs` of two splits with labels of this kind; length is in the scorer's tokens."""
+    """AUROC of `position` and `length` on the test split, with labels of this kind: fitted on the training
+    split, length in the scorer's tokens; by `rule_scores` where that has no labelled step."""
     tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
 
     def table(rows: list[Solution]) -> StepTable:
         steps = [(s, t) for s in rows for t in labelled_steps(s.labels, kind)[0]]
         texts = [s.steps[t] for s, t in steps]
         token_ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-        is_good = np.array([s.labels[t] >= 0.5 for s, t in steps], bool)
         return StepTable(
-            np.array([t for _, t in steps], int), np.array(list(map(len, token_ids)), int), is_good
+            position=np.array([t for _, t in steps], int),
+            length=np.array([len(ids) for ids in token_ids], int),
+            is_good=np.array([s.labels[t] >= 0.5 for s, t in steps], bool),
         )
 
-    return baseline_aurocs(table(train), table(test))
+    known = table(train)
+    if not len(known.is_good):  # a file that is measured whole leaves no rows to fit on
+        return {name: step_auroc(score, test, kind) for name, score in rule_scores(test).items()}
+    return baseline_aurocs(known, table(test))
 
 
 def baseline_aurocs(train: StepTable, test: StepTable) -> dict[str, float]:
-    """Test AUROC of `position` and `length`; positive = good. nan if a class is missing; empty without a
-    labelled training step."""
-    if not len(train.is_good):
-        return {}
+    """Test AUROC of `position` and `length`; positive = good. nan if a class is missing."""
     scores = {
         "position": frequency_score(train.position, train.is_good, test.position),
         "length": frequency_score(train.length, train.is_good, test.length),

@@ -10,7 +10,7 @@ from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals import exact
-from prm_jax.evals.baselines import likelihood_auroc, measure_baselines, rule_scores, step_auroc
+from prm_jax.evals.baselines import likelihood_auroc, measure_baselines
 from prm_jax.evals.calibration import reliability_table
 from prm_jax.evals.setup import Setup, check_unchanged
 from prm_jax.evals.tables import interval_of, over_seeds, show_table
@@ -22,8 +22,9 @@ from prm_jax.launch.progress import print_counts
 from prm_jax.metrics import labelled_steps, problem_numbers, step_metrics
 from prm_jax.solutions import Solution
 
-# Counts that are no loss, in report.txt alone; the last two are of an embedded task.
-TOTALS = ("rows", "solutions", "steps", "labels", "policy_tokens", "lucky_share_of_right_answers")
+# Counts that are no loss, or are said elsewhere, in report.txt alone.
+TOTALS = ("rows", "solutions", "steps", "labels", "test_problems_the_run_was_trained_on")
+TOTALS += ("policy_tokens", "lucky_share_of_right_answers")  # of an embedded task
 # Step AUROC above the best baseline: default runs that fail end below, others above.
 HARDLY_LEARNED = 0.03
 METRICS = (
@@ -106,9 +107,6 @@ def measure(setup: Setup, cfg: Config, name: str, scores_file: Path) -> dict:
         run |= exact.exact_numbers(data_cfg, test, p)
     if cfg.baselines:
         run["baselines"] = measure_baselines(scorer, kind, data.splits["train"], test)
-        if not run["baselines"]:  # a file that is measured whole leaves no rows to fit on
-            rules = rule_scores(test)
-            run["baselines"] = {name: step_auroc(score, test, kind) for name, score in rules.items()}
         if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
             policy = open_scorer(setup, f"policy:{data_cfg.policy}")
             run["baselines"]["likelihood"] = likelihood_auroc(policy, kind, test)
