@@ -137,9 +137,10 @@ def make_examples(
         examples.append(example)
     lost = {name: n for name, n in counts.items() if n}
     expect(examples, "data", f"a split that keeps no solution: {lost}", f"targets for objective={objective}")
-    counts["characters_without_token"] = unwritten.total()
+    counts["blank_steps"] = unwritten[""]
+    counts["characters_without_token"] = unwritten.total() - unwritten[""]
     if unwritten:
-        print(f"note        {unwritten_note(unwritten)}, so the model does not see them")
+        print(f"note        {unwritten_note(unwritten)}")
     return examples, counts
 
 

@@ -149,8 +149,8 @@ def encode(
     unwritten: collections.Counter | None = None,
 ) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the token that ends a turn or a text, for language-model
-    training. Characters without a token are counted in `unwritten`. InputError if a step or the separator has no token,
-    a mark fused with text, marks and steps differ in number, or, in a text tokenised together, a problem or
+    training. `unwritten` counts as `count_unwritten`. InputError if a step or the separator has no token, a
+    mark fused with text, marks and steps differ in number, or, in a text tokenised together, a problem or
     step contains the separator."""
     expect(fmt.name != "auto", "format", "auto", "the name of a convention, unless a checkpoint says it")
     fmt = with_pad(fmt, tokenizer)
@@ -192,28 +192,33 @@ def has_token(tokenizer, character: str) -> bool:
 
 def count_unwritten(tokenizer, rows) -> collections.Counter:
     """How often each character of (problem, steps) rows has no token: it is unknown to the tokenizer, or left
-    out. InputError where that leaves nothing of a step. Each distinct character is looked at once, and then
-    the texts of those that have no token by themselves: a word may have one."""
+    out; "" counts blank steps. InputError where nothing is left of another step. Each distinct character is
+    looked at once, and then the texts of those that have no token by themselves: a word may have one."""
     texts = {text for problem, steps in rows for text in (problem, *steps)}
     doubtful = {c for c in set().union(*texts) if not has_token(tokenizer, c)}
-    if not doubtful:
-        return collections.Counter()
     lost_of = {}
-    for text in texts:
+    for text in texts if doubtful else ():
         lost = collections.Counter(c for c in text if c in doubtful)
         lost_of[text] = lost - collections.Counter(read_back(tokenizer, text)) if lost else lost
+    total = collections.Counter()
     for problem, steps in rows:
+        total.update(lost_of.get(problem, {}))
         for t, step in enumerate(steps):
-            is_read = not step.strip() or lost_of[step].total() < len("".join(step.split()))
+            lost, size = lost_of.get(step, collections.Counter()), len("".join(step.split()))
             expected = "a text that has a token in this tokenizer"
-            expect(is_read, f"{problem[:60]!r}: steps[{t}]", step, expected)
-    return sum((lost_of[text] for row in rows for text in (row[0], *row[1])), collections.Counter())
+            expect(size == 0 or lost.total() < size, f"{problem[:60]!r}: steps[{t}]", step, expected)
+            total.update(lost if size else [""])
+    return total
 
 
 def unwritten_note(unwritten: collections.Counter) -> str:
-    """What a command says of characters without a token."""
-    some = " ".join(repr(c) for c, _ in unwritten.most_common(5))
-    return f"{unwritten.total():,} characters have no token ({some})"
+    """What a command says of what `count_unwritten` found."""
+    notes = [f"{unwritten['']:,} steps are blank"] if unwritten[""] else []
+    lost = [(c, n) for c, n in unwritten.most_common() if c]
+    if lost:
+        some = " ".join(repr(c) for c, _ in lost[:5])
+        notes.append(f"{sum(n for _, n in lost):,} characters have no token: {some}")
+    return "; ".join(notes)
 
 
 def numbered(fmt: Format, steps: tuple[str, ...]) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class ScoringStats:
     widths: set[int] = dataclasses.field(default_factory=set)  # of the rows
     too_long: int = 0  # solutions with more tokens than the model has positions
     longest: int = 0  # tokens of a solution
-    unwritten: Counter = dataclasses.field(default_factory=Counter)  # characters that have no token
+    unwritten: Counter = dataclasses.field(default_factory=Counter)  # formats.count_unwritten
 
     def summary(self) -> str:
         widths = ", ".join(f"{width:,}" for width in sorted(self.widths))
@@ -68,7 +68,7 @@ class ScoringStats:
         if self.too_long:
             text += f"; {self.too_long:,} longer than the model's positions, up to {self.longest:,} tokens"
         if self.unwritten:
-            text += f"; {self.unwritten.total():,} characters without a token"
+            text += f"; {unwritten_note(self.unwritten)}"
         return text
 
 
@@ -144,7 +144,7 @@ class ModelScorer:
             print(f"note        {which}, pass the {positions:,} tokens that {self.name} was made for")
         if unwritten and "unwritten" not in self.noted:
             self.noted.add("unwritten")
-            print(f"note        {unwritten_note(unwritten)}, so {self.name} does not see them")
+            print(f"note        {unwritten_note(unwritten)}")
 
     def choose_width(self, sequences: list[np.ndarray]) -> int:
         longest = max(map(len, sequences))

@@ -274,7 +274,7 @@ def test_too_long_rows(tokenizer):
     assert example.step_end_T.tolist() == [2, 4] and len(example.ids_L) == 5
     assert example.targets["label"].tolist() == [1, 1]
     expected = {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 1}
-    assert counts == expected | {"characters_without_token": 0}
+    assert counts == expected | {"characters_without_token": 0, "blank_steps": 0}
 
 
 def test_a_few_very_long_solutions_do_not_make_all_rows_wide(tokenizer):

@@ -67,7 +67,7 @@ def words_alone(unknown: str | None):
 def test_a_character_without_a_token_is_counted_and_a_step_of_such_ones_refused(unknown):
     tokenizer, found = words_alone(unknown), collections.Counter()
     encode(PLAIN, tokenizer, [("aé", ("b√é", " ", "")), ("a", ("b c",))], unwritten=found)
-    assert found == {"é": 2, "√": 1}
+    assert found == {"é": 2, "√": 1, "": 2}
     for step in ("√", " √√ "):
         with pytest.raises(InputError, match=r"^'ab': steps\[1\]: "):
             encode(PLAIN, tokenizer, [("a", ("b",)), ("ab", ("c", step))])
