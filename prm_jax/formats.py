@@ -21,6 +21,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
+from prm_jax.data.answers import THOUGHT_START
 from prm_jax.data.critiques import CriticFormat, conversation
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import CONF, expect, one_of, parse, store_defaults
@@ -238,9 +239,9 @@ def _encode_apart(fmt: Format, tokenizer, rows):
     def parts(step):
         return step.split(fmt.separator) if fmt.tokenized == "lines" else [step]
 
-    distinct = dict.fromkeys(problem for problem, _ in rows)
-    head_of = {problem: opening(fmt, tokenizer, problem) for problem in distinct}
-    heads = [head_of[problem] for problem, _ in rows]
+    distinct = dict.fromkeys((problem, steps[:1]) for problem, steps in rows)
+    head_of = {beginning: opening(fmt, tokenizer, *beginning) for beginning in distinct}
+    heads = [head_of[problem, steps[:1]] for problem, steps in rows]
     # Many steps of a pool repeat, so each distinct text is tokenised once, thousands in a call, whose
     # offsets, masks and words take 100 times the memory of the ids that are kept.
     texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
@@ -308,10 +309,24 @@ def as_chat(fmt: Format, tokenizer, question: str, answer: str | None) -> str:
     return conversation(fmt, tokenizer, messages, asks=answer is None)
 
 
-def opening(fmt: Format, tokenizer, problem: str) -> str:
-    """The text before the first step."""
+def opening(fmt: Format, tokenizer, problem: str, steps: tuple[str, ...] = ()) -> str:
+    """The text before the first of the steps. A thought that the chat template opens is left to steps that
+    begin with it."""
     text = fmt.prefix.replace("{problem}", problem)
-    return as_chat(fmt, tokenizer, text, None) if fmt.chat else text
+    if not fmt.chat:
+        return text
+    text = as_chat(fmt, tokenizer, text, None)
+    thought = opened_thought(text)
+    if thought and steps and steps[0].startswith(thought.strip()):
+        return text.removesuffix(thought)
+    return text
+
+
+def opened_thought(prompt: str) -> str:
+    r"""What opens a thought at the end of a prompt, such as `<think>\n`; nothing at that of most."""
+    starts = list(THOUGHT_START.finditer(prompt))
+    is_open = starts and not prompt[starts[-1].end() :].strip()
+    return prompt[starts[-1].start() :] if is_open else ""
 
 
 def policy_format(fmt: Format, tokenizer) -> Format:

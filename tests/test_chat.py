@@ -11,13 +11,16 @@ from test_hf import torch_model
 
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
+from prm_jax.data.questions import Question, make_candidate
 from prm_jax.data.rows import write_rows
+from prm_jax.data.steps import format_steps
 from prm_jax.formats import read_format, train_tokenizer
 from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import Policy, open_policy
+from prm_jax.protocols import Continuation
 
-GREEDY = Sampling(0.0, None, 1.0, 24)
+PLAIN, GREEDY = read_format("plain"), Sampling(0.0, None, 1.0, 24)
 SPECIAL = ["<bos>", "<|im_start|>", "<|im_end|>", "<think>"]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -49,7 +52,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def policy(folder):
-    return open_policy(folder, "best", read_format("plain"), "float32", GREEDY, 4)
+    return open_policy(folder, "best", PLAIN, "float32", GREEDY, 4)
 
 
 def with_template(policy: Policy, template: str, **changes) -> Policy:
@@ -69,6 +72,21 @@ def test_the_template_writes_what_stands_before_a_step(policy, name):
         assert none.tolist() == asked and one.tolist() == asked + step
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") in own.eos_ids
     assert own.prompt("4?").endswith("<think>\n") == (name == "thinks")
+
+
+def test_a_thought_that_the_template_opens_stands_in_the_solution(policy):
+    """So an answer inside an unfinished thought is none, and the steps are continued behind it."""
+    own = with_template(policy, TEMPLATES["thinks"])
+    ((sample,),) = own.extend([("4?", ())], 1, "end", jax.random.key(0))
+    assert sample.text.startswith("<think>\n") and len(sample.logp_T) == len(format_steps(PLAIN, sample.text))
+    assert sample.logp_T[0] == 0 and sum(sample.logp_T) == pytest.approx(sample.logp_L.sum(), rel=1e-5)
+    bare, first, second = own.prefix_ids([("4?", ()), ("4?", ("<think>",)), ("4?", ("<think>", "3+4=7"))])
+    assert bare.tolist() == first.tolist() == second[: len(bare)].tolist()
+    cut = make_candidate(own.format, dataclasses.replace(sample, text="<think>\n3+4=7. The answer is 7."))
+    assert cut.answer is None
+    spoken = with_template(policy, TEMPLATES["thinks"].replace("<think>\n", "<think>\n\n</think>\n\n"))
+    ((sample,),) = spoken.extend([("4?", ())], 1, "end", jax.random.key(0))
+    assert not sample.text.startswith("<think>")
 
 
 def test_the_key_turns_it_off_names_another_and_gives_a_system_message(policy, tmp_path):
@@ -126,7 +144,7 @@ def test_greedy_samples_of_a_template_are_those_of_transformers(policy, folder):
 def test_greedy_samples_of_a_real_model_are_those_of_transformers():
     folder = real_model("smollm2")
     law = Sampling(0.0, None, 1.0, 32)
-    policy = open_policy(folder, "best", read_format("plain"), "float32", law, 32)
+    policy = open_policy(folder, "best", PLAIN, "float32", law, 32)
     what = ("pens", "books", "eggs", "stamps", "coins")
     problems = [
         f"Tom has {7 + 5 * n} {what[n % 5]} and gives {n} of them away. How many are left?" for n in range(20)
@@ -148,17 +166,14 @@ def test_the_pool_says_how_it_was_asked_and_a_likelihood_reads_the_same(folder, 
     prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
     assert about["prompt"] == prompt and about["format"]["chat"] is True
     assert repr(prompt.replace("{problem}", "3 + 4?")) in out
-    scorer = open_verifier(f"policy:{folder}", OpenOptions(format=read_format("plain")))
-    policy = open_policy(folder, "best", read_format("plain"), "float32", GREEDY, 4)
+    scorer = open_verifier(f"policy:{folder}", OpenOptions(format=PLAIN))
+    policy = open_policy(folder, "best", PLAIN, "float32", GREEDY, 4)
     ((sample,),) = policy.extend([("3 + 4?", ())], 1, "step", jax.random.key(0))
     logit_T = scorer.score([("3 + 4?", ("1",))])[0]
     assert scorer.format == policy.format and np.isfinite(logit_T).all() and len(sample.ids_L)
 
 
 def test_a_model_that_ends_at_once_is_said(policy, monkeypatch, tmp_path, capsys):
-    from prm_jax.data.questions import Question
-    from prm_jax.protocols import Continuation
-
     nothing = Continuation(np.zeros(1, np.int32), np.zeros(1, np.float32), "", "eos")
     monkeypatch.setattr(Policy, "extend", lambda self, prefixes, n, *_: [[nothing] * n for _ in prefixes])
     for chat, hint in ((False, "format.chat"), (True, "sampling.max_tokens")):

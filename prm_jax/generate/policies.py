@@ -6,8 +6,10 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 
-from prm_jax.formats import Format
+from prm_jax.data.steps import format_steps
+from prm_jax.formats import Format, opened_thought
 from prm_jax.launch.config import Count, Natural, NotNegative, Positive, Share, expect
+from prm_jax.protocols import Continuation, Prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +82,19 @@ def note_empty(policy, empty: int, total: int):
     if policy.format.chat:
         cause = "see the prompt, sampling.max_tokens, and the ids that end a text in generation_config.json"
     print(f"note        {empty:,} of {total:,} samples are empty: the model ends at once; {cause}")
+
+
+def with_thought(policy, prefix: Prefix, c: Continuation) -> Continuation:
+    """The continuation of a bare problem with the opening of its thought that the chat template wrote, as
+    models have it that write it themselves."""
+    problem, steps = prefix
+    thought = "" if steps or not policy.format.chat else opened_thought(policy.prompt(problem))
+    if not thought or not c.text.strip():
+        return c
+    text, logp_T = thought + c.text, c.logp_T
+    if logp_T is not None and len(format_steps(policy.format, text)) > len(logp_T):
+        logp_T = (0.0, *logp_T)
+    return dataclasses.replace(c, text=text, logp_T=logp_T)
 
 
 def check_format(fmt: Format):

@@ -35,6 +35,7 @@ from prm_jax.generate.policies import (
     check_format,
     prefix_numbers,
     sample_keys,
+    with_thought,
 )
 from prm_jax.launch.config import expect
 from prm_jax.launch.progress import progress
@@ -133,7 +134,7 @@ class RemotePolicy:
     def prompt(self, problem: str, steps: Sequence[str] = ()) -> str:
         """The text before the next step; the server puts the beginning-of-sequence token before it."""
         f = self.format
-        text = opening(f, self.tokenizer, problem)
+        text = opening(f, self.tokenizer, problem, tuple(steps))
         if f.chat and self.tokenizer.bos_token:
             text = text.removeprefix(self.tokenizer.bos_token)
         text += "".join(step + f.separator for step in numbered(f, tuple(steps)))
@@ -153,7 +154,10 @@ class RemotePolicy:
         ) as pool:  # an error cancels what waits
             drawn = pool.map(self.ask, prompt_B, seed_B, itertools.repeat(stop))
             samples = list(progress("requests", size, "sample", iterable=drawn, delay=10, leave=False))
-        groups = [samples[i : i + n] for i in range(0, size, n)]
+        groups = []
+        for i, prefix in enumerate(prefixes):
+            own = samples[i * n : (i + 1) * n]
+            groups.append([with_thought(self, prefix, c) for c in own])
         self.stats.prompts += len(set(prompts))
         self.stats.continuations += size
         self.stats.tokens += sum(len(c.ids_L) for c in samples)

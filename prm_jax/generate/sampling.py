@@ -41,6 +41,7 @@ from prm_jax.generate.policies import (
     note_empty,
     sample_keys,
     show_prompt,
+    with_thought,
 )
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, mesh, run_folder
@@ -236,7 +237,8 @@ class Policy:
                     rows += [Row(p, i, j) for i in requests[ids] for j in range(n)]
                 decoded = self.decode(group, rows, L, stops, key, number_P, CACHE_GROWTH[stop])
                 for row, (ids_L, logp_L) in zip(rows, decoded, strict=True):
-                    samples[row.prefix][row.sample] = self.continuation(ids_L, logp_L, stop_V)
+                    c = self.continuation(ids_L, logp_L, stop_V)
+                    samples[row.prefix][row.sample] = with_thought(self, prefixes[row.prefix], c)
         self.stats.seconds += time.perf_counter() - start
         self.stats.prompts += len(requests)
         return samples
