@@ -80,7 +80,7 @@ def first_name(row: dict, *names: str) -> str:
 def short_text(row: dict, name: str) -> str | None:
     """An answer or id as text, None where it is missing or null; the number 12.0 is 12."""
     value = row.get(name)
-    is_number = type(value) in (int, float) and math.isfinite(value)
+    is_number = type(value) is int or (type(value) is float and math.isfinite(value))
     expect(is_number or value is None or isinstance(value, str), name, value, "a text, a number or null")
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -86,10 +86,10 @@ def prm800k(
             expect(rating in (-1, 0, 1, None), f"ratings[{index}]", rating, "-1, 0, 1 or null")
         branches = [(own_id(row, row_id), texts(row, "steps"), ratings)]
     else:
-        problem = field(field(row, "question", dict), "problem", str, "question.")
-        if quality_control == "drop" and (unusable := unusable_kind(row)):
+        if (unusable := unusable_kind(row)) and quality_control == "drop":
             counts[f"{unusable}_rows_dropped"] += 1
             return []
+        problem = field(field(row, "question", dict), "problem", str, "question.")
         branches = read_branches(row, row_id, counts, alternatives)
     label_of, solutions = {1: 1.0, 0: NEUTRAL[neutral], -1: 0.0}, []
     for rank, (branch_id, steps, ratings) in enumerate(branches):
