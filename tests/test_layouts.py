@@ -109,9 +109,9 @@ def test_a_conversation_without_step_1_is_cut_at_its_last_blank_line(tmp_path):
     assert (
         found == ("One.\n\nWhat?", ("First.", "Second."), (1.0, 0.0)) and counts["rows_without_step_1"] == 1
     )
-    for wrong in (["q Step 1: a", "+", "b", "good"], ["q"]):
+    for wrong in (turns("q Step 1: a", "+", "b", "good"), turns("q"), ["q"]):
         with pytest.raises(InputError, match=r"rows.jsonl line 1: conversations"):
-            read(tmp_path, "conversations", {"conversations": turns(*wrong)})
+            read(tmp_path, "conversations", {"conversations": wrong})
 
 
 def sample(problem, text, answer, correct, scores):

@@ -204,6 +204,7 @@ def conversations(row: dict, row_id: str, counts) -> list[Solution]:
     steps, labels = [], []
     for index, turn in enumerate(field(row, "conversations", list)):
         inside = f"conversations[{index}]."
+        expect(isinstance(turn, dict), f"conversations[{index}]", turn, "an object with role and content")
         role = field(turn, first_name(turn, "role", "from"), str, inside)
         text = field(turn, first_name(turn, "content", "value"), str, inside)
         if role == "system":
