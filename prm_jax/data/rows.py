@@ -21,11 +21,17 @@ from prm_jax.solutions import is_probability
 
 KIND_WORDS = {str: "a text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 PROBLEM, TEXT = ("problem", "question", "prompt"), ("completion", "response", "solution")  # names of columns
+# What reads rows with a column, for errors.
+READER_OF = {
+    "conversations": "data.name=conversations",
+    "process": "data.name=math_shepherd",
+    "input": "data.name=math_shepherd",
+    "modified_process": "data.name=prmbench",
+    "final_answer_correct": "data.name=processbench",
+    "is_quality_control_question": "data.name=prm800k",
+    **dict.fromkeys(TEXT, "data.name=text, or split_by= beside input=,"),
+}
 VERDICTS = {"true": 1.0, "false": 0.0, "+": 1.0, "-": 0.0, "1": 1.0, "0": 0.0}  # texts of labels and verdicts
-
-
-class MissingField(InputError):
-    """A row lacks a field."""
 
 
 @contextlib.contextmanager
@@ -34,7 +40,7 @@ def placed(place: str, between: str = ": "):
     try:
         yield
     except InputError as error:
-        raise type(error)(f"{place}{between}{error}") from None
+        raise InputError(f"{place}{between}{error}") from None
 
 
 def rename(row: dict, columns: dict[str, str] | None) -> dict:
@@ -58,9 +64,13 @@ def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = Fa
     """The value of a required field of this type; a bool is not an int. inside: a part's place and "."."""
     expect(isinstance(row, dict), inside.removesuffix("."), row, "an object")
     if name not in row:
-        missing = f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}"
-        hint = f"; data.columns='{{{name}: COLUMN}}' (beside input=: columns) says which column it is"
-        raise MissingField(missing + ("" if inside else hint))
+        message = f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}"
+        if not inside:
+            message += f"; data.columns='{{{name}: COLUMN}}' (beside input=: columns) says which column it is"
+        told = [
+            f"; {reader} reads rows with {column}" for column, reader in READER_OF.items() if column in row
+        ]
+        raise InputError("".join([message, *told[:1]]))
     value = row[name]
     is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     expect(is_kind or (null and value is None), inside + name, value, KIND_WORDS[kind])

@@ -5,7 +5,6 @@ it takes. test_sets.py reads evaluation sets. One of your own: data=files data.n
 """
 
 import collections
-import contextlib
 import dataclasses
 import inspect
 import re
@@ -16,8 +15,6 @@ from prm_jax.data import test_sets
 from prm_jax.data.answers import extract
 from prm_jax.data.rows import (
     PROBLEM,
-    TEXT,
-    MissingField,
     as_label,
     field,
     first_name,
@@ -291,16 +288,6 @@ READERS = {
         *(test_sets.big_bench_mistake, test_sets.mr_gsm8k, test_sets.hard2verify),
     )
 }
-# Columns by which an error names the reader of such rows.
-TELLING = {
-    "conversations": "conversations",
-    "process": "math_shepherd",
-    "input": "math_shepherd",
-    "modified_process": "prmbench",
-    "final_answer_correct": "processbench",
-    "is_quality_control_question": "prm800k",
-    **dict.fromkeys(TEXT, "text (of input=: split_by=line)"),
-}
 
 
 def load(path, kind: str, **options):
@@ -325,7 +312,7 @@ def load_placed(path, kind: str, counts, *, split=None, columns=None, labels_req
         for number, row in read_rows(source, columns, split):
             counts["rows"] += 1
             place = row_place(source, number)
-            with placed(place), named_kind(kind, row):
+            with placed(place):
                 row_solutions = read(row, f"{Path(source).name}:{number}", counts, **keywords)
                 if labels_required and any(s.labels is None for s in row_solutions):
                     field(row, "labels", list)
@@ -342,14 +329,3 @@ def load_placed(path, kind: str, counts, *, split=None, columns=None, labels_req
                 yield place, row, s
     if not seen:
         raise InputError(f"{path}: no solution left, expected at least one; counts: {dict(+counts)}")
-
-
-@contextlib.contextmanager
-def named_kind(kind: str, row: dict):
-    """Puts the reader of such rows after the message where a field is missing."""
-    try:
-        yield
-    except MissingField as error:
-        kinds = [name for column, name in TELLING.items() if column in row and name != kind]
-        hint = f"; such rows are those of data.name={kinds[0]}" if kinds else ""
-        raise InputError(f"{error}{hint}") from None
