@@ -166,6 +166,8 @@ def test_numbers_and_texts_as_answers_ids_and_verdicts(tmp_path, right):
     assert (problem.id, problem.answer) == ("7", "12")
     assert problem.candidates == (Candidate(("a",), "12", True, True),)
     assert list(read_questions(path)) == [Question("7", "p", "12")]
+    path = write(tmp_path, {"problem": "p", "candidates": [candidate | {"answer": float("nan")}]})
+    assert read_pool(path)[0].candidates == (Candidate(("a",), None, True),)
     for name, wrong in (("correct", "yes"), ("answer", [12]), ("answer", True)):
         with pytest.raises(InputError, match=rf"rows.jsonl line 1: candidates\[0\].{name}: "):
             read_pool(write(tmp_path, {"problem": "p", "candidates": [candidate | {name: wrong}]}))

@@ -20,6 +20,7 @@ from prm_jax.data.rows import (
     optional,
     placed,
     read_rows,
+    rename,
     row_place,
     short_text,
     texts,
@@ -166,7 +167,7 @@ def whole_texts(row: dict) -> list[dict]:
 
 def parse_candidate(row: dict | list, split_by: str | None) -> Candidate:
     """The candidate of an object of a pool, or of a list of steps."""
-    row = {"steps": row} if isinstance(row, list) else row
+    row = {"steps": row} if isinstance(row, list) else rename(row)
     answer = short_text(row, first_name(row, "extracted_answer", "answer"))
     scores_name = first_name(row, "step_scores", "prm_step_scores", "scores")
     if isinstance(row.get(scores_name), list):

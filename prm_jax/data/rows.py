@@ -43,7 +43,7 @@ def placed(place: str, between: str = ": "):
         raise InputError(f"{place}{between}{error}") from None
 
 
-def rename(row: dict, columns: dict[str, str] | None) -> dict:
+def rename(row: dict, columns: dict[str, str] | None = None) -> dict:
     """The row under native names: `columns` is {native name: the file's}, where a.b is b of the object a.
     NaN, which pandas writes for what is missing, is None."""
     row = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in row.items()}
