@@ -199,7 +199,7 @@ def test_processes_train_stop_resume_and_score_as_one(monkeypatch, tmp_path):
     (folder,) = tmp_path.glob("runs/train/*")
     assert len(list(folder.rglob("metrics.jsonl"))) == 1 and not (folder / "summary.json").exists()
     (tmp_path / "both.py").write_text(TRAIN_AND_EVALUATE)
-    out = finish(launch(2, 1, tmp_path / "both.py", folder, "b", cwd=tmp_path, slurm=True))
+    out = finish(launch(2, 1, tmp_path / "both.py", str(folder), "b", cwd=tmp_path, slurm=True))
     assert "scored      23 of 60 solutions before" in out
     assert_same_scores(tmp_path / "a", tmp_path / "b")
     assert [path.name for path in tmp_path.glob("runs/train/*")] == [folder.name]
