@@ -114,6 +114,7 @@ def test_words_that_set_other_keys_stand_together():
         ("lr=1e-3", "lr: .*optimizer.lr"),
         ("optimiser.lr=1", "optimiser.lr: .*optimizer.lr"),
         ("optimizer.lr", "optimizer.lr: "),
+        ("batch=null", "batch=null: "),
         ("data.path=a b=c", "data.path=a b=c: "),
         ("seed=1,2", "seed: got 1,2; .*seed=\\[1,2\\]"),
     ],

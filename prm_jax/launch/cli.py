@@ -75,7 +75,7 @@ def command(config_name: str, config: type | None = None):
             except Exception as error:
                 if traces:
                     raise
-                sys.exit(f"error: {refusal(error, config_name)}")
+                sys.exit(f"error: {refusal(error, config_name, sys.argv[1:])}")
             finally:
                 if not traces:
                     os.environ.pop(FULL_ERROR, None)

@@ -66,7 +66,7 @@ def written_once(*words: dict[str, list[str]]) -> str:
     return f", for a sweep -m {' '.join(shown)}" if is_sweep else f": {' '.join(shown)}"
 
 
-def refusal(error: Exception, config_name: str) -> str:
+def refusal(error: Exception, config_name: str, words: Sequence[str]) -> str:
     """What Hydra says of a command line that it cannot compose, without its advice for programmers."""
     text = " ".join(str(error).split())
     for end in (" Config search path:", " See https://hydra.cc"):
@@ -78,6 +78,9 @@ def refusal(error: Exception, config_name: str) -> str:
     if several := re.match(r"Ambiguous value for argument '(.+?)=(.+)' 1\. ", text):
         key, values = several.groups()
         return f"{key}: got {values}; a sweep needs -m, a list brackets: '{key}=[{values}]'"
+    if isinstance(error, ValueError):  # of a group that is no name
+        groups = [word for word in words if (CONF / word.partition("=")[0]).is_dir()]
+        return f"{' '.join(groups)}: {text}"
     unknown = re.match(r"Could not override '(.+?)'", text)
     if unknown is None:
         return text
