@@ -383,6 +383,7 @@ def test_a_users_reward_that_is_none_or_fails_is_one_line_with_its_key(text, pol
         (["sampling.temperature=0.7"], "sampling"),
         (["input=x.jsonl"], "held_out"),
         (["batch.tokens=64"], "batch.tokens"),
+        (["format.chat=true"], "format.chat"),
     ],
 )
 def test_a_wrong_command_is_one_line_with_its_key(changes, key, monkeypatch, tmp_path):

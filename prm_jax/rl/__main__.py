@@ -115,8 +115,9 @@ class Trainer:
         cfg = self.cfg
         dtype = choose_dtype(cfg.dtype)
         policy = open_policy(cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows)
-        asked = policy_format(cfg.format, policy.tokenizer)
-        expect(policy.format == asked, "format", cfg.format.name, f"that of {cfg.policy}")
+        own = dataclasses.asdict(policy.format)
+        for key, value in dataclasses.asdict(policy_format(cfg.format, policy.tokenizer)).items():
+            expect(value == own[key], f"format.{key}", value, f"{own[key]!r}, as {cfg.policy} has")
         return policy
 
     def open_verifier(self, name: str | None):
