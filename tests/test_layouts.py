@@ -103,12 +103,15 @@ def test_conversations(tmp_path, conversation, event):
     assert lost == ({event: 1} if event else {})
 
 
-def test_a_conversation_without_step_1_is_cut_at_its_last_blank_line(tmp_path):
+def test_a_conversation_without_step_1_is_cut_at_a_blank_line_or_sentence(tmp_path):
     row = {"conversations": turns("One.\n\nWhat?\n\nFirst.", "+", "Second.", "-")}
     found, counts = read(tmp_path, "conversations", row)
     assert (
         found == ("One.\n\nWhat?", ("First.", "Second."), (1.0, 0.0)) and counts["rows_without_step_1"] == 1
     )
+    row = {"conversations": turns("Let x = 3. Find x.\nWe see", "+", "Second.", "-")}
+    found, _ = read(tmp_path, "conversations", row)
+    assert found == ("Let x = 3.", ("Find x.\nWe see", "Second."), (1.0, 0.0))
     for wrong in (turns("q Step 1: a", "+", "b", "good"), turns("q"), ["q"]):
         with pytest.raises(InputError, match=r"rows.jsonl line 1: conversations"):
             read(tmp_path, "conversations", {"conversations": wrong})

@@ -26,6 +26,7 @@ from prm_jax.data.rows import (
     short_text,
     texts,
 )
+from prm_jax.data.steps import split_steps
 from prm_jax.launch.config import expect
 from prm_jax.launch.own import load_object
 from prm_jax.solutions import Solution, is_probability, packed_solutions, relabel_after_error, up_to_error
@@ -196,8 +197,8 @@ def math_aps(row: dict, row_id: str, labels: list) -> Solution:
 
 def conversations(row: dict, row_id: str, counts) -> list[Solution]:
     """RLHFlow's turns, or ShareGPT's: each step is a user's turn, its label (+ or -) the assistant's after
-    it. The problem begins the first turn, as of `divide`. Of steps without numbers nothing tells where a
-    problem without a question mark ends: then it takes in the first step and its label."""
+    it. The problem begins the first turn, as of `divide`. Where nothing tells its end, it is the first
+    sentence, so that all solutions of a problem have the same, and the rest of it begins the first step."""
     steps, labels = [], []
     for index, turn in enumerate(field(row, "conversations", list)):
         inside = f"conversations[{index}]."
@@ -219,6 +220,9 @@ def conversations(row: dict, row_id: str, counts) -> list[Solution]:
     counts["texts_after_last_mark_dropped"] += len(steps) - len(labels)
     steps = steps[: len(labels)]
     expect(steps, "conversations", row["conversations"], "a step of the user and a label of the assistant")
+    if not re.search(r"[Ss]tep 1:|\?|\n\n", steps[0]):
+        sentence = (split_steps(steps[0], "sentence") or [""])[0]
+        steps[0] = f"{sentence}\n\n{steps[0].lstrip()[len(sentence) :]}"
     return [divide(steps, labels, own_id(row, row_id), counts)]
 
 
@@ -269,7 +273,6 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
 def text(row: dict, row_id: str, counts, *, split_by) -> list[Solution]:
     """problem (or question, prompt) and solution (or completion, response, answer, text), of each the first
     that is there, split by steps.py, without labels; outcome and id are optional."""
-    from prm_jax.data.steps import split_steps
 
     problem = field(row, first_name(row, *PROBLEM), str)
     solution = field(row, first_name(row, "solution", "completion", "response", "answer", "text"), str)
