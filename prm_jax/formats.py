@@ -21,8 +21,8 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data.answers import THOUGHT_START
 from prm_jax.data.critiques import CriticFormat, conversation
+from prm_jax.data.thoughts import THOUGHT_START
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import CONF, expect, one_of, parse, store_defaults
 
