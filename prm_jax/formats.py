@@ -322,6 +322,13 @@ def opening(fmt: Format, tokenizer, problem: str, steps: tuple[str, ...] = ()) -
     return text
 
 
+def added_bos(tokenizer) -> str:
+    """The beginning-of-sequence token where the tokenizer, and so a server, puts it before any text, also
+    before one of a chat template that has it; nothing at a tokenizer that leaves it to the template."""
+    is_added = tokenizer.encode("a")[:1] == [tokenizer.bos_token_id]
+    return tokenizer.bos_token if is_added else ""
+
+
 def opened_thought(prompt: str) -> str:
     r"""What opens a thought at the end of a prompt, such as `<think>\n`; nothing at that of most."""
     starts = list(THOUGHT_START.finditer(prompt))

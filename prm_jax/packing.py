@@ -285,8 +285,9 @@ class TrainingRows:
     weight)} in the examples' order; it takes no groups."""
 
     def __init__(self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict | None = None):
-        is_single = len(plan.groups) == len(examples)  # a mixture's solutions are drawn one by one
-        expect(not parts or is_single, "data", "mixture", "another with shared prefixes or a loss of pairs")
+        # A mixture's solutions are drawn one by one, by their numbers.
+        is_single = not parts or all(group.indices == [i] for i, group in enumerate(plan.groups))
+        expect(is_single, "data", "mixture", "another with shared prefixes or a loss of pairs")
         self.examples, self.plan, self.seed, self.parts = examples, plan, seed, parts or {}
         self.ends: list[int] = []  # number of rows up to and including each planned epoch
         self.packs: list[list[int]] = []

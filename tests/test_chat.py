@@ -19,6 +19,7 @@ from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import Policy, open_policy
 from prm_jax.protocols import Continuation
+from prm_jax.rl.rollouts import roll_out
 
 PLAIN, GREEDY = read_format("plain"), Sampling(0.0, None, 1.0, 24)
 SPECIAL = ["<bos>", "<|im_start|>", "<|im_end|>", "<think>"]
@@ -84,6 +85,8 @@ def test_a_thought_that_the_template_opens_stands_in_the_solution(policy):
     assert bare.tolist() == first.tolist() == second[: len(bare)].tolist()
     cut = make_candidate(own.format, dataclasses.replace(sample, text="<think>\n3+4=7. The answer is 7."))
     assert cut.answer is None
+    (response,) = roll_out(own, ["4?"], 1, jax.random.key(0))
+    assert response.thought == "<think>" and response.ids_L.tolist() == sample.ids_L.tolist()
     spoken = with_template(policy, TEMPLATES["thinks"].replace("<think>\n", "<think>\n\n</think>\n\n"))
     ((sample,),) = spoken.extend([("4?", ())], 1, "end", jax.random.key(0))
     assert not sample.text.startswith("<think>")

@@ -145,6 +145,19 @@ def test_rows_of_one_sample_are_joined_to_a_pool(tmp_path):
         read_pool(write(tmp_path, TABLE[0], TABLE[0] | {"answer": "8"}))
 
 
+@pytest.mark.parametrize("other", [{"problem": "3+3?"}, {"answer": "5"}, {"scores_unit": {"prm": "logit"}}])
+def test_samples_that_share_a_problem_id_are_of_one_problem(tmp_path, other):
+    row = {"problem_id": 0, "problem": "2+2?", "answer": "4", "response": "4", "scores": [0.5]}
+    with pytest.raises(InputError, match=f"rows.jsonl line 2: {next(iter(other))}: "):
+        read_pool(write(tmp_path, row, row | other))
+
+
+def test_steps_with_ratings_are_one_solution(tmp_path):
+    row = {"problem": "2+2?", "completions": ["2+2=4", "5"], "ratings": [1, -1]}
+    [solution], _ = load(write(tmp_path, row), "native")
+    assert (solution.steps, solution.ratings) == (("2+2=4", "5"), (1, -1))
+
+
 def test_lists_beside_whole_texts(tmp_path):
     row = {"prompt": "2+5?", "texts": ["2+5\n\n7", "8"], "label": [1, 0], "preds": [7, None], "answer": 7}
     columns = {"problem": "prompt", "completions": "texts", "correct": "label", "answers": "preds"}

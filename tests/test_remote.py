@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import call, printed
+from tokenizers.processors import TemplateProcessing
 
 import evaluate
 from prm_jax import InputError
@@ -155,6 +156,9 @@ def test_a_chat_template_writes_the_prompts_of_a_server(stub, tmp_path):
     tokenizer.add_special_tokens({"bos_token": "<s>", "additional_special_tokens": ["<end>"]})
     turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<end>{% endfor %}"
     tokenizer.chat_template = "<s>" + turns + "{% if add_generation_prompt %}[assistant]{% endif %}"
+    begin = [("<s>", tokenizer.bos_token_id)]
+    own = tokenizer.backend_tokenizer
+    own.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=begin)
     tokenizer.save_pretrained(tmp_path)
     end = tokenizer.convert_tokens_to_ids("<end>")
     prefixes = [("4?", ()), ("4?", ("3+4=0",))]
@@ -168,6 +172,9 @@ def test_a_chat_template_writes_the_prompts_of_a_server(stub, tmp_path):
     stub.models = 200, {"data": [{"id": str(tmp_path), "owned_by": "vllm"}]}
     assert stub.policy().prompt("4?") == "[user]4?<end>[assistant]"
     assert stub.policy(fmt=read_format("plain", chat=False)).prompt("4?") == "4?"
+    own.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    tokenizer.save_pretrained(tmp_path)  # as SmolLM2's, which leaves its beginning to the template
+    assert stub.policy().prompt("4?") == "<s>[user]4?<end>[assistant]"
     stub.models = 200, {"data": [{"id": "m", "owned_by": "vllm"}]}
     for key, wrong in (
         ("format.chat", {"fmt": read_format("plain", chat=True)}),

@@ -11,7 +11,7 @@ from prm_jax.checkpoints.open import Loaded
 from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.critiques import verdict_at
-from prm_jax.formats import Encoded, Format, verdicts
+from prm_jax.formats import Encoded, Format, added_bos, verdicts
 from prm_jax.generate.policies import Sampling, Server
 from prm_jax.generate.sampling import as_policy
 from prm_jax.launch.config import expect
@@ -98,8 +98,7 @@ class RemoteWriter(Writer):
         self.policy = RemotePolicy(url, self.text, self.sampling, fmt.critic.rows, server)
         self.name, self.model = self.policy.name, self.policy.model
         self.tokenizer = load_tokenizer(locate(path, weights=False)) if path else None
-        # The chat template writes it, and the server would add another.
-        self.bos = (self.tokenizer and self.tokenizer.bos_token) or ""
+        self.bos = added_bos(self.tokenizer) if self.tokenizer else ""
 
     def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
         return super().write([prompt.removeprefix(self.bos) for prompt in prompts], numbers, key)

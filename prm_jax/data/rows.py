@@ -196,7 +196,8 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict]]:
 def is_pool(row: dict) -> bool:
     """Whether a file's row is a problem with candidates, or with whole texts as search-and-learn writes
     it."""
-    is_texts = {"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys()
+    of_steps = {"labels", "ratings", "outcome"}  # such completions are the steps of one solution
+    is_texts = {"problem", "completions"} <= row.keys() and not of_steps & row.keys()
     return "candidates" in row or is_texts
 
 

@@ -205,6 +205,7 @@ def label_file(
     about = origin | {name: getattr(cfg, name) for name in ("label", "threshold", "k")}
     about["weights"] = fingerprint(policy.model)
     about["format"] = dataclasses.asdict(policy.format)
+    about["prompt"] = policy.prompt("{problem}")
     about["sampling"] = dataclasses.asdict(policy.sampling)
     about["batch_rows"] = policy.batch_rows
 

@@ -84,11 +84,16 @@ def note_empty(policy, empty: int, total: int):
     print(f"note        {empty:,} of {total:,} samples are empty: the model ends at once; {cause}")
 
 
+def thought_before(policy, problem: str) -> str:
+    """The opening of a thought that the chat template writes at the end of the prompt; nothing at most."""
+    return opened_thought(policy.prompt(problem)) if policy.format.chat else ""
+
+
 def with_thought(policy, prefix: Prefix, c: Continuation) -> Continuation:
     """The continuation of a bare problem with the opening of its thought that the chat template wrote, as
     models have it that write it themselves."""
     problem, steps = prefix
-    thought = "" if steps or not policy.format.chat else opened_thought(policy.prompt(problem))
+    thought = "" if steps else thought_before(policy, problem)
     if not thought or not c.text.strip():
         return c
     text, logp_T = thought + c.text, c.logp_T

@@ -26,7 +26,7 @@ from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.rows import writable
 from prm_jax.data.steps import step_sums
-from prm_jax.formats import Format, numbered, opening, policy_format, turn_end
+from prm_jax.formats import Format, added_bos, numbered, opening, policy_format, turn_end
 from prm_jax.generate.policies import (
     Sampling,
     SamplingStats,
@@ -132,11 +132,11 @@ class RemotePolicy:
             raise InputError(f"server.tokenizer: {error}; {hint}") from None
 
     def prompt(self, problem: str, steps: Sequence[str] = ()) -> str:
-        """The text before the next step; the server puts the beginning-of-sequence token before it."""
+        """The text before the next step; the server puts its tokenizer's beginning before it."""
         f = self.format
         text = opening(f, self.tokenizer, problem, tuple(steps))
-        if f.chat and self.tokenizer.bos_token:
-            text = text.removeprefix(self.tokenizer.bos_token)
+        if f.chat:
+            text = text.removeprefix(added_bos(self.tokenizer))
         text += "".join(step + f.separator for step in numbered(f, tuple(steps)))
         expect(text, f"prefix {problem[:60]!r}", text, "a text of at least one token")
         return text

@@ -75,7 +75,8 @@ def file_problems(train: str, held_out: str, grader: Grader, n_held_out: int, co
     answers = to_learn | to_solve
 
     def is_right(r: Rollout) -> bool:
-        return grader.right(r.problem, r.steps, answers[r.problem])
+        steps = (r.thought, *r.steps) if r.thought else r.steps
+        return grader.right(r.problem, steps, answers[r.problem])
 
     return Problems([*to_learn], [*to_solve][:n_held_out], is_right, grader.task)
 

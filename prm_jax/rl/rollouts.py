@@ -12,6 +12,7 @@ import numpy as np
 
 from prm_jax.data.steps import format_steps, token_steps
 from prm_jax.formats import Encoded
+from prm_jax.generate.policies import thought_before
 from prm_jax.generate.sampling import Policy
 from prm_jax.packing import layout_tokens, plan_rows
 
@@ -28,6 +29,7 @@ class Rollout:
     ids_L: np.ndarray  # ids of the response
     logp_L: np.ndarray  # log p of each under the policy that sampled it
     step_L: np.ndarray  # the number of steps that ended before each: the step that it belongs to, or begins
+    thought: str = ""  # its opening, where the prompt ends with one: what is never closed states no answer
 
 
 def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollout]:
@@ -36,12 +38,12 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollo
     prompts, responses = policy.prefix_ids(prefixes), policy.extend(prefixes, n, "end", key)
     rollouts, texts = [], {}
     for group, (problem, prompt_L, samples) in enumerate(zip(problems, prompts, responses, strict=True)):
-        for sample in samples:
-            steps, step_L = split_steps(policy, sample.ids_L, texts)
-            finished = sample.finish_reason == "eos" and bool(steps[0].strip())
-            rollouts.append(
-                Rollout(problem, group, steps, finished, prompt_L, sample.ids_L, sample.logp_L, step_L)
-            )
+        thought = thought_before(policy, problem).strip()
+        for c in samples:
+            steps, step_L = split_steps(policy, c.ids_L, texts)
+            finished = c.finish_reason == "eos" and bool(steps[0].strip())
+            response = Rollout(problem, group, steps, finished, prompt_L, c.ids_L, c.logp_L, step_L, thought)
+            rollouts.append(response)
     return rollouts
 
 
