@@ -542,7 +542,9 @@ def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
     assert said("The answer is 6.0") and said("5*4=6") and not said("The answer is 5") and not said("so")
     thinking = dataclasses.replace(with_steps(rollouts[0], "The answer is 6."), thought="<think>")
     assert not found.is_right(thinking)
-    spoken = dataclasses.replace(with_steps(rollouts[0], "So 5.</think>", "The answer is 6."), thought="<think>")
+    spoken = dataclasses.replace(
+        with_steps(rollouts[0], "So 5.</think>", "The answer is 6."), thought="<think>"
+    )
     assert found.is_right(spoken)
     with pytest.raises(InputError, match=f"^{train}"):
         file_problems(str(train), str(train), open_grader("number"), 5)
