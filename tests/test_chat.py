@@ -27,10 +27,10 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
 ALTERNATES = "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}"
 TEMPLATES = {
-    "system_by_default": "{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
-    + CHATML,
+    "system_by_default": "{% if messages[0].role != 'system' %}" + SYSTEM + "{% endif %}" + CHATML,
     "thinks": CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"),
     "begins_and_trims": "<bos>" + CHATML.replace("m.content", "m.content | trim"),
     "no_system_no_odd_roles": "{% for m in messages %}" + ALTERNATES + "[{{ m.role }}] {{ m.content }}"
@@ -166,7 +166,7 @@ def test_the_pool_says_how_it_was_asked_and_a_likelihood_reads_the_same(folder, 
     )
     out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
     about = json.loads((tmp_path / "a/about.json").read_text())
-    prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
+    prompt = SYSTEM + "<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
     assert about["prompt"] == prompt and about["format"]["chat"] is True
     assert repr(prompt.replace("{problem}", "3 + 4?")) in out
     scorer = open_verifier(f"policy:{folder}", OpenOptions(format=PLAIN))

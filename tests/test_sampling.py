@@ -220,8 +220,8 @@ def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
 
 
 def test_a_blank_line_is_no_step(tmp_path, tokenizer):
-    """A model that writes a line end, a 4, a line end, ...: instruct models put blank lines between steps, and
-    a search would ask for the next step forever."""
+    """A model that writes a line end, a 4, a line end, ...: instruct models put blank lines between steps,
+    and a search would ask for the next step forever."""
     import torch
 
     theirs = torch_model(vocab_size=280, hidden_size=288, num_hidden_layers=1)

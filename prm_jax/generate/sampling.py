@@ -168,7 +168,7 @@ class Policy:
     name: str  # folder and step
     sampling: Sampling
     batch_rows: int = 64
-    # Ids that end a text; empty: that of the tokenizer. That which ends a turn of the chat template joins them
+    # Ids that end a text; empty: that of the tokenizer. The end of a turn of the chat template joins them
     eos_ids: tuple[int, ...] = ()
     stats: SamplingStats = dataclasses.field(default_factory=SamplingStats)
 
