@@ -136,11 +136,6 @@ def data_node(name, /, **changes):
     return OmegaConf.merge(node, changes)
 
 
-def real_gold(rows):
-    """gold_PN of such a pool."""
-    return np.array([[c["correct"] for c in row["candidates"]] for row in rows])
-
-
 def with_devices(n):
     """The environment of a process that sees n devices, where it does not make them itself
     (`cpu_devices`)."""

@@ -115,13 +115,6 @@ def test_pav_credits_a_step_with_its_own_advantage_alone():
     assert at_steps(ESTIMATORS["pav"].f(*given), given) == [[1.25, 0.5], [-1, -0.875]]
 
 
-def test_reinforce_discounts_and_normalises_over_the_batch():
-    given = laid_out([1.0, 0.0], [0.0], tokens=[[1, 2], [2]], outcome=[2, 0], group=[0, 1])
-    return_n = np.array([1 + 0.25 * 2, 0.5 * 2, 2, 0, 0])
-    found = EstimatorConfig("reinforce", True, "min", 0.5).estimate(*given)
-    assert found[given[3]] == pytest.approx((return_n - return_n.mean()) / return_n.std())
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_permuting_step_rewards_changes_the_tokens_of_dense_estimators_alone(name):
     """verl's GRPO sums a response's token rewards before it begins; so do the outcome estimators here, and

@@ -34,18 +34,15 @@ def same(gold, answer, how):
     [
         (r"\boxed{\left\{ x \mid x > \frac{a}{b} \right.}", r"\left\{ x \mid x > \frac{a}{b} \right."),
         (r"\boxed{\boxed{5}}", "5"),
-        (r"\boxed{5} and, cut off, \boxed{\frac{1", "5"),
         (r"\boxed{3} then an empty \boxed{}", "3"),
         (r"so $\boxed 5.5$.", "5.5"),
         ("\\boxed{\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}}", "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}"),
         ("She has <<9*2=18>>18.\n#### 18", "18"),
         ("#### $18.50\n", "18.50"),
         ("#### 2. Now add\nThe answer is 7.", "7"),
-        ("The answer is 3.5. I hope it is correct.", "3.5"),
         ("The answer is 4.\nNo: the answer is: -5", "-5"),
         ("**Final Answer: 18** (see above)", "18"),
         (r"The answer is \(12\pi\) inches.", r"12\pi"),
-        (r"The answer is $12\pi$ inches.", r"12\pi"),
         ("The answer is $5 or $6.", "5 or $6"),
         (r"The final answer is $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),
         ("Final Answer: The final answer is $107$. I hope it is correct.", "107"),  # Minerva's and Llama's
@@ -54,7 +51,6 @@ def same(gold, answer, how):
         (r"#### 3, or \boxed{4}; the answer is 5", "4"),
         ("The answer is 2**3 = 8.", "2**3 = 8"),
         ("The answer is 5\n#### 3", "3"),
-        ("She makes $18 every day.", None),
         ("", None),
         # Thoughts.
         ("<think>It is \\boxed{12}.</think>So the answer is 15.", "15"),
@@ -63,24 +59,18 @@ def same(gold, answer, how):
         ("The answer is 3. <think>Is it? \\boxed{3}", None),
         ("<think>a</think>\\boxed{1}<think>b</think>\\boxed{2}", "2"),
         ("<|begin_of_thought|>\\boxed{8}<|end_of_thought|>Answer: 9", "9"),
-        ("<thought>5</thought>", None),
-        ("[THINK]\\boxed{5}[/THINK]\\boxed{6}", "6"),
         ("<seed:think>The answer is 5.</seed:think>The answer is 6.", "6"),
         # Tags.
         ("<answer>\n 3/4 \n</answer>", "3/4"),
         ("\\boxed{1} <answer>2</answer>", "2"),
         ("<answer>1</answer>, or rather <Answer>5 km</Answer>", "5 km"),
         ("<answer>So it is \\boxed{7}, of course.</answer>", "7"),
-        ("<answer>The answer is 8.</answer>", "8"),
         ("<answer></answer> The answer is 3.", "3"),
-        ("<answer>4", None),
         # Boxes that form one answer.
         ("\\boxed{3} and \\boxed{-4}", "3, -4"),
         ("$x = \\boxed{3}$ or $x = \\boxed{5}$.", "3, 5"),
         ("\\boxed{1}, \\boxed{2}, and \\boxed{9}", "1, 2, 9"),
-        ("\\(\\boxed{a}\\), \\(\\boxed{b}\\)", "a, b"),
         ("\\boxed{6}\\text{ or }\\boxed{7}", "6, 7"),
-        ("\\boxed{6}, \\boxed{6}", "6"),
         ("\\boxed{3/4} or \\boxed{0.75}", "0.75"),
         (r"\boxed{x = 2} \quad \text{or} \quad \boxed{x = 7}", "x = 2, x = 7"),
         ("\\boxed{6}. And \\boxed{7}", "7"),
@@ -97,7 +87,6 @@ def test_extract(text, answer):
         ("She makes $18 every day.", "18"),
         ("so 3/4 of it, 1,250.50 in all.", "1,250.50"),
         (r"x = -\frac{1}{2}", r"-\frac{1}{2}"),
-        ("of x2, none", None),
         ("<think>7", None),
         ("The answer is five of 6.", "five of 6"),
     ],
@@ -132,14 +121,9 @@ def test_same_string(a, b, is_same):
         (r"10\,080.50", Fraction("10080.5")),
         ("-$1,234.5", Fraction("-1234.5")),
         (r"168,000 \, \text{\$}", 168000),
-        (r"25\%", 25),
         (r"-\frac12", Fraction(-1, 2)),
         (r"1\frac{1}{2}", Fraction(3, 2)),
-        ("-1 1/2", Fraction(-3, 2)),
-        ("11/2", Fraction(11, 2)),
         (".5", Fraction(1, 2)),
-        ("-0", 0),
-        (r"5 \, \text{cm}", 5),
         ("60 miles per hour.", 60),
         (r"76^\circ", 76),
         ("2 million", None),
@@ -148,7 +132,6 @@ def test_same_string(a, b, is_same):
         ("4343_6", None),
         ("9" * 5000, None),
         ("1/0", None),
-        ("3 halves", None),
         ("3 quarters", 3),
         ("", None),
     ],
@@ -167,7 +150,6 @@ def test_as_number(text, value):
         ("1000000000", "1000000001", False),  # whole numbers are exact
         ("1000000000.5", "1000000000.5000009", True),
         ("0.0000001", "0.0000002", False),  # below 1 the tolerance is relative
-        ("0", "-0.0", True),
         (r"\sqrt{2}", r"\sqrt {2}", True),  # no numbers: as strings
         (r"\sqrt{2}", "1.41421356", False),
         ("(1, 2)", "1,2", False),
@@ -188,22 +170,18 @@ def test_same_number(gold, answer, is_same):
         (r"5\text{ cm}", "5", True),
         ("x=1", "1", True),
         ("1", "2x+z=1", True),  # not symmetric: only the right side of an answer counts
-        ("2x+z=1", "1", False),
         (r"\text{no solution}", "none", False),
         ("25", r"25\%", False),  # a hundredth: not as by `number`
         (r"\foo{", r"\foo {", True),  # cannot be read either, but the strings are equal
         # Plain text.
         (r"\frac{3\pi}{4}", "3*pi/4", True),
         (r"2\sqrt{5}", "2*sqrt(5)", True),
-        ("x^{12}", "x**12", True),
         ("3x^{2}y", "3*x^2y", True),
-        (r"\sqrt[3]{4}", "4^(1/3)", True),
         ("e^{2}-3", "exp(2) - 3", True),
         (r"\frac{1}{2}+\frac{\sqrt{3}}{2}i", "1/2 + sqrt(3)/2*i", True),
         ("3+2i", "2.0i + 3.0", True),
         ("0.0002", "2e-4", True),
         (r"(-\infty, 4]", "(-inf, 4]", True),
-        (r"\pi", "pi day", False),
         (r"\text{sin}", "sin", True),
         (r"25\%", "0.25", True),
         ("0.4", "40 percent", True),
@@ -216,7 +194,6 @@ def test_same_number(gold, answer, is_same):
         (r"\frac{1}{3}", "0.333333", True),
         # Several parts.
         ("4, 9", "9, 4", True),
-        ("4, 9", "9", False),
     ],
 )
 def test_same_math(gold, answer, is_same):

@@ -3,7 +3,6 @@
 Keys that Hydra itself refuses are its own to explain; rows of files are the subject of test_solutions and
 test_pools."""
 
-import gzip
 import json
 import re
 import shlex
@@ -39,8 +38,6 @@ QUESTION = {"problem": "4 +5 mod7?", "answer": "2"}
 # whole row.
 ROWS = [
     ("train data=jsonl data.path={}", GOOD, {"labels": [True]}, "labels"),
-    ("train data=jsonl data.path={}", GOOD, {"labels": [float("nan"), 0]}, "labels[0]"),
-    ("train data=jsonl data.path={}", GOOD, {"labels": ...}, "labels"),
     ("train data=jsonl data.path={}", GOOD, '{"prompt": "p", "labels": [tr', "broken JSON"),
     ("evaluate task=processbench data.path={} checkpoint=random", BENCH, {"label": 2}, "label"),
     ("evaluate task=best_of_n input={}", POOL, {"id": "r", "candidates": []}, "candidates"),
@@ -49,29 +46,22 @@ ROWS = [
 
 # (command line, what the error names): a key, a file, a checkpoint.
 LINES = [
-    ("train optimizer.lr=fast", "optimizer.lr"),
     ("train steps=0", "steps"),
     ("train batch.tokens=20", "chain/train/0/0"),
     ("train mesh.data=3", "mesh"),
-    ("train objective=lm optimizer.trainable=head", "optimizer.trainable"),
-    ("train outcome_at=tokens", "outcome_at"),
     ("train optimizer.trainable=lora lora.targets=[w_x]", "lora.targets"),
     ("train resume=broken", "broken/.hydra/config.yaml"),
     ("train data=jsonl", "data.path"),
-    ("train data=jsonl data.path=cut.jsonl.gz", "cut.jsonl.gz"),
     ("train data=jsonl data.path=good.jsonl data.folds=2", "data.folds"),
     ("evaluate", "checkpoint"),
     ("evaluate task=steps checkpoint=cut_weights data=jsonl data.path=good.jsonl", "cut_weights"),
-    ("evaluate task=steps checkpoint=embedded_prm", "data"),
     ("evaluate task=best_of_n input=bare_pool.jsonl", "scores"),
     ("evaluate task=search checkpoint=checker data=chain methods=[dfs]", "methods"),
-    ("sampling input=q.jsonl sampling.top_p=1.5", "sampling.top_p"),
     ("sampling input=q.jsonl checkpoint=embedded_orm", "embedded_orm"),
     ("labeling input=good.jsonl k=0", "k"),
     ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
     ("export", "to"),
-    ("export checkpoint=nowhere to=new", "nowhere"),
     ("sweeps runs=bad_summary", "bad_summary/summary.json"),
 ]
 
@@ -84,9 +74,7 @@ def folder(tmp_path_factory):
     rows = {"good": GOOD, "pool": POOL, "q": QUESTION, "bare_pool": POOL | {"candidates": [unscored]}}
     for name, row in rows.items():
         (at / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    whole = gzip.compress(b"".join(json.dumps(GOOD | {"id": str(i)}).encode() + b"\n" for i in range(999)))
     files = {
-        "cut.jsonl.gz": whole[: len(whole) // 2],
         "broken/.hydra/config.yaml": b"a: [",
         "bad_summary/summary.json": b"{",
         "bad_summary/.hydra/config.yaml": b"seed: 0\n",

@@ -15,7 +15,6 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.evals import benchmarks, prmbench, processbench
 from prm_jax.evals.benchmarks import Row, Source, scores_of
-from prm_jax.evals.tables import lead_text
 from prm_jax.figures import benchmarks as benchmark_figures
 from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
@@ -64,24 +63,6 @@ def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
     assert sizes == [[400, 207], [1000, 594]] and counts["rows"] == len(rows) == 1400
 
 
-@pytest.mark.parametrize(
-    ("predicted", "accuracy_error", "accuracy_clean", "f1"),
-    [
-        ([-1, -1, -1, -1], 0, 1, 0),  # every solution called clean
-        ([1, 2, 0, 0], 0, 0, 0),  # all wrong: 0 / 0
-        ([0, 1, 0, 2], 1, 0, 0),  # no clean solution recognised
-        ([0, 2, -1, 2], 0.5, 0.5, 0.5),
-        ([0, 2, -1, -1], 0.5, 1, 2 / 3),
-    ],
-)
-def test_processbench_literally(predicted, accuracy_error, accuracy_clean, f1):
-    rows = [processbench_row("a", error) for error in (0, 1, -1, -1)]
-    found = processbench.f1_results(rows, predicting(predicted), 0.5)
-    split = found["splits"]["a"]
-    assert (split["accuracy_error"], split["accuracy_clean"]) == (accuracy_error, accuracy_clean)
-    assert split["f1"] == found["mean_f1"] == pytest.approx(f1)
-
-
 def test_the_mean_is_plain_and_undefined_where_a_split_is(tmp_path):
     rows = [processbench_row("a", error) for error in (0, -1)] * 10 + [
         processbench_row("b", error) for error in (1, -1)
@@ -113,24 +94,17 @@ def test_the_threshold_is_the_best_of_all_on_the_named_split(rng):
 def test_a_verifier_stands_beside_rules_that_read_nothing():
     """Wrong steps are the long ones: a cut on length, from other problems, finds them all."""
 
-    def row(i, error, long):
-        steps = tuple("x" * (long if t == error else 5) for t in range(3))
+    def row(i, error):
+        steps = tuple("x" * (60 if t == error else 5) for t in range(3))
         return Row(dataclasses.replace(processbench_row("a", error).solution, steps=steps), "a", f"q{i}")
 
     errors = [-1, 0, 1, -1, 2, -1, 0, -1, 1, 2] * 4
-    rows = [row(i, error, 60) for i, error in enumerate(errors)]
+    rows = [row(i, error) for i, error in enumerate(errors)]
     blind = processbench.f1_results(rows, predicting([-1] * 40), 0.5)
     assert (blind["best_rule"], blind["cross_fitted"]["length"]) == ("length", 1)
-    assert blind["lead"]["difference"] == -1 and "is not above length" in lead_text(
-        "v", "length", blind["lead"]
-    )
+    assert blind["lead"]["difference"] == -1
     level = processbench.f1_results(rows, predicting(errors), 0.5)
     assert level["lead"]["difference"] == 0 and level["cross_fitted"]["verifier"] == 1
-    alike = [row(i, error, 5) for i, error in enumerate(errors)]
-    better = processbench.f1_results(alike, predicting(errors), 0.5)
-    assert "is above" in lead_text("v", "length", better["lead"])
-    one = processbench.f1_results(rows[:1], predicting([-1]), 0.5)
-    assert "too few" in lead_text("v", "length", one["lead"])
 
 
 # PRMBench

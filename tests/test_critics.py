@@ -94,15 +94,6 @@ def test_votes_are_combined():
     assert combine(np.array([0.1, 3.0]), "majority") == pytest.approx(np.log(5))
 
 
-def test_no_verdict_is_no_score(critic, capsys):
-    named = critic(max_tokens=1)
-    (first, *_) = named.score(ROWS)
-    assert capsys.readouterr().out.count("no verdict") == 1
-    assert first.tolist() == pytest.approx([np.log(1 / 3)] * 2) and named.stats.unscored == 4
-    assert "16 without a verdict, 0 of them forced; 4 steps unscored" in named.stats.summary()
-    assert named.about["critic"]["no_verdict"] == 16
-
-
 def test_what_a_critic_has_written_is_kept_when_it_is_stopped(critic, tmp_path, monkeypatch):
     rows, file = [(str(i), *row) for i, row in enumerate(ROWS[:3])], tmp_path / "scores.jsonl"
     stopped = critic(rows=4)  # of four votes: a solution at a time

@@ -14,33 +14,26 @@ EQUATIONS = runpy.run_path(PLACE)
 RIGHT = r"""
 Natalia sold 48/2 = <<48/2=24>>24 clips in May.
 $48 / 2 = $24
-11,\!111 - 1 = 11110
 \frac{10}{20} \times 100\% = 50\%
 2(3+4)=14
 \frac{\frac{1}{2}}{2} = \frac14
-6 × 4 ÷ 3 − 1 = 7
 10/3 = 3.3333
 7/2 \approx 4
 6 \text{ feet} \times 12 \text{ inches/foot} = 72 \text{ inches}
 x = 3 + 4 = \boxed{7}
-- 3 + 4 = 7
 """
 WRONG = r"""
 She has 16 - 3 = <<16-3=12>>12 eggs.
-10/20 = 60%
 5 * 4 = 20 = 3 * 7
 10/3=3.4
-a total of 3 + 4 = 8
 So 3 * 4 = 13. Then 2 + 2 = 4.
 """
 NOT_JUDGED = r"""
 2x + 3 = 8
 \sqrt{16} = 5
-half of 10 + 2 = 7
 2 hours = 120 minutes
 -3^2 = 9
 6/2(3) = 9
-24 * 0.6667 = 16
 2 + 3 = 5 * 4 = 20
 If we try 3, 2 * 3 + 1 = 8.
 14, 400 / 80 = 180

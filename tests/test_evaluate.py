@@ -9,17 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import call, printed
-from omegaconf import OmegaConf
 
 import evaluate
 from examples.papers.labels import label_errors
 from prm_jax.data import sources
 from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import data_config, load_splits, problem_hashes
-from prm_jax.evals import exact, steps
+from prm_jax.evals import steps
 from prm_jax.evals.verifiers import new_name, note_known
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import CONF, parse
 from prm_jax.rl.problems import file_problems
 from prm_jax.solutions import Solution
 from prm_jax.tasks.chain import CHAIN
@@ -50,17 +48,6 @@ def test_means_are_over_seeds_of_one_setting_alone():
         ({"verifier": "checker"}, [1]),
         ({"verifier": "random"}, [2]),
     ]
-
-
-def test_scores_are_measured_against_both_exact_meanings():
-    """A checker's scores by hand: one right solution, one whose second line is wrong and lands on the right
-    answer."""
-    cfg = parse(OmegaConf.load(CONF / "data/chain.yaml").task, CHAIN.Config, "data.task")
-    texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3")  # 4 + 5 = 2 modulo 7; max hides the error
-    test = [Solution(PROBLEM, steps, id=str(i)) for i, steps in enumerate(texts)]
-    data_cfg = SimpleNamespace(name="chain", task=cfg)
-    found = exact.exact_numbers(data_cfg, test, [np.array([1.0, 1.0]), np.array([0.0, 0.0])])
-    assert found["auroc_correctness"] == 1 and found["auroc_value_ceiling"] >= found["auroc_value"]
 
 
 def test_names_of_new_scores():

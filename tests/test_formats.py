@@ -47,15 +47,6 @@ def test_one_mark_a_step_at_the_separators_last_token(name, separator, request):
     assert tokenizer.decode(row.ids_L[: row.start]) == "What is 1 + 1?"
 
 
-def test_qwen_literal_ids_are_those_of_trl(qwen):
-    """Prompt, then each step tokenised apart and `\\n` (198); jointly, `.\\n` is one token and no mark is
-    left."""
-    (row,) = encode(PLAIN, qwen, [("1+1?", ("One.", "Two."))])
-    assert row.ids_L.tolist() == [16, 10, 16, 30, 3966, 13, 198, 11613, 13, 198]
-    assert row.step_end_T.tolist() == [6, 9] and row.start == 4
-    assert 198 not in qwen.encode("1+1?One.\nTwo.\n")
-
-
 def words_alone(unknown: str | None):
     """A tokenizer that knows letters and a line end; the rest is `unknown`, or nothing."""
     vocab = {c: i for i, c in enumerate(["[UNK]", "\n", *"abc"])}
@@ -99,16 +90,6 @@ def test_beginning_and_end_tokens(small):
         assert row.ids_L[0] == small.bos_token_id and row.start == 2
     finally:
         small.bos_token = None
-
-
-def test_a_trained_tokenizer_survives_saving_beside_a_qwen2_config(small, tmp_path):
-    """transformers loads every qwen2 folder's tokenizer as Qwen2Tokenizer, which splits words in its own
-    way."""
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    small.save_pretrained(tmp_path)
-    loaded = load_tokenizer(tmp_path)
-    for text in (*AWKWARD, "a  b\n\n c's 123.\n"):
-        assert loaded.encode(text) == small.encode(text), text
 
 
 @pytest.mark.parametrize("name", ["Qwen2Tokenizer", "GPT2Tokenizer", "LlamaTokenizerFast"])

@@ -82,12 +82,6 @@ def test_every_experiment_composes(group, command):
             hydra.compose(command, [f"{group}={path.stem}"], return_hydra_config=True)
 
 
-def test_help_is_hydras_own(monkeypatch, capsys):
-    assert call(train.main, monkeypatch, "train.py", "--help") == "0"
-    shown = capsys.readouterr().out
-    assert "conf/train.yaml" in shown and "checkpoint_every: 200" in shown and "Powered by Hydra" in shown
-
-
 @pytest.mark.parametrize(
     "words, key, once",
     [

@@ -208,23 +208,8 @@ def test_commands_take_columns(monkeypatch, tmp_path):
     small = ["init=random", "model.dim=16", "model.layers=1", "steps=1", "data.folds=3"]
     printed(train.main, monkeypatch, *data, *small, "hydra.run.dir=run", cwd=tmp_path)
     assert json.loads((tmp_path / "run/summary.json").read_text())["counts"]["rows"] == 30
-    asked = [
-        "task=score",
-        "input=rows.jsonl",
-        columns,
-        "checkpoint=random",
-        "figures=0",
-        "hydra.run.dir=scores",
-    ]
-    printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
-    assert (tmp_path / "scores/scores.jsonl").read_text().count("\n") == 30
     table = [{"q": "p", "text": str(i), "answer": 1, "correct": i == 1} for i in range(4)]
     write(tmp_path, *table, name="table.jsonl")
-    asked = [
-        "task=best_of_n",
-        "input=table.jsonl",
-        "columns={problem: q, response: text}",
-        "checkpoint=random",
-    ]
-    printed(evaluate.main, monkeypatch, *asked, "hydra.run.dir=best", cwd=tmp_path)
+    asked = ["task=best_of_n", "input=table.jsonl", "checkpoint=random", "hydra.run.dir=best"]
+    printed(evaluate.main, monkeypatch, *asked, "columns={problem: q, response: text}", cwd=tmp_path)
     assert json.loads((tmp_path / "best/results.json").read_text())["n_candidates"] == 4

@@ -41,13 +41,6 @@ def test_auroc_of_chances_is_that_over_the_outcomes_that_chances_stand_for(rng):
     assert np.isnan(metrics.auroc([0.2, 0.8], [1.0, 1.0]))
 
 
-def test_prm_score_by_hand():
-    is_good, predicted = [1, 1, 1, 0, 0], [1, 1, 0, 0, 1]
-    assert metrics.prm_score(is_good, predicted) == pytest.approx((2 / 3 + 1 / 2) / 2)
-    assert metrics.prm_score([1, 1, 1, 0], [1, 1, 1, 1]) == pytest.approx((6 / 7 + 0) / 2)
-    assert metrics.prm_score([1, 1, 1], [1, 1, 0]) == pytest.approx(0.8)  # no bad step: F1 of the good ones
-
-
 def test_reliability_and_ece_by_hand():
     p, y = [0.0, 0.2, 0.5, 0.6, 1.0], [0, 1, 1, 0.5, 1]
     mean_p, mean_y, count = metrics.reliability(p, y, bins=4)

@@ -95,8 +95,6 @@ def candidate_row(**changes):
     [
         (candidate_row(step_scores={"m": [1]}), r"candidates\[1\].step_scores.m: "),
         (candidate_row(step_scores={"m": [1, float("nan")]}), r"candidates\[1\].step_scores.m\[1\]: "),
-        (candidate_row(steps=[]), r"candidates\[1\].steps: "),
-        (candidate_row() | {"candidates": ["a"]}, r"candidates\[0\]: "),
         (candidate_row() | {"scores_unit": {"m": "percent"}}, "scores_unit.m: "),
         (candidate_row() | {"id": "other"}, "id: "),
         ({"id": "x", "responses": ["a"]}, "candidates: missing"),

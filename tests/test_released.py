@@ -803,8 +803,6 @@ def test_an_adapter_brings_a_head(tmp_path, small):
     "settings, updates, named",
     [
         ({"use_dora": True}, {}, "use_dora"),
-        ({"alpha_pattern": {"q_proj": 5}}, {}, "alpha_pattern"),
-        ({"base_model_name_or_path": "./nowhere"}, {}, "./nowhere"),
         ({}, {"model.layers.0.self_attn.q_proj": (4, D, D + 1)}, "layers.0.self_attn.q_proj"),
     ],
 )

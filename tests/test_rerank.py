@@ -1,4 +1,4 @@
-"""rerank.py against brute force, closed forms, literal arrays and real pools.
+"""rerank.py against brute force, closed forms and literal arrays.
 
 Compiling is most of the time of these tests, so most share one shape and one way to call each function.
 """
@@ -10,7 +10,6 @@ from fractions import Fraction
 import jax
 import numpy as np
 import pytest
-from conftest import real_gold
 
 from prm_jax import rerank
 from prm_jax.kernels.sort import best_first, ranks
@@ -331,63 +330,3 @@ def test_e8_exact_kl_of_best_of_n():
         law_PN = rerank.winner_probs(np.repeat(np.arange(1.0 * K), copies)[None], n)
         got = float(rerank.kl_divergence(law_PN, np.full((1, K * copies), 1 / (K * copies)))[0])
         assert got == pytest.approx(kl, abs=6e-3) and got <= bound(n) + 6e-3
-
-
-# Real pools: two of the PRMs' public best-of-32 pools, counted once by a plain loop over stored scores
-
-REAL = (272, 32)  # problems, candidates: both pools padded with masked problems to one shape
-AGGREGATED = ("min", "last", "prod", "mean")
-RIGHT = {  # problems solved of 259 (gsm8k) and 256 (math500) by best-of-32 under AGGREGATED, ties="first"
-    ("gsm8k", "qwen_prm"): (250, 247, 252, 252),
-    ("gsm8k", "skywork_prm"): (249, 251, 249, 252),
-    ("gsm8k", "skywork_prm_1_5b"): (243, 246, 243, 247),
-    ("gsm8k", "rlhflow_prm"): (247, 245, 247, 247),
-    ("gsm8k", "math_shepherd"): (246, 246, 246, 247),
-    ("gsm8k", "internlm2_7b_reward"): (236, 248, 239, 240),
-    ("gsm8k", "internlm2_1_8b_reward"): (241, 244, 242, 240),
-    ("math500", "qwen_prm"): (208, 198, 211, 203),
-}
-SHARED = {  # solved share with ties="share", where it differs from the above
-    ("gsm8k", "qwen_prm", "last"): 0.9637,
-    ("gsm8k", "rlhflow_prm", "last"): 0.9455,
-    ("gsm8k", "skywork_prm", "min"): 0.9582,
-    ("math500", "qwen_prm", "min"): 0.8172,
-    ("math500", "qwen_prm", "last"): 0.7850,
-    ("math500", "qwen_prm", "prod"): 0.8251,
-    ("math500", "qwen_prm", "mean"): 0.7937,
-}
-
-
-def stored_logp(rows, scorer):
-    """logp_PNT, mask_PNT of the stored scores."""
-    steps = [[c["prm_step_scores"][scorer] for c in row["candidates"]] for row in rows]
-    logp_PNT = np.zeros((*REAL, 56), np.float32)
-    mask_PNT = np.zeros(logp_PNT.shape, bool)
-    for p, row in enumerate(steps):
-        for i, score_T in enumerate(row):
-            logp_PNT[p, i, : len(score_T)] = np.log(score_T)
-            mask_PNT[p, i, : len(score_T)] = True
-    return logp_PNT, mask_PNT
-
-
-@pytest.mark.parametrize(("name", "right", "oracle"), [("gsm8k", 7682, 253), ("math500", 5803, 234)])
-def test_real_mean_and_oracle(best_of_32, name, right, oracle):
-    gold_PN, _ = corner(real_gold(best_of_32[name]), REAL)
-    assert gold_PN.sum() == right
-    solved_Pn = best_of_n(1.0 * gold_PN, gold_PN, size_n=np.array([32]), ties="share")
-    assert np.asarray(solved_Pn).sum() == pytest.approx(oracle, abs=1e-4)
-
-
-@pytest.mark.parametrize(("name", "scorer"), RIGHT)
-def test_real_best_of_32_counts(best_of_32, name, scorer):
-    rows = best_of_32[name]
-    gold_PN, _ = corner(real_gold(rows), REAL)
-    score = rerank.aggregate_all(*stored_logp(rows, scorer), AGGREGATED, unit="logp")
-
-    def solved(how, ties):
-        return np.asarray(best_of_n(score[how], gold_PN, size_n=np.array([32]), ties=ties)).sum()
-
-    assert [solved(how, "first") for how in AGGREGATED] == list(RIGHT[name, scorer])
-    for how, count in zip(AGGREGATED, RIGHT[name, scorer]):
-        expected = SHARED.get((name, scorer, how), count / len(rows))
-        assert solved(how, "share") / len(rows) == pytest.approx(expected, abs=6e-5), how

@@ -357,17 +357,6 @@ def own_reward(text, policy, rollouts, folder):
     return rewards(rollouts)
 
 
-@pytest.mark.parametrize("text", ["jnp.full(6, 0.5)", "(0.5 for r in rollouts)"])
-def test_a_users_reward_is_a_number_for_each_roll_out(text, policy, rollouts, tmp_path):
-    assert own_reward(text, policy, rollouts, tmp_path).outcome_N.tolist() == [0.5] * 6
-
-
-def test_a_users_reward_is_a_row_of_steps_for_each_roll_out(policy, rollouts, tmp_path):
-    reward = own_reward("[jnp.ones(len(r.steps)) for r in rollouts]", policy, rollouts, tmp_path)
-    assert reward.step_NT.sum(1).tolist() == [len(r.steps) for r in rollouts]
-    assert not reward.outcome_N.any()
-
-
 @pytest.mark.parametrize("text", ["None", "[1.0]", "['1'] * 6", "[float('nan')] * 6", "sys.exit(0)"])
 def test_a_users_reward_that_is_none_or_fails_is_one_line_with_its_key(text, policy, rollouts, tmp_path):
     with pytest.raises(InputError, match=r"^reward.own_function: .*mine.py:f: ") as caught:
@@ -379,11 +368,9 @@ def test_a_users_reward_that_is_none_or_fails_is_one_line_with_its_key(text, pol
     ("changes", "key"),
     [
         (["reward.prm=1"], "reward.prm_checkpoint"),
-        (["reward.answer=0"], "reward"),
         (["sampling.temperature=0.7"], "sampling"),
         (["input=x.jsonl"], "held_out"),
         (["batch.tokens=64"], "batch.tokens"),
-        (["format.chat=true"], "format.chat"),
     ],
 )
 def test_a_wrong_command_is_one_line_with_its_key(changes, key, monkeypatch, tmp_path):

@@ -9,7 +9,6 @@ from conftest import real_data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prm_jax import InputError
 from prm_jax.data.steps import SPLITS, split_steps
 
 # A text in which | stands where it is cut.
@@ -87,8 +86,3 @@ def test_linear_time(how):
     for piece in hostile:
         split_steps(piece * 20_000, how)
     assert time.process_time() - start < 5  # measured: 0.6
-
-
-def test_unknown_way():
-    with pytest.raises(InputError, match="split_by: "):
-        split_steps("a", "word")

@@ -220,20 +220,6 @@ def test_a_mixture_of_files_is_trained_and_evaluated(monkeypatch, tmp_path):
     assert results["n_solutions"] > 20 and results["runs"][0]["data"]["name"] == "mixture"
 
 
-def test_an_interrupted_evaluation_is_gone_on_with(finished, monkeypatch):
-    cwd, _ = finished
-    folder = cwd / "runs/evaluate/b"
-    printed(evaluate.main, monkeypatch, "task=steps", f"hydra.run.dir={folder}", cwd=cwd)
-    whole = (folder / "scores_0.jsonl").read_bytes()
-    results = json.loads((folder / "results.json").read_text())
-    (folder / "scores_0.jsonl").write_bytes(whole[: len(whole) // 2])
-    (folder / "results.json").unlink()
-    out = printed(evaluate.main, monkeypatch, f"resume={folder}", cwd=cwd)
-    again = json.loads((folder / "results.json").read_text())
-    assert "solutions before" in out and again["step_auroc"] == pytest.approx(results["step_auroc"])
-    assert (folder / "scores_0.jsonl").read_bytes().count(b"\n") == 60
-
-
 def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     cwd, _ = finished
     problem = "4 +5 max3 mod7?"

@@ -1,4 +1,4 @@
-"""votes.py against brute force over all subsets, votes counted by hand, and real pools."""
+"""votes.py against brute force over all subsets, and votes counted by hand."""
 
 import collections
 import functools
@@ -7,7 +7,6 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from conftest import real_gold
 
 from prm_jax import votes
 from prm_jax.votes import majority_curve, vote
@@ -125,20 +124,3 @@ def test_vote_curve():
     assert (np.abs(majority_Pn[:, :3].mean(0) - exact_Pn.mean(0)) <= 4 * error_n + 1e-6).all()
     weighted_P = (law(answer_PN, score_PN, mask_PN) * gold_PN).sum(-1)
     np.testing.assert_allclose(weighted_Pn[:, 2], weighted_P, atol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "majority"), [("gsm8k", 245), ("math500", 195)])
-def test_real_majority(best_of_32, name, majority):
-    """Counted once by a plain loop in the order of the file. The smaller pool is padded with problems without
-    answers."""
-    rows = best_of_32[name]
-    gold_PN, answer_PN = np.zeros((272, 32)), np.full((272, 32), -1)
-    gold_PN[: len(rows)] = real_gold(rows)
-    for p, row in enumerate(rows):
-        ids = {}
-        answer_PN[p] = [ids.setdefault(c["extracted_answer"], len(ids)) for c in row["candidates"]]
-    first_PN = np.asarray(vote(answer_PN, ties="first", counts="first"))
-    assert (first_PN * gold_PN).sum() == majority
-    share_PN = np.asarray(vote(answer_PN))
-    curve_Pn = np.asarray(majority_curve(answer_PN, gold_PN))
-    np.testing.assert_allclose(curve_Pn[:, -1], (share_PN * gold_PN).sum(-1), atol=1e-6)
