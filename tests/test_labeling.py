@@ -36,6 +36,9 @@ class Solver:
     def __init__(self):
         self.asked, self.calls, self.tokens = [], [], 0
 
+    def prompt(self, problem):
+        return problem
+
     def extend(self, prefixes, n, stop, key, numbers):
         self.asked += prefixes
         self.calls.append((len(prefixes), n))
@@ -144,7 +147,7 @@ def test_rows_say_what_made_them_and_train(tmp_path, solutions):
         assert row["right"][-1] is None and row["k"] == (8 if len(s.steps) > 1 else None)
         assert row["label_kind"] == "value" and row["completer"] == "solver"
     about = json.loads((path.parent / "about.json").read_text())
-    assert about["finished"]
+    assert about["finished"] and about["prompt"] == "{problem}"
     assert about["counts"]["policy_tokens"] == sum(row["policy_tokens"] for row in rows) == policy.tokens > 0
     assert about["counts"]["unanswered"] == 0
     read, _ = sources.load(str(path), "native")
