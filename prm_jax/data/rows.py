@@ -97,6 +97,11 @@ def short_text(row: dict, name: str) -> str | None:
     return None if value is None else str(value)
 
 
+def own_id(row: dict, row_id: str) -> str:
+    """The row's id, or else `row_id`."""
+    return short_text(row, "id") or row_id
+
+
 def verdict(row: dict, name: str) -> bool | None:
     """A verdict of true and false, 1 and 0, or "true" and "false"; None where it is missing or null."""
     value = as_label(row.get(name))

@@ -1,18 +1,18 @@
 """Reads every published kind of row into `Solution`s and counts what it drops.
 
 A reader is a function (row, its id, counts) -> solutions whose keyword-only arguments are the options that
-it takes. test_sets.py reads evaluation sets. One of your own: data=files data.name=FILE.py:FUNCTION.
+it takes. text_rows.py reads texts, test_sets.py evaluation sets. One of your own: data=files
+data.name=FILE.py:FUNCTION.
 """
 
 import collections
 import dataclasses
+import importlib
 import inspect
 import re
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data import test_sets
-from prm_jax.data.answers import extract
 from prm_jax.data.rows import (
     PROBLEM,
     as_label,
@@ -20,16 +20,16 @@ from prm_jax.data.rows import (
     first_name,
     is_pool,
     optional,
+    own_id,
     placed,
     read_rows,
     row_place,
     short_text,
     texts,
 )
-from prm_jax.data.steps import split_steps
 from prm_jax.launch.config import expect
 from prm_jax.launch.own import load_object
-from prm_jax.solutions import Solution, is_probability, packed_solutions, relabel_after_error, up_to_error
+from prm_jax.solutions import Solution, packed_solutions, relabel_after_error, up_to_error
 
 NEUTRAL = {"good": 1.0, "bad": 0.0, "mask": None}  # labels of PRM800K's rating 0
 # The values of each option of `load_placed`; the first leaves a file as it is.
@@ -66,10 +66,6 @@ def native(row: dict, row_id: str, counts) -> list[Solution]:
             task=optional(row, "task", str),
         )
     ]
-
-
-def own_id(row: dict, row_id: str) -> str:
-    return short_text(row, "id") or row_id
 
 
 def prm800k(
@@ -163,89 +159,6 @@ def read_completion(completion, name: str) -> tuple[str, int | None]:
     return text, rating
 
 
-def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
-    """Texts with a mark, ки, after each step. Math-Shepherd's input and label: the same text, in which each
-    ки of the input is + or -. OpenRLHF's input and value (or label): a list of a label for each ки.
-    MATH-APS's question, process and label, whose steps may end with five line ends or be lines: labels of all
-    steps, or of the last alone. The problem of an input is as of `divide`."""
-    label_name = first_name(row, "label", "value")
-    if "process" in row:
-        return [math_aps(row, row_id, field(row, label_name, list))]
-    *steps, tail = field(row, "input", str).split("ки")
-    expect(steps, "input", row["input"], "ки after each step")
-    labels, position = row.get(label_name), -1
-    if not isinstance(labels, list):  # a text with the sign of each step where its ки is
-        signs, labels = field(row, label_name, str), []
-        for step in steps:
-            position += len(step) + 1
-            labels.append(signs[position : position + 1])
-            expect(labels[-1] in ("+", "-"), f"label[{position}]", labels[-1], "the + or - of a ки of input")
-    expect(len(labels) == len(steps), label_name, labels, f"one for each of {len(steps)} ки of input")
-    counts["texts_after_last_mark_dropped"] += bool(tail.strip())
-    return [divide(steps, labels, own_id(row, row_id), counts)]
-
-
-def math_aps(row: dict, row_id: str, labels: list) -> Solution:
-    process = field(row, "process", str)
-    mark = next((mark for mark in ("ки", "\n\n\n\n\n") if mark in process), "\n")
-    steps = tuple(step.strip() for step in process.split(mark) if step.strip())
-    missing, expected = len(steps) - len(labels), f"one for each of {len(steps)} steps, or for the last"
-    expect(missing == 0 or len(labels) == 1, "label", labels, expected)
-    labels = (None,) * missing + tuple(map(as_label, labels))
-    return Solution(field(row, "question", str), steps, labels, id=own_id(row, row_id))
-
-
-def conversations(row: dict, row_id: str, counts) -> list[Solution]:
-    """RLHFlow's turns, or ShareGPT's: each step is a user's turn, its label (+ or -) the assistant's after
-    it. The problem begins the first turn, as of `divide`. Where nothing tells its end, it is the first
-    sentence, so that all solutions of a problem have the same, and the rest of it begins the first step."""
-    steps, labels = [], []
-    for index, turn in enumerate(field(row, "conversations", list)):
-        inside = f"conversations[{index}]."
-        expect(isinstance(turn, dict), f"conversations[{index}]", turn, "an object with role and content")
-        role = field(turn, first_name(turn, "role", "from"), str, inside)
-        text = field(turn, first_name(turn, "content", "value"), str, inside)
-        if role == "system":
-            counts["system_turns_dropped"] += 1
-            continue
-        is_step = len(steps) == len(labels)
-        roles = ("user", "human") if is_step else ("assistant", "gpt")
-        expect(role in roles, f"{inside}role", role, f"{roles[0]}: a step and its label in turn")
-        if is_step:
-            steps.append(text)
-        else:
-            is_label = is_probability(as_label(text))
-            expect(is_label, f"{inside}content", text, "+ or -, the label of the step before")
-            labels.append(text)
-    counts["texts_after_last_mark_dropped"] += len(steps) - len(labels)
-    steps = steps[: len(labels)]
-    expect(steps, "conversations", row["conversations"], "a step of the user and a label of the assistant")
-    if not re.search(r"[Ss]tep 1:|\?|\n\n", steps[0]):
-        sentence = (split_steps(steps[0], "sentence") or [""])[0]
-        steps[0] = f"{sentence}\n\n{steps[0].lstrip()[len(sentence) :]}"
-    return [divide(steps, labels, own_id(row, row_id), counts)]
-
-
-def divide(steps: list[str], labels: list, solution_id: str, counts) -> Solution:
-    """The solution of steps and labels the first of which begin with the problem. It is the text before "Step
-    1:"; without it the problem ends at the first step's last blank line or question mark, or at its end (as
-    in TRL's script)."""
-    starts = [re.search("[Ss]tep 1:", step) for step in steps]
-    first = next((index for index, start in enumerate(starts) if start), 0)
-    head = steps[first]
-    ends = head.rfind("\n\n") + 1, head.rfind("?") + 1
-    cut = starts[first].start() if starts[first] else max(ends) or len(head)
-    problem = "".join(steps[:first]) + head[:cut]
-    steps = [head[cut:], *steps[first + 1 :]]
-    if not steps[0].strip():
-        steps, first = steps[1:], first + 1
-    counts["rows_without_step_1"] += not any(starts)
-    counts["marks_inside_problem_dropped"] += first
-    steps = tuple(step.strip() for step in steps)
-    labels = tuple(map(as_label, labels[first:]))
-    return Solution(problem.strip(), steps, labels, answer=extract("\n".join(steps)), id=solution_id)
-
-
 def processbench(row: dict, row_id: str, counts) -> list[Solution]:
     """ProcessBench's problem, steps, label (first wrong step from 0, -1 none), final_answer_correct."""
     steps, error = texts(row, "steps"), field(row, "label", int)
@@ -270,27 +183,26 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     return [Solution(field(row, "modified_question", str), steps, labels, id=row_id)]
 
 
-def text(row: dict, row_id: str, counts, *, split_by) -> list[Solution]:
-    """problem (or question, prompt) and solution (or completion, response, answer, text), of each the first
-    that is there, split by steps.py, without labels; outcome and id are optional."""
-
-    problem = field(row, first_name(row, *PROBLEM), str)
-    solution = field(row, first_name(row, "solution", "completion", "response", "answer", "text"), str)
-    steps = tuple(split_steps(solution, split_by))
-    if not steps:
-        counts["rows_without_steps_dropped"] += 1
-        return []
-    outcome, answer = as_label(row.get("outcome")), extract(solution)
-    return [Solution(problem, steps, outcome=outcome, answer=answer, id=own_id(row, row_id))]
-
-
+# The file of each reader. Those of texts and of test sets are imported when a data set names them.
 READERS = {
-    reader.__name__: reader
-    for reader in (
-        *(native, prm800k, math_shepherd, conversations, processbench, prmbench, text),
-        *(test_sets.big_bench_mistake, test_sets.mr_gsm8k, test_sets.hard2verify),
-    )
+    "native": "sources",
+    "prm800k": "sources",
+    "processbench": "sources",
+    "prmbench": "sources",
+    "math_shepherd": "text_rows",
+    "conversations": "text_rows",
+    "text": "text_rows",
+    "big_bench_mistake": "test_sets",
+    "mr_gsm8k": "test_sets",
+    "hard2verify": "test_sets",
 }
+
+
+def find_reader(kind: str):
+    """The reader of a name in READERS, or FILE.py:FUNCTION of one's own."""
+    if kind in READERS:
+        return getattr(importlib.import_module(f"prm_jax.data.{READERS[kind]}"), kind)
+    return load_object("data.name", kind)
 
 
 def load(path, kind: str, **options):
@@ -306,7 +218,7 @@ def load_placed(path, kind: str, counts, *, split=None, columns=None, labels_req
     conf/data/files.yaml explains the options. Duplicates repeat problem, steps, labels, ratings and outcome.
     InputError names file, line and field."""
     options = {name: values[0] for name, values in OPTIONS.items()} | {"split_by": "line"} | options
-    read = READERS[kind] if kind in READERS else load_object("data.name", kind)
+    read = find_reader(kind)
     takes = inspect.getfullargspec(read).kwonlyargs
     # 64 bits stand for a solution: two of ten million different ones have the same with chance 3e-6.
     keywords, seen = {name: options[name] for name in takes}, set()
