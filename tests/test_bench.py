@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from conftest import call, run
+from conftest import run
 
 from examples import bench_peers
 from prm_jax import bench
@@ -49,8 +49,3 @@ def test_of_eight_devices_each_holds_an_eighth(tmp_path):
     matrices = 8192 * 512 + 8 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1408)
     assert 4 * matrices / 8 < 1e9 * got["weights_gb"] < 1.1 * 4 * matrices / 8  # and small arrays, not split
     assert got["moments_gb"] == pytest.approx(2 * got["weights_gb"], rel=1e-3)
-
-
-def test_an_unknown_job_names_its_key(monkeypatch, tmp_path):
-    message = call(bench.main, monkeypatch, "bench", "what=sleep", f"hydra.run.dir={tmp_path}/bench")
-    assert message.startswith("error: what: ")

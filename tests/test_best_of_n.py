@@ -113,20 +113,6 @@ def test_a_pool_of_one_kind_and_of_one_candidate(correct):
         assert result["lead"]["difference"] == 0 and np.isnan(result["outcome_auroc_within"]["a"])
 
 
-def test_ties_first_takes_the_lowest_index():
-    tied = [
-        Problem("p", "x", "1", (candidate([0.5], "2", False), candidate([0.5], "1", True))),
-        Problem("q", "y", "1", (candidate([0.5], "1", True), candidate([0.5], "2", False))),
-    ]
-    at_2 = lambda ties: measured(tied, rules(20, aggregator="min", ties=ties))
-    for ties in ("share", "first"):
-        result = at_2(ties)
-        assert result["scorers"]["a"]["min"]["best_of_n"]["2"] == pytest.approx(0.5)
-        assert result["majority"]["2"] == pytest.approx(0.5)
-    one = measured(tied[:1], rules(20, aggregator="min", ties="first"))
-    assert one["scorers"]["a"]["min"]["best_of_n"]["2"] == one["majority"]["2"] == 0
-
-
 def test_what_was_cut_is_right_in_no_number_and_has_no_outcome():
     cut = candidate([0.9, 0.8], "1", True, finished=False)
     ended = candidate([0.6], "1", True), candidate([0.7], None, True), candidate([0.3, 0.4], "2", False)
@@ -246,21 +232,6 @@ def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys):
     assert "over seeds  2 of prm" in capsys.readouterr().out
     styles = best_of_n_figure.scorer_styles(results)
     assert styles["prm"][0] == styles["prm_1"][0] != styles["orm"][0]  # one look a setting
-
-
-@pytest.mark.parametrize("n", [1, 7])
-def test_figures_of_one_and_of_seven_scorers_of_a_ragged_pool(n, tmp_path):
-    names = [f"s{i}" for i in range(n)]
-    scored = lambda c: Candidate(
-        c.steps, c.answer, c.correct, True, {name: c.step_scores["a"] for name in names}
-    )
-    ragged = [
-        Problem(p.id, p.problem, "1", tuple(map(scored, p.candidates[: 4 - i]))) for i, p in enumerate(POOL)
-    ]
-    for i, pool in enumerate((ragged, ragged[:1])):  # of one problem all intervals are nan
-        (tmp_path / str(i)).mkdir()
-        for path in best_of_n_figures(drawable(measured(pool, scorers=names)), tmp_path / str(i)):
-            assert path.stat().st_size > 5_000
 
 
 def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):

@@ -104,10 +104,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_or_is_one_line(tmp_pa
         Checkpoints(tmp_path / "one").restore(*make(0))
 
 
-def test_a_stopped_run_without_a_checkpoint_starts_again(tmp_path):
-    assert Checkpoints(tmp_path).restore(*make(0)) is None
-
-
 @pytest.mark.parametrize("whole", [0, 2])
 def test_a_best_model_of_later_than_the_state_is_not_kept(tmp_path, whole):
     """A kill between the two left best/4 beside latest/2; the run that went on elsewhere had another model

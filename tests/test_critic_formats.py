@@ -241,9 +241,3 @@ def test_a_format_that_cannot_be_read_is_said():
     with pytest.raises(InputError, match="format.critic.tokenizer"):
         prompt_text(read_format("genprm"), None, "1?", ("2",))
     assert not any(fmt.critic for fmt in all_formats())  # a step head is never taken for one
-
-
-def test_verdicts_that_are_no_tokens_are_refused(critic_folder, loaded):
-    fmt = dataclasses.replace(read_format("judge"), good="definitely right")
-    with pytest.raises(InputError, match="format.good"):
-        LocalWriter(loaded, str(critic_folder), fmt, 2, None)

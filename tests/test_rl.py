@@ -357,7 +357,7 @@ def own_reward(text, policy, rollouts, folder):
     return rewards(rollouts)
 
 
-@pytest.mark.parametrize("text", ["None", "[1.0]", "['1'] * 6", "[float('nan')] * 6", "sys.exit(0)"])
+@pytest.mark.parametrize("text", ["None", "[1.0]", "[float('nan')] * 6"])
 def test_a_users_reward_that_is_none_or_fails_is_one_line_with_its_key(text, policy, rollouts, tmp_path):
     with pytest.raises(InputError, match=r"^reward.own_function: .*mine.py:f: ") as caught:
         own_reward(text, policy, rollouts, tmp_path)
@@ -369,6 +369,7 @@ def test_a_users_reward_that_is_none_or_fails_is_one_line_with_its_key(text, pol
     [
         (["reward.prm=1"], "reward.prm_checkpoint"),
         (["sampling.temperature=0.7"], "sampling"),
+        (["format.chat=true"], "format.chat"),
         (["input=x.jsonl"], "held_out"),
         (["batch.tokens=64"], "batch.tokens"),
     ],
