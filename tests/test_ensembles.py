@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import LAST_DECIDES, call, printed
+from conftest import LAST_DECIDES, printed
 
 import evaluate
 from prm_jax import InputError
@@ -15,7 +15,6 @@ from prm_jax.data.pools import Candidate, Problem, write_pool
 from prm_jax.scorers import EnsembleScorer
 
 PROBLEM, RIGHT, WRONG = LAST_DECIDES
-ROWS = [(PROBLEM, RIGHT), (PROBLEM, WRONG)]
 
 
 def member(name, *scores, **said):
@@ -69,5 +68,3 @@ def test_best_of_n_by_an_ensemble(monkeypatch, tmp_path):
         zip(("mean", "disagreement"), names)
     )
     assert verifiers["mean"]["members"][1] == {"verifier": "checker-0.2-3"}
-    told = call(evaluate.main, monkeypatch, "evaluate", *given[:2], 'checkpoint="mean:[random,nowhere]"')
-    assert told == "error: nowhere: no such folder"

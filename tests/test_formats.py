@@ -137,7 +137,6 @@ def test_wrong_marks_raise():
 @pytest.mark.parametrize(
     ("keys", "key"),
     [
-        ({"label_kind": "sure"}, "label_kind"),
         ({"chat": "none.jinja"}, "chat"),
         ({"shift": 1}, "tokenized"),
         ({"head": "vocabulary", "good": "Y", "bad": "N"}, "good"),

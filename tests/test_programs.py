@@ -16,7 +16,7 @@ from prm_jax.rl import advantages
 from prm_jax.rl.advantages import EstimatorConfig
 from prm_jax.rl.config import RLConfig
 from prm_jax.rl.rollouts import Rollout
-from prm_jax.rl.update import UpdateConfig, of_sequence, surrogate, token_weights
+from prm_jax.rl.update import UpdateConfig, of_sequence, surrogate
 
 
 @pytest.fixture(params=range(3))
@@ -105,30 +105,6 @@ def composed(name):
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         raw = hydra.compose("rl", overrides=[f"algorithm={name}"])
     return parse(raw, RLConfig, elsewhere=("data",))
-
-
-def test_dr_grpo_by_one_switch(given):
-    cfg, (rewards, _, outcome, group) = composed("dr_grpo"), given
-    arguments = arrays(given)
-    found = cfg.estimate(*arguments) * token_weights(
-        arguments[3], cfg.update.loss_norm, cfg.sampling.max_tokens
-    )
-    total = [sum(own) + x for own, x in zip(rewards, outcome, strict=True)]
-    for i, own_L in enumerate(found):
-        mean = np.mean([total[j] for j in [*others(i, group), i]])
-        assert own_L[arguments[3][i]] == pytest.approx((total[i] - mean) / (12 * cfg.sampling.max_tokens))
-
-
-def test_lambda_grpo_counts_shared_tokens():
-    rng, group = np.random.default_rng(0), [0, 0, 0, 1, 0, 1]
-    ids = [rng.integers(0, 2, size=rng.integers(1, 6)) for _ in group]
-    for i, found in enumerate(advantages.shared_by(ids, group)):
-        own = ids[i].tolist()
-        for t, count in enumerate(found):
-            prefix = own[: t + 1]
-            assert count == sum(
-                g == group[i] and x.tolist()[: t + 1] == prefix for g, x in zip(group, ids, strict=True)
-            )
 
 
 def learned(monkeypatch, cfg, ids, outcome_N, log_ratio_NL=None):

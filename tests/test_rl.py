@@ -19,7 +19,6 @@ from conftest import ROOT, call, data_node, printed
 from flax import nnx
 
 from prm_jax import InputError, tasks
-from prm_jax.checkpoints import export
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import data_config, problem_hash
@@ -472,7 +471,7 @@ def test_without_step_rewards_these_estimators_are_rloo(name):
     assert (f(name) == f("rloo")).all() and f("rloo").any()
 
 
-def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tmp_path):
+def test_a_nan_stops_with_the_last_good_checkpoint(monkeypatch, tmp_path):
     """The problems come from files here."""
     train, held_out = write_problems(tmp_path)
     files = [f"input={train}", f"held_out={held_out}", "checker=chain"]
@@ -494,12 +493,7 @@ def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tm
     assert found.name.endswith(f"step {int(stopped[1]) - 1}") and found.objective == "lm"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in lines] == list(range(int(stopped[1])))
-    printed(export.main, monkeypatch, f"checkpoint={run}", "which=latest", f"to={tmp_path}/hf", cwd=tmp_path)
-    again = open_policy(
-        tmp_path / "hf", "best", read_format("plain"), "float32", Sampling(1.0, None, 1.0, 80), 32
-    )
-    for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in (found, again)), strict=True):
-        assert (np.asarray(a) == np.asarray(b)).all() and np.isfinite(a).all()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(nnx.state(found.model)))
 
 
 def test_problems_are_kept_apart_from_those_of_the_verifier(tmp_path, capsys):

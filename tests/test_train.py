@@ -104,19 +104,15 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
     assert "learned value labels" in out
 
 
-def test_an_exported_run_scores_as_the_run_and_has_a_card(finished, monkeypatch):
+def test_an_exported_run_has_a_card(finished, monkeypatch):
     cwd, _ = finished
     said = printed(export.main, monkeypatch, "checkpoint=runs/train/whole", "to=out/my-prm", cwd=cwd)
     assert said.startswith("exported    ")
-    rows = [("Modulo 10: start with 7, add 5.", ("7 + 5 = 2", "2 + 2 = 5"))]
-    names = "runs/train/whole", "out/my-prm"
-    ours, theirs = (open_checkpoint(cwd / x, "best", read_format("auto"), "float32") for x in names)
-    assert ours.format == theirs.format and theirs.label_kind == "correctness"
-    for a, b in zip(*(v.scorer(1, 128).score(rows) for v in (ours, theirs)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    exported = open_checkpoint(cwd / "out/my-prm", "best", read_format("auto"), "float32")
+    assert exported.label_kind == "correctness"
     card = (cwd / "out/my-prm/README.md").read_text()
     tag = json.loads((cwd / "out/my-prm/config.json").read_text())["prm_jax"]["step_tag_id"]
-    assert theirs.tokenizer.decode([tag]) == theirs.format.separator
+    assert exported.tokenizer.decode([tag]) == exported.format.separator
     summary = json.loads((cwd / "runs/train/whole/summary.json").read_text())
     texts = ['"name": "chain"', '"separator": "\\n"', f'"eval_loss": {summary["eval_loss"]}', f"token {tag}"]
     texts += [summary["versions"]["commit"], "# my-prm", "Qwen2ForTokenClassification", "correctness"]

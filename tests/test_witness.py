@@ -7,9 +7,8 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT, printed
+from conftest import ROOT
 
-import evaluate
 from prm_jax import rerank, witness
 
 PUBLISHED = {
@@ -56,29 +55,6 @@ def test_plane_is_the_single_calls():
     np.testing.assert_allclose(plane.right_hbe, plane.weight_hbeN[..., :2].sum(-1), rtol=1e-5)
     np.testing.assert_allclose(plane.valid_hbe, plane.weight_hbeN[..., 0], rtol=1e-5)
     np.testing.assert_array_equal(plane.winner_hbe, plane.weight_hbeN.argmax(-1))
-
-
-@pytest.mark.slow
-def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(monkeypatch, tmp_path):
-    """In an empty folder: no run and no checkpoint is there to be found."""
-    options = ["task=witness", "witness.betas=9", "witness.errors=5", "hydra.run.dir=out"]
-    out = printed(evaluate.main, monkeypatch, *options, cwd=tmp_path)
-    results = json.loads((tmp_path / "out/results.json").read_text())
-    assert results["winners"] == WINNERS and results["task"] == "witness"
-    by_beta, panels = results["by_beta"], results["plane"]["by_aggregator"]
-    assert (by_beta["beta"][0], by_beta["beta"][4], by_beta["beta"][-1]) == pytest.approx((0.01, 1, 100))
-    assert list(panels) == list(rerank.AGGREGATORS)
-    np.testing.assert_allclose(
-        np.array(panels["sum_logit"]["valid"])[:, 4], np.array(by_beta["hacked"])[:, 0]
-    )
-    for panel in panels.values():
-        is_fooled_be = np.array(panel["winner"]) == witness.HACKED_TRACE
-        np.testing.assert_array_equal(is_fooled_be, np.array(panel["lead"]) > 0)
-
-    folder, names = re.search(r"^figures     (\S+): (.*)$", out, re.MULTILINE).groups()
-    assert names == "witness_mass.png, witness_phases.png, witness.html"
-    assert all((tmp_path / folder / name).stat().st_size > 10_000 for name in names.split(", "))
-    assert re.search(r"hacked +0\.038597 +0\.961184 .* lucky_final$", out, flags=re.MULTILINE)
 
 
 # The interactive page, in a browser
