@@ -169,6 +169,7 @@ def test_problems_that_a_run_was_trained_on_are_counted_and_said(capsys, tmp_pat
     assert note_known(str(tmp_path), rows) == 1 and str(tmp_path) in capsys.readouterr().out
     assert note_known(str(tmp_path), rows[2:]) == note_known("checker", rows) == 0
     assert not capsys.readouterr().out
+    assert note_known(f"mean:[{tmp_path},plain:{tmp_path},random]", rows) == 1
 
 
 def test_errors_of_labels_against_every_outcome_of_the_completions():

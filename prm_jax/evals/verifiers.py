@@ -113,16 +113,19 @@ def trained(name: str) -> dict:
 
 
 def note_known(name: str, rows: Iterable, files: dict[str, str] | None = None) -> int:
-    """How many distinct problems of rows (each has its `problem`) a run was trained on; prints their number,
-    and which of `files` {file: hash} have changed since."""
-    path = Path(name) / "data.json"
-    if not path.exists():
-        return 0
-    record = run_folder.read_json(path, files=dict, problems=list)
-    for file, fingerprint in (files or {}).items():
-        if record["files"].get(file, fingerprint) != fingerprint:
-            print(f"note        {file} has changed since {name} was trained")
-    known = count_known(rows, record["problems"])
+    """How many distinct problems of rows (each has its `problem`) a run, or a run of an ensemble, was trained
+    on; prints their number, and which of `files` {file: hash} have changed since."""
+    hashes = set()
+    for member in members_of(name):
+        path = Path(member) / "data.json"
+        if not path.exists():
+            continue
+        record = run_folder.read_json(path, files=dict, problems=list)
+        for file, fingerprint in (files or {}).items():
+            if record["files"].get(file, fingerprint) != fingerprint:
+                print(f"note        {file} has changed since {member} was trained")
+        hashes.update(record["problems"])
+    known = count_known(rows, hashes)
     if known:
         print(f"note        {name} was trained on {known} of these problems: its numbers here are too good")
     return known
