@@ -38,6 +38,7 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 matplotlib.rcParams["savefig.dpi"] = 75  # half of a user's: figures take half of the time
 jax.devices()  # one: commands in this process cannot make several of its CPU any more
 
+from prm_jax import InputError
 from prm_jax.model import PRM, ModelConfig
 
 ROOT = Path(__file__).parent.parent
@@ -127,6 +128,20 @@ def best_of_32():
         ) as lines:
             rows[name] = [json.loads(line) for line in lines]
     return rows
+
+
+def jsonl(folder, *rows, name="rows.jsonl"):
+    """A file of these rows."""
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def refuses(pattern, function, *args, **settings):
+    """The call ends in an InputError of one line in which the pattern is found."""
+    with pytest.raises(InputError, match=pattern) as caught:
+        function(*args, **settings)
+    assert "\n" not in str(caught.value)
 
 
 def data_node(name, /, **changes):

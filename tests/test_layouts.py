@@ -5,7 +5,7 @@ import json
 
 import pandas as pd
 import pytest
-from conftest import printed, real_data
+from conftest import jsonl, printed, real_data
 
 import evaluate
 import train
@@ -15,14 +15,8 @@ from prm_jax.data.questions import Question, read_questions
 from prm_jax.data.sources import load
 
 
-def write(tmp_path, *rows, name="rows.jsonl"):
-    path = tmp_path / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def read(tmp_path, kind, row, **options):
-    [solution], counts = load(write(tmp_path, row), kind, **options)
+    [solution], counts = load(jsonl(tmp_path, row), kind, **options)
     return (solution.problem, solution.steps, solution.labels), counts
 
 
@@ -32,10 +26,10 @@ def test_columns_name_those_of_the_file(tmp_path):
     assert read(tmp_path, "native", row, columns=columns)[0] == ("1+1?", ("a", "b"), (0.25, None))
     with pytest.raises(InputError, match=r"rows.jsonl line 1: columns.labels: .*'good'.*q, parts"):
         read(tmp_path, "native", row, columns=columns | {"labels": "good"})
-    path = write(tmp_path, {"query": "2+2?", "target": 4.0, "number": 3})
+    path = jsonl(tmp_path, {"query": "2+2?", "target": 4.0, "number": 3})
     columns = {"problem": "query", "answer": "target", "id": "number"}
     assert list(read_questions(path, columns=columns)) == [Question("3", "2+2?", "4")]
-    path = write(tmp_path, {"query": "2+2?", "outputs": [["4"]]})
+    path = jsonl(tmp_path, {"query": "2+2?", "outputs": [["4"]]})
     [problem] = read_pool(path, columns={"problem": "query", "candidates": "outputs"})
     assert (problem.problem, problem.candidates) == ("2+2?", (Candidate(("4",)),))
 
@@ -50,7 +44,7 @@ def test_columns_name_those_of_the_file(tmp_path):
 )
 def test_a_missing_column_names_those_found_and_the_way(tmp_path, kind, row, named):
     with pytest.raises(InputError, match=f"rows.jsonl line 1: {named}"):
-        load(write(tmp_path, row), kind)
+        load(jsonl(tmp_path, row), kind)
 
 
 @pytest.mark.parametrize("labels", [["+", "-"], [1, 0], [1.0, False], ["true", "FALSE"]])
@@ -133,38 +127,38 @@ POOL = [Problem("2+5?", "2+5?", "7", (SUMS, WRONG[0])), Problem("?", "?", None, 
 
 
 def test_rows_of_one_sample_are_joined_to_a_pool(tmp_path):
-    assert read_pool(write(tmp_path, *TABLE)) == POOL
+    assert read_pool(jsonl(tmp_path, *TABLE)) == POOL
     frame = pd.DataFrame(TABLE)
     frame.to_parquet(tmp_path / "table.parquet")
     assert read_pool(tmp_path / "table.parquet") == POOL
-    path = write(tmp_path, *frame.to_dict("records"))  # with NaN for the answer that is missing
+    path = jsonl(tmp_path, *frame.to_dict("records"))  # with NaN for the answer that is missing
     assert "NaN" in path.read_text() and read_pool(path) == POOL
-    [problem] = read_pool(write(tmp_path, {"problem": "p", "steps": ["#### 2"], "correct": 0, "answer": "1"}))
+    [problem] = read_pool(jsonl(tmp_path, {"problem": "p", "steps": ["#### 2"], "correct": 0, "answer": "1"}))
     assert (problem.answer, problem.candidates) == ("1", (Candidate(("#### 2",), "2", False),))
     with pytest.raises(InputError, match="rows.jsonl line 2: answer: .*extracted_answer"):
-        read_pool(write(tmp_path, TABLE[0], TABLE[0] | {"answer": "8"}))
+        read_pool(jsonl(tmp_path, TABLE[0], TABLE[0] | {"answer": "8"}))
 
 
 @pytest.mark.parametrize("other", [{"problem": "3+3?"}, {"answer": "5"}, {"scores_unit": {"prm": "logit"}}])
 def test_samples_that_share_a_problem_id_are_of_one_problem(tmp_path, other):
     row = {"problem_id": 0, "problem": "2+2?", "answer": "4", "response": "4", "scores": [0.5]}
     with pytest.raises(InputError, match=f"rows.jsonl line 2: {next(iter(other))}: "):
-        read_pool(write(tmp_path, row, row | other))
+        read_pool(jsonl(tmp_path, row, row | other))
 
 
 def test_steps_with_ratings_are_one_solution(tmp_path):
     row = {"problem": "2+2?", "completions": ["2+2=4", "5"], "ratings": [1, -1]}
-    [solution], _ = load(write(tmp_path, row), "native")
+    [solution], _ = load(jsonl(tmp_path, row), "native")
     assert (solution.steps, solution.ratings) == (("2+2=4", "5"), (1, -1))
 
 
 def test_lists_beside_whole_texts(tmp_path):
     row = {"prompt": "2+5?", "texts": ["2+5\n\n7", "8"], "label": [1, 0], "preds": [7, None], "answer": 7}
     columns = {"problem": "prompt", "completions": "texts", "correct": "label", "answers": "preds"}
-    [problem] = read_pool(write(tmp_path, row), columns=columns)
+    [problem] = read_pool(jsonl(tmp_path, row), columns=columns)
     assert problem.candidates == (Candidate(("2+5", "7"), "7", True), Candidate(("8",), None, False))
     with pytest.raises(InputError, match="rows.jsonl line 1: correct: "):
-        read_pool(write(tmp_path, row | {"label": [1]}), columns=columns)
+        read_pool(jsonl(tmp_path, row | {"label": [1]}), columns=columns)
 
 
 def test_lists_of_a_real_file():
@@ -177,16 +171,16 @@ def test_lists_of_a_real_file():
 @pytest.mark.parametrize("right", [1, 1.0, True, "true", "True", "1"])
 def test_numbers_and_texts_as_answers_ids_and_verdicts(tmp_path, right):
     candidate = {"steps": ["a"], "answer": 12.0, "correct": right, "finished": right}
-    path = write(tmp_path, {"id": 7, "problem": "p", "answer": 12, "candidates": [candidate]})
+    path = jsonl(tmp_path, {"id": 7, "problem": "p", "answer": 12, "candidates": [candidate]})
     [problem] = read_pool(path)
     assert (problem.id, problem.answer) == ("7", "12")
     assert problem.candidates == (Candidate(("a",), "12", True, True),)
     assert list(read_questions(path)) == [Question("7", "p", "12")]
-    path = write(tmp_path, {"problem": "p", "candidates": [candidate | {"answer": float("nan")}]})
+    path = jsonl(tmp_path, {"problem": "p", "candidates": [candidate | {"answer": float("nan")}]})
     assert read_pool(path)[0].candidates == (Candidate(("a",), None, True),)
     for name, wrong in (("correct", "yes"), ("answer", [12]), ("answer", True)):
         with pytest.raises(InputError, match=rf"rows.jsonl line 1: candidates\[0\].{name}: "):
-            read_pool(write(tmp_path, {"problem": "p", "candidates": [candidate | {name: wrong}]}))
+            read_pool(jsonl(tmp_path, {"problem": "p", "candidates": [candidate | {name: wrong}]}))
 
 
 def test_line_ends_and_marks_of_other_systems(tmp_path):
@@ -202,14 +196,14 @@ def test_line_ends_and_marks_of_other_systems(tmp_path):
 
 def test_commands_take_columns(monkeypatch, tmp_path):
     rows = [{"q": f"{i}+1?", "parts": [f"{i}+1={i}", "so"], "value": [0.5, 0.1]} for i in range(30)]
-    write(tmp_path, *rows)
+    jsonl(tmp_path, *rows)
     columns = "columns={prompt: q, completions: parts, labels: value}"
     data = ["data=jsonl", "data.path=rows.jsonl", f"data.{columns}", "data.label_kind=value"]
     small = ["init=random", "model.dim=16", "model.layers=1", "steps=1", "data.folds=3"]
     printed(train.main, monkeypatch, *data, *small, "hydra.run.dir=run", cwd=tmp_path)
     assert json.loads((tmp_path / "run/summary.json").read_text())["counts"]["rows"] == 30
     table = [{"q": "p", "text": str(i), "answer": 1, "correct": i == 1} for i in range(4)]
-    write(tmp_path, *table, name="table.jsonl")
+    jsonl(tmp_path, *table, name="table.jsonl")
     asked = ["task=best_of_n", "input=table.jsonl", "checkpoint=random", "hydra.run.dir=best"]
     printed(evaluate.main, monkeypatch, *asked, "columns={problem: q, response: text}", cwd=tmp_path)
     assert json.loads((tmp_path / "best/results.json").read_text())["n_candidates"] == 4

@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import real_data
+from conftest import jsonl, real_data
 
 from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem, note_unsplit, read_pool, with_scores, write_pool
@@ -23,12 +23,6 @@ POOL = [
     ),
     Problem("y", "?", None, (Candidate(("d",), "3", False, True, {"m": (0.125,), "n": (1.0,)}),)),
 ]
-
-
-def jsonl(tmp_path, *rows):
-    path = tmp_path / "pool.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_a_list_of_steps_is_a_candidate_and_a_row_without_an_id_is_named_by_its_problem(tmp_path):
@@ -102,7 +96,7 @@ def candidate_row(**changes):
 )
 def test_errors_name_file_line_and_field(tmp_path, row, field):
     path = jsonl(tmp_path, candidate_row() | {"id": "other"}, row)
-    with pytest.raises(InputError, match=f"pool.jsonl line 2: {field}"):
+    with pytest.raises(InputError, match=f"rows.jsonl line 2: {field}"):
         read_pool(path)
 
 
@@ -136,9 +130,9 @@ def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
     assert [s.id for s in load(path, "native")[0]] == ["t/1/0", "t/1/1", "t/1/2"]
     cut = [c.steps for c in read_pool(path, split_by="line")[0].candidates]
     assert cut[2] == ("d", "e", "f")
-    with pytest.raises(InputError, match="pool.jsonl line 1: labels: "):
+    with pytest.raises(InputError, match="rows.jsonl line 1: labels: "):
         load(path, "native", labels_required=True)
-    with pytest.raises(InputError, match="pool.jsonl line 1: scores: "):
+    with pytest.raises(InputError, match="rows.jsonl line 1: scores: "):
         read_pool(jsonl(tmp_path, row | {"scores": [[0.5]]}))
     assert not is_pool({"problem": "2+5", "completions": ["a"], "outcome": 1.0})  # nobody labelled it
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import real_data
+from conftest import jsonl, real_data
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
@@ -21,12 +21,6 @@ OPTIONS = {"after_first_error": "mask", "alternatives": "expand", "quality_contr
 
 def read(path, kind, **options):
     return load(path, kind, **(OPTIONS | options))
-
-
-def jsonl(tmp_path, *rows, name="rows.jsonl"):
-    path = tmp_path / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def native_row(**changes):
