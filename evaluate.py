@@ -62,8 +62,6 @@ def evaluate(cfg) -> float | None:
         files = check_inputs(folder, cfg)
         results = task.run(Setup(common, names, cfg.data, folder, files))
         results |= {"task": cfg.task, "seed": common.seed} | run_folder.made_by(folder)
-    if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # each run or scorer has its own
-        results["trained"] = verifiers.trained(names[0])
     results["metric"] = task.metric(results)
     run_folder.write_json(folder / "results.json", results)
     with (folder / "report.txt").open("w") as report, contextlib.redirect_stdout(report):

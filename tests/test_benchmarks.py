@@ -13,8 +13,10 @@ from flax import nnx
 import evaluate
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
+from prm_jax.data.score_files import stored_scores
+from prm_jax.data.units import probability
 from prm_jax.evals import benchmarks, prmbench, processbench
-from prm_jax.evals.benchmarks import Row, Source, scores_of
+from prm_jax.evals.benchmarks import Row, Source
 from prm_jax.figures import benchmarks as benchmark_figures
 from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
@@ -147,7 +149,6 @@ def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
     simplicity = (expected["redundency"] + expected["circular"]) / 2
     assert found["groups"]["simplicity"]["prmscore"] == pytest.approx(simplicity)
     assert sum(len(group["classes"]) for group in found["groups"].values()) == len(expected) == 9
-    assert found["classes"]["multi_solutions"]["prmscore"] == found["classes"]["multi_solutions"]["f1_good"]
     n_steps = sum(len(item["modified_process"]) for item in items)
     assert (found["n_rows"], found["n_steps"], counts["rows"]) == (878, n_steps, 883)
     odd = ("rows_with_error_steps_out_of_range", "error_steps_out_of_range", "rows_with_repeated_idx")
@@ -165,7 +166,7 @@ def test_prmbench_literally():
     rows = [prmbench_row("circular", (1.0, 0.0, 1.0, 0.0)), prmbench_row("multi_solutions", (1.0, 1.0))]
     scores = [[0.9, 0.1, 0.2, 0.6], [0.9, 0.5]]
     found = prmbench.prmscore_results(rows, scores, 0.5)
-    assert found["classes"]["circular"]["prmscore"] == found["classes"]["circular"]["f1_bad"] == 0.5
+    assert found["classes"]["circular"]["prmscore"] == 0.5
     assert found["classes"]["multi_solutions"]["prmscore"] == pytest.approx(
         2 / 3
     )  # one at the threshold is bad
@@ -196,27 +197,18 @@ def prm(name, **changes):
     return row | {"idx": "1", "classification": name} | changes
 
 
-def test_scores_come_back_in_the_order_of_the_rows(tmp_path):
-    def read(default_unit, rows, *scores):
-        file = write(tmp_path / "s.jsonl", *scores)
-        rows = [Row(Solution("q", ("s",) * n, None, id=i), "a", "q") for i, n in rows.items()]
-        return scores_of(file, rows, default_unit)
+@dataclasses.dataclass
+class Given:
+    """A Scorer with these log-odds, row by row."""
 
-    (a, b) = read("logit", {"a": 1, "b": 2}, {"id": "b", "scores": [0, -800.5]}, {"id": "a", "scores": [2.0]})
-    np.testing.assert_allclose(a, [1 / (1 + np.exp(-2.0))])
-    np.testing.assert_array_equal(b, [0.5, 0.0])
-    # .3 is at a threshold of .3, to the bit
-    (plain,) = read("probability", {"a": 3}, {"id": "a", "scores": [0.0, 1.0, 0.3]})
-    assert plain.tolist() == [0.0, 1.0, 0.3]
-    # A row's own unit goes before the caller's; log-odds of 17 and 30 are told apart.
-    said = {"id": "a", "unit": "logit", "scores": [17, 30]}
-    (a,) = read("probability", {"a": 2}, said)
-    assert a[0] < a[1] < 1
-    for scores in ([None], [1.5], "text", []):
-        with pytest.raises(InputError, match="s.jsonl line 2: scores"):
-            read("probability", {"a": 2}, {"id": "a", "scores": [0.1, 0.2]}, {"id": "b", "scores": scores})
-    with pytest.raises(InputError, match="s.jsonl: scores of 'c'"):
-        read("probability", {"c": 1}, said)
+    logits: list
+    name: str = "given"
+    unit: str = "logit"
+    label_kind: str = "correctness"
+    objective: str = "prm"
+
+    def score(self, rows):
+        return [np.array(logit_T, np.float32) for logit_T in self.logits]
 
 
 def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
@@ -238,7 +230,7 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     assert (split["n"], split["n_error"]) == (12, 8) and results["mean_f1"] == split["f1"]
     # The scores it wrote give the same numbers without the model.
     read, _ = benchmarks.read("processbench", Source(path, None, "train"))
-    scores = scores_of(tmp_path / "out/scores.jsonl", read, "probability")
+    scores = list(map(probability, stored_scores(tmp_path / "out/scores.jsonl")))
     assert np.ptp(scores) > 0.05
     assert {json.loads(line)["unit"] for line in (tmp_path / "out/scores.jsonl").open()} == {"logit"}
     again = processbench.f1_results(read, scores, 0.5, "gsm8k")
@@ -246,13 +238,11 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     assert (tmp_path / "out/figures/processbench.png").stat().st_size > 5_000
 
 
-def test_prmbench_from_stored_scores_as_a_command(monkeypatch, tmp_path, capsys):
-    """In this process: the only task here that needs neither a model nor a compiler."""
+def test_prmbench_as_a_command(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "p.jsonl", prm("circular"), prm("multi_solutions", error_steps=[]))
-    write(tmp_path / "s.jsonl", *({"id": f"p.jsonl:{n}", "scores": [3.0, -3.0]} for n in (1, 2)))
-    scored = "scores_file=s.jsonl", "scores_unit=logit"
-    given = "task=prmbench", "data=prmbench", f"data.path={path}", *scored, "hydra.run.dir=out"
+    monkeypatch.setattr(benchmarks, "one_scorer", lambda setup: Given([[3.0, -3.0]] * 2))
+    given = "task=prmbench", "data=prmbench", f"data.path={path}", "checkpoint=random", "hydra.run.dir=out"
     monkeypatch.setattr("sys.argv", ["evaluate.py", *given])
     evaluate.main()
     results = json.loads((tmp_path / "out/results.json").read_text())
@@ -260,5 +250,5 @@ def test_prmbench_from_stored_scores_as_a_command(monkeypatch, tmp_path, capsys)
     assert results["classes"]["multi_solutions"]["prmscore"] == pytest.approx(2 / 3)
     assert results["overall"] == pytest.approx((4 / 5 + 2 / 3) / 2)
     assert results["groups"]["soundness"]["prmscore"] is None and results["overall_interval"] == [None, None]
-    assert results["counts"]["error_steps_out_of_range"] == 1 and results["verifier"] == "s.jsonl"
+    assert results["counts"]["error_steps_out_of_range"] == 1 and results["verifier"] == "given"
     assert "soundness, mean of its classes" in capsys.readouterr().out

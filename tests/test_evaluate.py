@@ -27,22 +27,22 @@ PROBLEM = "4 +5 max3 mod7?"
 DRAWN = "steps", "best_of_n", "report", "score", "processbench", "witness", "search"
 
 
-def run_of(value, seed, **settings):
-    return {"brier": value, "train_seed": seed, "train_seconds": None, "settings": settings}
+def run_of(value, **settings):
+    return {"brier": value, "settings": settings}
 
 
 def test_means_are_over_seeds_of_one_setting_alone():
-    (mean,) = steps.by_settings([run_of(0.1, 0, lr=1), run_of(0.3, 3, lr=1)])
+    (mean,) = steps.by_settings([run_of(0.1, lr=1), run_of(0.3, lr=1)])
     assert mean["brier"] == pytest.approx(0.2) and mean.keys() == {"brier", "spread", "mean_of"}
-    found = steps.by_settings([run_of(0.1, 0, lr=1), run_of(0.3, 1, lr=1), run_of(0.9, 0, lr=2)])
+    found = steps.by_settings([run_of(0.1, lr=1), run_of(0.3, lr=1), run_of(0.9, lr=2)])
     assert [(g["setting"], g["mean_of"]) for g in found] == [({"lr": 1}, 2), ({"lr": 2}, 1)]
     assert [g["brier"] for g in found] == [pytest.approx(0.2), 0.9] and "spread" not in found[1]
     assert [g["runs"] for g in found] == [[0, 1], [2]]
-    (many,) = steps.by_settings([run_of(x, seed) for seed, x in enumerate((0.1, 0.9, 0.2, 0.4))])
+    (many,) = steps.by_settings([run_of(x) for x in (0.1, 0.9, 0.2, 0.4)])
     expected = {"median": 0.3, "lowest": 0.1, "highest": 0.9, "mean": 0.4, "sd": (0.38 / 3) ** 0.5}
     assert many["spread"]["brier"] == pytest.approx(expected)
-    others = [run_of(0.5, None, verifier=name) for name in ("checker", "random")]
-    found = steps.by_settings([run_of(0.1, 0, lr=1), *others, run_of(0.3, 1, lr=1)])
+    others = [run_of(0.5, verifier=name) for name in ("checker", "random")]
+    found = steps.by_settings([run_of(0.1, lr=1), *others, run_of(0.3, lr=1)])
     assert [(g["setting"], g["runs"]) for g in found] == [
         ({}, [0, 3]),
         ({"verifier": "checker"}, [1]),

@@ -9,11 +9,13 @@ import json
 import numpy as np
 import pytest
 from conftest import printed, real_data
-from test_benchmarks import write
+from scipy import special
+from test_benchmarks import Given, write
 
 import evaluate
 from prm_jax import InputError
 from prm_jax.data.sources import load
+from prm_jax.evals import benchmarks
 from prm_jax.evals.mistakes import SOLUTION_METRICS
 from prm_jax.solutions import up_to_error
 
@@ -69,13 +71,13 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
         load(write(tmp_path / "bad.jsonl", plain | {"human_labels": [1, 2]}), "hard2verify")
 
 
-def command(monkeypatch, tmp_path, kind, rows, scores, ids=None):
+def command(monkeypatch, tmp_path, kind, rows, scores):
     """(results.json, what is printed) of task=mistakes on these rows under these step scores."""
     path = write(tmp_path / "g.jsonl", *rows)
-    ids = ids or [f"g.jsonl:{n}" for n in range(1, len(scores) + 1)]
-    write(tmp_path / "s.jsonl", *({"id": i, "scores": x} for i, x in zip(ids, scores, strict=True)))
+    given = Given([special.logit(score_T) for score_T in scores])
+    monkeypatch.setattr(benchmarks, "one_scorer", lambda setup: given)
     rows_are = ["data=files", f"data.name={kind}", f"data.path={path}"]
-    asked = ["task=mistakes", *rows_are, "scores_file=s.jsonl", "hydra.run.dir=out"]
+    asked = ["task=mistakes", *rows_are, "checkpoint=random", "hydra.run.dir=out"]
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
     return json.loads((tmp_path / "out/results.json").read_text()), out
 

@@ -141,7 +141,9 @@ def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkey
 
 def test_scores_in_another_unit_are_read_and_not_continued(verifier, tmp_path):
     path = tmp_path / "old.jsonl"
-    path.write_text('{"id": "a", "scores": [0.75]}\n{"id": "b", "unit": "difference", "scores": [0.5]}\n')
+    path.write_text(
+        '{"id": "a", "unit": "probability", "scores": [0.75]}\n{"id": "b", "unit": "difference", "scores": [0.5]}\n'
+    )
     for score_T in stored_scores(path):
         np.testing.assert_allclose(score_T, [np.log(3)], rtol=1e-6)
     with pytest.raises(InputError, match="old.jsonl line 1: unit: "):

@@ -394,9 +394,9 @@ def test_every_final_choice_on_one_small_tree():
         return Problem("x", "?", answer, tuple(candidates), {"search": "logit"}, policy_tokens=8)
 
     found = outcome([gold(x) for x in "567"], SimpleNamespace(arrays=pool_arrays), "last", 0)
-    expected = {"best": [1, 0, 0], "vote": [0, 1, 0], "oracle": [1, 1, 0]}
+    expected = {"best": [1, 0, 0], "vote": [0, 1, 0]}
     assert {rule: found[rule]["solved"] for rule in expected} == expected
-    assert (found["tokens"], found["finished"], found["unfinished_problems"]) == ([8] * 3, 3, 0)
+    assert (found["tokens"], found["unfinished_problems"]) == ([8] * 3, 0)
 
 
 def test_a_method_is_chosen_by_difficulty_on_the_other_half():
@@ -426,7 +426,6 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     product = lambda c: -np.logaddexp(0, -np.array(c.step_scores["search"])).sum()
     for s in first:
         pool = read_pool(folder / "searches" / f"0_{s['method']}_{s['budget']}.jsonl.gz")
-        assert np.mean([len(p.candidates) for p in pool]) == pytest.approx(s["finished"], abs=0.2)
         best = lambda p: [
             c.correct for c in p.candidates if product(c) > max(map(product, p.candidates)) - 1e-3
         ]

@@ -26,7 +26,7 @@ def gather(stages: dict) -> Table:
         results, how = stage.results(), stage.sweep["aggregator"]
         for scorer, (model, rule) in MODELS.items():
             series = f"{model}, {how}" + (" (authors')" if rule == how else "")
-            for item in [item for item in results["differences"] if item["n"] == results["n_candidates"]]:
+            for item in results["differences"]:
                 if (item["a"], item["b"]) == (f"{scorer}.{how}.best_of_n", "majority"):
                     table.number(LEAD, series, [item["difference"]], ends=item["interval"])
                     table.number(f"{LEAD}: p", series, [item["p"]])

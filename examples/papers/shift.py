@@ -11,7 +11,7 @@ from examples.papers.table import Difference, Figure, Table, curves, dots
 from prm_jax.data.rows import read_rows
 from prm_jax.data.score_files import stored_scores
 from prm_jax.data.units import UNITS, probability
-from prm_jax.evals.processbench import f1_curve, right_window
+from prm_jax.evals.processbench import f1_curve, windows
 from prm_jax.metrics import ece, labelled_steps, problem_numbers
 from prm_jax.solutions import first_error
 
@@ -135,7 +135,7 @@ def gather_threshold(stages: dict) -> Table:
 def f1_by_threshold(p: list, labels: list, problem) -> list[np.ndarray]:
     """ProcessBench's F1 of first errors at each of THRESHOLDS: of all, and of each half of the problems."""
     error_N = np.array([first_error(label_T) for label_T in labels])
-    low_N, high_N = np.array([right_window(*pair) for pair in zip(p, error_N, strict=True)]).T
+    low_N, high_N = windows(p, error_N)
     parts = [slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))]
     return [f1_curve(low_N[part], high_N[part], error_N[part] != -1, THRESHOLDS) for part in parts]
 

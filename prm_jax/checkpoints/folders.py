@@ -49,8 +49,7 @@ def training_tokens(name: str) -> int | None:
 
 
 def locate(name: str, weights: bool = True) -> Path:
-    """The folder of a checkpoint: a name of SHIPPED, a folder, or a hub name (downloaded once, perhaps
-    without its weights)."""
+    """The folder of a checkpoint: a name of SHIPPED, a folder, or a hub name, which is downloaded once."""
     if name in SHIPPED:
         return SHIPPED[name]
     folder = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
@@ -132,12 +131,9 @@ class Updated:
 
 
 def open_weights(folder: Path) -> dict:
-    """{tensor name: its slice} of a checkpoint, or of an adapter's base model with the updates added.
-
-    An update is alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023).
-    Tensors that the adapter holds whole (a step head) replace the base's. InputError where an update fits
-    no matrix.
-    """
+    """{tensor name: its slice} of a checkpoint, or of an adapter's base model with the updates added:
+    alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023). Tensors that the
+    adapter holds whole (a step head) replace the base's."""
     if (base := base_of(folder)) is None:
         return open_tensors(folder)
     settings, path = adapter_settings(folder), folder / "adapter_model.safetensors"
@@ -162,10 +158,8 @@ def open_weights(folder: Path) -> dict:
 
 
 def open_tensors(folder: Path) -> dict:
-    """{tensor name: its slice} of model.safetensors or of all shards of the index; reads only the headers.
-    A slice has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped,
-    since mapped pages count as memory, and nothing is unpickled. Names lose the prefix of TRL's value-head
-    class (PQM)."""
+    """{tensor name: its slice} of model.safetensors or of all shards of the index. A slice has `get_shape()`
+    and `get_dtype()`, and reads what it is indexed by. Names lose the prefix of TRL's value head (PQM)."""
     index, files = folder / INDEX, {"model.safetensors"}
     if index.exists():
         files = {*read_json(index, weight_map=dict)["weight_map"].values()}
@@ -179,7 +173,7 @@ def open_tensors(folder: Path) -> dict:
 
 
 def open_file(path: Path) -> dict:
-    """{tensor name: its slice} of one file."""
+    """{tensor name: its slice} of one file, not mapped, since mapped pages count as memory."""
     if not path.is_file():
         raise no_checkpoint(path.parent, path.name)
     try:
@@ -191,8 +185,7 @@ def open_file(path: Path) -> dict:
 
 def write_tensors(folder: Path, tensors: dict[str, tuple]):
     """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`: {name: (array, index into
-    its first axes: (), a layer, or a layer and an expert; stored transposed)}. Needs the memory of one
-    file (5 GB) beside them."""
+    its first axes: (), a layer, or a layer and an expert; stored transposed)}."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
     sizes = {name: 4 * math.prod(x.shape[len(index) :]) for name, (x, index, _) in tensors.items()}
@@ -211,5 +204,4 @@ def write_tensors(folder: Path, tensors: dict[str, tuple]):
         except SafetensorError as error:
             raise InputError(f"{folder / file}: cannot be written ({error})") from error
     if split.is_sharded:
-        about = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        write_json(folder / INDEX, about)
+        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})

@@ -59,7 +59,6 @@ HEAD = {
 
 
 def layer_names(cfg: ModelConfig) -> dict[str, str]:
-    """The tensor names of a layer's parameters."""
     if cfg.experts:
         return EXPERTS
     return POST_NORMS if cfg.post_norms else LAYER
@@ -81,11 +80,8 @@ def is_less_one(key: str, cfg: ModelConfig) -> bool:
 
 
 def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
-    """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
-
-    Of several heads with this number of outputs it is the one that our export `named`, else the first of
-    HEADS. InputError on several heads, on a part of one, and on a head that no known system uses.
-    """
+    """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one. Of
+    several heads with this number of outputs it is the one that our export `named`, else the first of HEADS."""
     layers = dict.fromkeys(fmt.layer for fmt in all_formats() if fmt.layer != "lm_head")
     present = [layer for layer in layers if f"{layer}.weight" in tensors]
     expect(len(present) < 2, f"{where}: step heads", present, "one")
@@ -179,9 +175,10 @@ class Weights:
     def check_all_used(self):
         """InputError where a tensor has no place in the model, but for the LM head, or any head of an LM."""
         heads = {fmt.layer.split(".")[0] for fmt in all_formats()} if self.cfg.head == "none" else set()
-        unused = sorted(self.tensors.keys() - self.used - {"lm_head.weight"})
-        unused = [name for name in unused if name.split(".")[0] not in heads]
-        unused = [name for name in unused if not name.endswith("rotary_emb.inv_freq")]
+        others = [
+            name for name in self.tensors.keys() - self.used if name.split(".")[0] not in heads | {"lm_head"}
+        ]
+        unused = sorted(name for name in others if not name.endswith("rotary_emb.inv_freq"))
         expect(not unused, f"{self.folder}: tensors", unused[:3], f"a place in a {self.cfg.family} PRM")
 
 
@@ -196,10 +193,9 @@ def load(
     """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part.
 
     stored: the type of arrays: float32, as in the file, or compute, as `model.cast_backbone` stores them.
-    new_head, seed: a step head that the folder lacks starts at random; an InputError without new_head.
-    verdicts: ids of a bad and of a good token. The binary head then consists of these two rows of the
-        vocabulary projection, as in a PRM that answers in tokens (Math-Shepherd, RLHFlow).
-    InputError where a tensor is missing, of another shape, or unknown.
+    new_head, seed: a step head that the folder lacks starts at random.
+    verdicts: ids of a bad and of a good token, whose rows of the vocabulary projection are then the binary
+        head, as in a PRM that answers in tokens (Math-Shepherd, RLHFlow).
     """
     weights, layer = Weights(folder, cfg), "lm_head"
     if verdicts is None and cfg.head != "none":
@@ -252,8 +248,7 @@ def check_names(state: dict, cfg: ModelConfig):
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with
-    `notes` (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError
-    where a file cannot hold a field or a parameter of the model."""
+    `notes` (format, label kind, objective, policy tokens) and the head's name under `prm_jax`."""
     cfg, state = model.cfg, nnx.state(model).to_pure_dict()
     config = export_config(cfg, tokenizer) | {"prm_jax": notes | {"head": cfg.head}}
     check_names(state, cfg)

@@ -183,8 +183,8 @@ ModelChoice.is_open = True  # conf/train.yaml lists those that are often set
 
 
 def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
-    """(ModelConfig of a Hugging Face config with the chosen fields, {field: (chosen, in config)} where the
-    config says otherwise). `uses` are further fields that the objective decides, such as lm_head."""
+    """(ModelConfig with the chosen fields, {field: (chosen, in config)} where the config says otherwise);
+    `uses`: fields that the objective decides, such as lm_head."""
     chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
     original, changed = model_config(config, where), {}
     for name, value in chosen.items():

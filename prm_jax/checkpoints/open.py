@@ -55,11 +55,9 @@ class Loaded:
 
 
 def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str, reference=None) -> Loaded:
-    """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name.
-
-    Runs and our exports bring their format. Other checkpoints are read with `fmt`, with `auto` by their
-    step head, and with None as a language model. `reference` names the second model of an implicit PRM.
-    """
+    """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name. Runs and our exports
+    bring their format. Others are read with `fmt`, with `auto` by their step head, with None as a language
+    model. `reference` names the second model of an implicit PRM."""
     path, is_implicit = str(path), fmt is not None and fmt.head == "implicit"
     is_right = is_implicit == (reference is not None)
     expect(is_right, "reference", reference, "a model with an implicit format, null with others")
@@ -85,7 +83,6 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
 
 
 def load_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
-    """A run of ours."""
     model, tokenizer, run, step = restore_run(Path(path), which, dtype)
     stored, kind = parse(run.format, Format, "format"), run.data.label_kind
     note_ignored(stored, fmt, path)
@@ -133,8 +130,8 @@ def note_ignored(stored: Format, requested: Format | None, path: str):
 
 
 def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str) -> Format:
-    """`fmt`, or for auto the one format whose checkpoints have this head; InputError where the head does
-    not fit. `classes` are the architectures of config.json, which distinguish an outcome model from a PRM."""
+    """`fmt`, or for auto the one format whose checkpoints have this head. `classes`: the architectures of
+    config.json, which tell an outcome model from a PRM."""
     is_outcome = kind != "none" and any(str(name).endswith(OUTCOME) for name in classes)
     heads = (None, kind) if kind != "none" else ("tokens", "vocabulary", "implicit")
     suitable = (is_outcome,) if classes else (True, False)  # values of Format.outcome

@@ -41,7 +41,7 @@ class Checkpoints:
 
     def __init__(self, run: Path):
         folder = run.resolve() / "checkpoints"
-        self.latest, self.best = manager(folder / "latest"), manager(folder / "best")
+        self.latest, self.best = (manager(folder / name, max_to_keep=2) for name in ("latest", "best"))
 
     def save(self, step: int, model, opt, notes: dict, best=None):
         """Saves the state to resume from and, if there is one, the model `best`, of the same structure."""
@@ -51,15 +51,12 @@ class Checkpoints:
             self.latest.save(step, args=composite(notes, model=model, opt=opt))
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
-        """(step, notes) of the newest state that can be read, which fills `model` and `opt` in place with
-        their shardings. Later steps are deleted, since the run makes them again. None where no checkpoint
-        was saved yet."""
+        """`restore_newest` of the state; later steps are deleted, since the run makes them again."""
         for saved in (self.best, self.latest):
             saved.wait_until_finished()  # a save under way has no name yet
         restored = restore_newest(self.latest, model=model, opt=opt)
         for saved in (self.best, self.latest):
-            # The run makes them again, perhaps with other numbers: a kept best model would not be theirs.
-            for step in saved.all_steps():
+            for step in saved.all_steps():  # a kept best model would not be that of the run that goes on
                 if restored is None or step > restored[0]:
                     saved.delete(step)
         return restored
@@ -89,14 +86,12 @@ def write_errors(saved: ocp.CheckpointManager) -> Iterator[None]:
 
 
 def manager(folder: Path, **options) -> ocp.CheckpointManager:
-    """A manager that keeps two steps."""
     sys.unraisablehook = skip_coroutines
     # Its barriers carry the folder's name, since `latest` and `best` may save the same step.
     barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
-    options = {"max_to_keep": 2, "multiprocessing_options": barriers} | options
     items = {name: ocp.StandardCheckpointHandler() for name in ("model", "opt")}
     items["notes"] = ocp.JsonCheckpointHandler()
-    options = ocp.CheckpointManagerOptions(**options)
+    options = ocp.CheckpointManagerOptions(multiprocessing_options=barriers, **options)
     return ocp.CheckpointManager(folder, options=options, item_handlers=items)
 
 
@@ -142,9 +137,8 @@ def restore_step(saved: ocp.CheckpointManager, step: int, **modules) -> dict:
 
 
 def restore_newest(saved: ocp.CheckpointManager, **modules) -> tuple[int, dict] | None:
-    """(step, notes) of the newest step that can be read, which fills the modules (abstract or not) in
-    place, sharded over the mesh in use; None where there is none. A line names each that cannot;
-    InputError if no step can."""
+    """(step, notes) of the newest step that can be read, which fills the modules (abstract or not) in place;
+    None where there is none. A line names each that cannot; InputError if no step can."""
     steps = sorted(saved.all_steps(), reverse=True)
     for step in steps:
         try:
@@ -166,27 +160,22 @@ def save_description(folder: Path, cfg: ModelConfig, tokenizer):
     write_json(folder / MODEL, dataclasses.asdict(cfg))
 
 
-def load_description(folder: Path) -> ModelConfig:
-    """The ModelConfig that `save_description` wrote, with defaults for fields that did not exist then."""
-    path = folder / MODEL
-    expect(path.is_file(), str(path), None, "the model of a run that has made its first step")
-    try:
-        return parse(read_json(path), ModelConfig)
-    except (InputError, AssertionError) as error:
-        raise InputError(f"{path}: {error}") from error
-
-
 def restore_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
     """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, sharded over the
     mesh in use. Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype."""
     expect(which in ("best", "latest"), "which", which, "best or latest")
     run, saved = run_config(folder), folder.resolve() / "checkpoints" / which
-    cfg = dataclasses.replace(load_description(folder / "model"), dtype=dtype, remat="none")
+    path = folder / "model" / MODEL
+    expect(path.is_file(), str(path), None, "the model of a run that has made its first step")
+    try:
+        cfg = parse(read_json(path) | {"dtype": dtype, "remat": "none"}, ModelConfig)
+    except (InputError, AssertionError) as error:
+        raise InputError(f"{path}: {error}") from error
     model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     if run.optimizer.trainable == "lora":
         updates = parse(run.lora, LoraConfig, "lora")
         model = jax.eval_shape(lambda model: attach(model, updates, 0), model)
-    with manager(saved, read_only=True, max_to_keep=None) as steps:
+    with manager(saved, read_only=True) as steps:
         restored = restore_newest(steps, model=model)
     expect(restored is not None, str(saved), None, "a checkpoint")
     return merge(model), load_tokenizer(folder / "model"), run, restored[0]

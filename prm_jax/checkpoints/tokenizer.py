@@ -28,7 +28,11 @@ def load_tokenizer(folder: str | Path):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         if file.is_file():
             return with_own_ids(tokenizer, folder)
-        expected = None if has_json else sentencepiece_ids(pieces)
+        expected = None
+        if not has_json:
+            from sentencepiece import SentencePieceProcessor
+
+            expected = SentencePieceProcessor(model_file=str(pieces)).encode(PROBE)
     except Exception as error:  # of many kinds, even the KeyError of a missing field
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error
@@ -39,9 +43,8 @@ def load_tokenizer(folder: str | Path):
 
 
 def with_own_ids(tokenizer, folder: Path):
-    """The tokenizer, or one by tokenizer.json alone where it has other ids than that file: for some names of
-    a class transformers makes its own rules of splitting, with which the model was not trained. The special
-    tokens, chat template and padding side of tokenizer_config.json are kept."""
+    """The tokenizer, or one by tokenizer.json alone where its ids differ: for some names of a class
+    transformers makes its own rules of splitting, with which the model was not trained."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -54,14 +57,5 @@ def with_own_ids(tokenizer, folder: Path):
     if has_own and tokenizer.encode(PROBE, add_special_tokens=False) == ids:
         return tokenizer
     name = type(tokenizer).__name__
-    print(
-        f"tokenizer   {folder}: transformers' {name} splits text otherwise than tokenizer.json, which is used"
-    )
+    print(f"tokenizer   {folder}: {name} splits text otherwise than tokenizer.json, which is used")
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
-
-
-def sentencepiece_ids(pieces: Path) -> list[int]:
-    """The ids of the probe by a tokenizer.model alone."""
-    from sentencepiece import SentencePieceProcessor
-
-    return SentencePieceProcessor(model_file=str(pieces)).encode(PROBE)

@@ -107,7 +107,7 @@ def open_verifier(name: str, options: OpenOptions):
 
 
 def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
-    """The log-odds of each step's own probability under a language model: what it knows before any label."""
+    """The log-odds of each step's own probability under a language model."""
     path = name.partition(":")[2] or (options.data or {}).get("policy")
     expect(path, "checkpoint", name, "policy:NAME, where the data have no policy of their own")
     loaded = open_checkpoint(path, options.which, None, options.dtype)
@@ -121,8 +121,7 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
 
 
 def progress_scorer(name: str, options: OpenOptions) -> RatioScorer:
-    """log pi / pi_ref of each step's tokens, of a policy that RL has trained and the one that it began as,
-    whose sum over a response is its advantage up to a factor (arXiv 2606.26080)."""
+    """log pi / pi_ref of each step's tokens, of a policy of RL and the one that it began as (2606.26080)."""
     path = name.partition(":")[2]
     run = run_config(Path(path), f"{name}: ")
     expect("policy" in run, "checkpoint", name, "progress:RUN of python -m prm_jax.rl")

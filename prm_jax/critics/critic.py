@@ -114,22 +114,24 @@ class Critic:
             self.write(drafts)
         if c.ask is None:
             self.read(drafts)
-            is_lost = [np.isnan(draft.logit) for draft in drafts]
-        else:
-            is_lost = [not self.has_ended(draft) for draft in drafts]
-        asked = [(draft, c.force if lost else c.ask) for draft, lost in zip(drafts, is_lost, strict=True)]
-        self.ask([(draft, question) for draft, question in asked if question is not None])
+        asked = []
+        for draft in drafts:
+            is_lost = np.isnan(draft.logit) if c.ask is None else not self.has_ended(draft)
+            question = c.force if is_lost else c.ask
+            stats.no_verdict += int(is_lost)
+            if question is not None:
+                stats.forced += int(is_lost)
+                asked.append((draft, question))
+        self.ask(asked)
         stats.critiques += len(drafts)
         stats.tokens += sum(len(draft.written.ids_L) for draft in drafts if draft.written)
-        stats.no_verdict += int(sum(is_lost))
-        stats.forced += int(sum(is_lost)) if c.force is not None else 0
         for draft in drafts:  # what nobody asks for again
             draft.prompt = ""
             draft.written = None
         self.known |= votes
 
     def begin(self, problem: str, steps: tuple[str, ...], vote: int) -> Draft:
-        """The prompt of one vote on the last step; a conversation holds its critiques of the steps before."""
+        """One vote on the last step; a conversation holds its critiques of the steps before."""
         critiques = []
         if self.format.critic.next is not None:
             before = [self.known[problem, steps[:t]][vote] for t in range(1, len(steps))]
@@ -158,8 +160,7 @@ class Critic:
             draft.logit = logit
 
     def ask(self, asked: Sequence[tuple[Draft, str]]):
-        """Reads the verdicts behind questions; appends each question and its likelier verdict to the
-        critique."""
+        """Reads the verdicts behind questions; appends both to the critiques."""
         for draft, question in asked:
             draft.text = draft.text[: cut_at(self.format, draft.text, draft.step)]
             draft.text += question.partition("{verdict}")[0]

@@ -25,10 +25,8 @@ class Writer:
 
     def __init__(self, fmt: Format):
         c = fmt.critic
-        self.format, self.text = (
-            fmt,
-            Format("critique", separator="\n", bos=fmt.bos and not fmt.chat, chat=False),
-        )
+        self.format = fmt
+        self.text = Format("critique", separator="\n", bos=fmt.bos and not fmt.chat, chat=False)
         self.sampling = Sampling(c.temperature, c.top_k, c.top_p, max(c.max_tokens, 1))
 
     def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
@@ -45,8 +43,7 @@ class Writer:
         return self.log_odds(self.encode(texts))
 
     def log_odds(self, encoded: Sequence) -> np.ndarray:
-        """Log-odds logit_n of a verdict behind texts as `encode` and `cut` give them, NaN for None; equal
-        ones are read once."""
+        """Log-odds logit_n of a verdict behind what `encode` and `cut` give, NaN for None; equals read once."""
         distinct = list(dict.fromkeys(x for x in encoded if x is not None))
         logits = self.read(distinct) if distinct else []
         expect(np.isfinite(logits).all(), f"{self.name}: log-odds of verdicts", logits, "numbers")
@@ -67,7 +64,6 @@ class LocalWriter(Writer):
         self.judge: HeadScorer = judge.scorer(rows, row_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """The ids of each text."""
         return [tuple(ids_L.tolist()) for ids_L in self.policy.prefix_ids([(text, ()) for text in texts])]
 
     def cut(self, prompt: str, critique: Continuation) -> tuple[int, ...] | None:
@@ -80,7 +76,6 @@ class LocalWriter(Writer):
         return None
 
     def read(self, ids_n: Sequence[tuple[int, ...]]) -> list[float]:
-        """Log-odds logit_n of a verdict behind the ids."""
         ends = [np.array([len(ids) - 1], np.int32) for ids in ids_n]
         encoded = [Encoded(np.array(ids, np.int32), end, 0) for ids, end in zip(ids_n, ends, strict=True)]
         return [float(logit_T[0]) for logit_T in self.judge.score_encoded(encoded)]
@@ -107,12 +102,10 @@ class RemoteWriter(Writer):
         return texts
 
     def cut(self, prompt: str, critique: Continuation) -> str | None:
-        """The text up to the critique's last verdict."""
         start = verdict_at(self.format, critique.text)
         return None if start is None else prompt + critique.text[:start]
 
     def read(self, texts: Sequence[str]) -> list[float]:
-        """Log-odds logit_n of a verdict behind the texts."""
         with concurrent.futures.ThreadPoolExecutor(self.policy.server.concurrency) as pool:
             good = pool.map(lambda text: self.logprob(text, self.format.good), texts)
             bad = pool.map(lambda text: self.logprob(text, self.format.bad), texts)

@@ -70,8 +70,7 @@ class Checker:
         return extract("\n".join(steps), numbers=self.rule == "number")
 
     def judge(self, problem) -> tuple:
-        """(the pools.Problem with its candidates graded against its answer, their VERDICTS); a candidate
-        without an answer gets the one that its steps state."""
+        """(the pools.Problem with graded candidates, their VERDICTS); an answer that lacks is read from steps."""
         candidates, verdicts = [], []
         for c in problem.candidates:
             answer = self.read(c.steps) if c.answer is None else c.answer
@@ -95,10 +94,6 @@ class Checker:
                 if group_of[key] == len(firsts):
                     firsts.append(answer)
         return [group_of[key] for key in keys]
-
-    def close(self):
-        """Forgets the verdicts of Math-Verify."""
-        self.known.clear()
 
 
 def compare_numbers(gold: Fraction | None, answer: Fraction | None) -> str:

@@ -5,16 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax.data.rows import (
-    append_rows,
-    field,
-    optional,
-    placed,
-    read_rows,
-    require_same,
-    row_place,
-    short_text,
-)
+from prm_jax.data.rows import append_rows, field, placed, read_rows, require_same, row_place
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import share_file
@@ -57,20 +48,12 @@ def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.nd
 
 
 def stored_scores(path: Path) -> Iterator[np.ndarray]:
-    """Yields a score file's rows as float32 log-odds; rows without a unit are probabilities."""
-    for _, score_T, unit in read_scores(path, "probability"):
-        yield UNITS[unit].log_odds(score_T).astype(np.float32)
-
-
-def read_scores(path, default_unit: str) -> Iterator[tuple[str | None, np.ndarray, str]]:
-    """Yields (id, step scores as they are stored, float64, their unit) of each row {id, scores, unit} of a
-    file; rows without a unit have `default_unit`. InputError names the row."""
+    """Yields the step scores of each row {id, unit, scores} as float32 log-odds; InputError names the row."""
     for number, row in read_rows(path):
         with placed(row_place(path, number)):
-            unit = optional(row, "unit", str) or default_unit
+            unit, scores = field(row, "unit", str), field(row, "scores", list)
             expect(unit in UNITS, "unit", unit, ", ".join(UNITS))
-            given, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
-            is_right = given and all(type(x) in (int, float) and low <= x <= high for x in given)
-            expect(is_right, "scores", given, f"numbers of a {unit} in [{low:g}, {high:g}]")
-            solution_id = short_text(row, "id")
-        yield solution_id, np.array(given, np.float64), unit
+            low, high = UNITS[unit].low, UNITS[unit].high
+            is_right = scores and all(type(x) in (int, float) and low <= x <= high for x in scores)
+            expect(is_right, "scores", scores, f"numbers of a {unit} in [{low:g}, {high:g}]")
+        yield UNITS[unit].log_odds(np.array(scores, np.float64)).astype(np.float32)

@@ -23,8 +23,8 @@ class StepTable(NamedTuple):
 
 
 def measure_baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
-    """AUROC of `position` and `length` on the test split, with labels of this kind: fitted on the training
-    split, length in the scorer's tokens; by `rule_scores` where that has no labelled step."""
+    """Test AUROC of `position` and `length` in the scorer's tokens, fitted on the training split; by
+    `rule_scores` where that has no labelled step."""
     tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
 
     def table(rows: list[Solution]) -> StepTable:
@@ -53,8 +53,7 @@ def baseline_aurocs(train: StepTable, test: StepTable) -> dict[str, float]:
 
 
 def rule_scores(solutions: list[Solution]) -> dict[str, list[np.ndarray]]:
-    """{rule: score_T of each solution} of rules that are fitted to nothing: a later step, or one of more
-    characters, is worse."""
+    """{rule: score_T of each solution}: a later step, or one of more characters, is worse."""
     return {
         "position": [-np.arange(len(s.steps), dtype=float) for s in solutions],
         "length": [-np.array([len(step) for step in s.steps], float) for s in solutions],
@@ -70,18 +69,9 @@ def step_auroc(score: list[np.ndarray], solutions: list[Solution], kind: str = "
 
 
 def frequency_score(train_key, is_good, test_key) -> np.ndarray:
-    """P(good) of each test step: the share of good training steps with its key, shrunk to the base rate.
-    (good_k + s * base) / (n_k + s) with s = SMOOTHING_STEPS; a key not seen in training gets the base
-    rate."""
+    """P(good) of each test step by the training steps with its key: (good_k + s * base) / (n_k + s) with
+    s = SMOOTHING_STEPS."""
     size = int(max(np.max(train_key), np.max(test_key, initial=0))) + 1  # keys are small counts, from 0
     n = np.bincount(train_key, minlength=size)
     n_good = np.bincount(train_key, weights=is_good, minlength=size)
     return ((n_good + SMOOTHING_STEPS * is_good.mean()) / (n + SMOOTHING_STEPS))[test_key]
-
-
-def likelihood_auroc(policy, kind: str, test: list[Solution]) -> float:
-    """AUROC of each step's log p under its policy, a Scorer: confidence, which is to be beaten."""
-    pairs = []
-    for s, logit_T in zip(test, policy.score([(s.problem, s.steps) for s in test]), strict=True):
-        pairs += [(logit_T[t], s.labels[t]) for t in labelled_steps(s.labels, kind)[0]]
-    return auroc(*np.transpose(pairs))

@@ -9,12 +9,12 @@ from typing import Annotated
 from prm_jax import tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.score_files import score_into
-from prm_jax.evals import pool_metrics, trace_error
+from prm_jax.evals import pool_metrics
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.evals.setup import Setup
-from prm_jax.evals.tables import lead_text, over_seeds, p_text, show_table
+from prm_jax.evals.tables import lead_text, over_seeds, show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import describe, new_name, note_known, open_scorer, task_data, trained
+from prm_jax.evals.verifiers import describe, new_name, note_known, open_scorer, settings_of, task_data
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect
 from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
@@ -103,7 +103,7 @@ class BestOfN(Task):
             if "with_policy" in numbers:
                 name = f"{scorer} + {results['policy_weight']:g} log p of the policy"
                 curves[name] = numbers["with_policy"]
-        alone = "fewest_steps", "shortest", "majority", "majority_right_as_one", "oracle"
+        alone = "fewest_steps", "shortest", "majority", "oracle"
         curves |= {rule.replace("_", " "): results[rule] for rule in alone if rule in results}
         show_table("solved at n", curves, digits=3)
         for group in results["over_seeds"]:
@@ -127,9 +127,10 @@ class BestOfN(Task):
             by_aggregator[scorer] = {name: table["best_of_n"][N] for name, table in tables.items()}
         show_table(f"best of {N} by aggregator", by_aggregator)
         if "chosen" in results:
-            trace_error.show(results["chosen"])
+            title = "chosen of all; trace error: right answers with a wrong step"
+            show_table(title, results["chosen"]["rules"], digits=3)
         rows, columns = {}, ("difference", "interval", "p", "n_differ")
-        for test in [test for test in results["differences"] if str(test["n"]) == N]:
+        for test in results["differences"]:
             rows[f"{test['a']} - {test['b']}"] = {column: test[column] for column in columns}
         show_table(f"paired differences at n = {N}, p of single sign-flip tests", rows)
 
@@ -145,8 +146,7 @@ class BestOfN(Task):
 
 
 def stored_pool(cfg: Config, keep: bool) -> GradedPool:
-    """The pool of `input`, graded as stored or by the checker; read problem by problem where it need not be
-    kept."""
+    """The pool of `input`, graded as stored or by the checker."""
     read = pools.read_pool if keep else pools.iter_pool
     options = {"split_by": cfg.split_by, "columns": cfg.columns}
     problems = read(cfg.input, as_written=is_own(cfg.checker), **options)
@@ -189,8 +189,8 @@ def score_pool(
         path = setup.folder / f"pool_scores_{name}.jsonl"
         scores = score_into(path, scorer, pools.candidate_rows(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
-        verifiers[name] = describe(scorer) | trained(checkpoint)
-        verifiers[name]["problems_it_was_trained_on"] = note_known(checkpoint, problems)
+        known = note_known(checkpoint, problems)
+        verifiers[name] = describe(scorer) | {"settings": settings_of(checkpoint), "known_problems": known}
     return problems, verifiers
 
 
@@ -200,8 +200,8 @@ def headline_tables(results: dict) -> dict[str, dict]:
 
 
 def seeds_of_one_setting(results: dict, verifiers: dict) -> list[dict]:
-    """For each setting with several seeds its scorers, and the spread over them of the headline selection at
-    n = 4, 16, 64, ... and the pool's size, and of the weighted vote there."""
+    """For each setting with several seeds its scorers, and the spread of the headline selection at n = 4, 16,
+    64, ... and the pool's size."""
     names, numbers = list(verifiers), []
     for table in [headline_tables(results)[name] for name in names]:
         *sizes, N = table["best_of_n"]
@@ -219,14 +219,14 @@ def seeds_of_one_setting(results: dict, verifiers: dict) -> list[dict]:
 
 
 def selection_row(results: dict, scorer: str, N: str) -> dict:
-    """{column: number} of a scorer's headline selection at n = N, beside it the majority and the weighted
-    vote."""
+    """{column: number} of a scorer's headline selection at n = N, beside the votes."""
     how = results["headline"][scorer]
     numbers = results["scorers"][scorer][how]
     row = {"": how, "solved": numbers["best_of_n"][N], "interval": numbers["interval"][N]}
     pair = f"{scorer}.{how}.best_of_n", "majority"
     for test in results["differences"]:
-        if (test["a"], test["b"]) == pair and str(test["n"]) == N:
+        if (test["a"], test["b"]) == pair:
             row |= {"minus majority": f"{test['difference']:+.4f}", "its interval": test["interval"]}
-            row |= {"p": p_text(test["p"]), "weighted vote": numbers["weighted_vote"][N]}
+            p = f"{test['p']:.3f}" if test["p"] >= 0.0005 else "<0.001"
+            row |= {"p": p, "weighted vote": numbers["weighted_vote"][N]}
     return row | {"AUROC within problems": results["outcome_auroc_within"][scorer]}

@@ -8,8 +8,7 @@ from prm_jax.rerank import AGGREGATORS
 
 
 def calibration_numbers(p, y) -> dict:
-    """ECE, Brier score and AUROC of probabilities p of labels y in [0, 1], and the curve of a calibration
-    figure."""
+    """ECE, Brier score, AUROC and reliability curve of probabilities p of labels y in [0, 1]."""
     p = np.clip(p, 0.0, 1.0)  # exp(log(...)) may pass 1 by a rounding
     return {
         "ece": ece(p, y),

@@ -50,7 +50,7 @@ class Mistakes(Benchmark):
     def run(self, setup: Setup) -> dict:
         kind, threshold, seed = setup.data.name, self.cfg.threshold, setup.cfg.seed
         expect(kind in OWN, "data.name", kind, f"a set of labelled mistakes: {', '.join(OWN)}")
-        rows, scores, origin = rows_and_scores(setup, self.cfg, kind)
+        rows, scores, origin = rows_and_scores(setup, kind)
         groups = {"all": list(zip(rows, scores, strict=True))}
         for row, score_T in groups["all"]:
             groups.setdefault(f"group {row.group}", []).append((row, score_T))

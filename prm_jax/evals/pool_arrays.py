@@ -56,8 +56,7 @@ class Pool:
     votes_apart: int = 0  # answers that equal another one as numbers and have votes of their own
 
     def unit(self, name: str, default: str) -> str:
-        """The unit of step scores by the file, or `default`; InputError if it names two, or a score is out of
-        range."""
+        """The unit of step scores by the file, or `default`."""
         units = sorted({unit or default for unit in self.units[name]})
         expect(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
         low, high = UNITS[units[0]].low, UNITS[units[0]].high
@@ -70,8 +69,7 @@ def pool_arrays(
     problems: Iterable[Problem], answer_groups: list[list[int]] | None = None, step_labels=None
 ) -> Pool:
     """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts
-    unless a checker has grouped them. step_labels: {(problem text, steps): correctness labels} where they are
-    known. Raises InputError naming problem and candidate where `correct` is missing."""
+    unless a checker has grouped them. step_labels: {(problem text, steps): correctness labels}."""
     counts, rows, labels = [], [], []
     scores, units = collections.defaultdict(lambda: array("d")), collections.defaultdict(set)
     having = collections.Counter()  # {name: number of candidates with its scores}

@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
 
 class Measurement:
-    """A pool, the rules by which its candidates are compared, and what is measured so far."""
+    """A pool, and the rules by which its candidates are compared."""
 
     def __init__(self, pool: Pool, rules: Rules, seed: int):
         self.pool = pool
@@ -56,12 +56,6 @@ class Measurement:
         self.N = pool.right_PN.shape[1]
         self.mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
         self.size_K = np.array(sorted({2**k for k in range(self.N.bit_length())} | {self.N}))
-        self.trace_PN = trace_error.right_traces(pool) if pool.labels else None
-        self.votes: dict[str, Choice] = {}  # those without a scorer
-        self.blind: dict[str, Choice] = {}  # best of n by what reads nothing
-        self.selections: dict[str, Choice] = {}  # SCORER.AGGREGATOR.best_of_n
-        self.others: dict[str, Choice] = {}  # other choices by the same scores
-        self.score_PN: dict[str, np.ndarray] = {}  # by each scorer's headline aggregator
 
     def closed_form(self, curve_PN) -> Choice:
         curve_PN = np.asarray(curve_PN, float)
@@ -71,17 +65,19 @@ class Measurement:
         eligible_PN, ties = self.pool.eligible_PN, self.rules.ties
         return self.closed_form(rerank.best_of_n(score_PN, gold_PN, eligible_PN, self.mask_PN, ties=ties))
 
-    def vote(self, answer_PN, log_weight_PN=None) -> Choice:
+    def vote(self, log_weight_PN=None) -> Choice:
         """The majority vote by its closed form where it has one; others as means over random subsets."""
-        rules, right_PN, mask_PN = self.rules, self.pool.right_PN, self.mask_PN
+        rules, right_PN, answer_PN = self.rules, self.pool.right_PN, self.pool.answer_PN
         if log_weight_PN is None and rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
-            return self.closed_form(votes.majority_curve(answer_PN, right_PN, mask_PN, counts=rules.counts))
+            return self.closed_form(
+                votes.majority_curve(answer_PN, right_PN, self.mask_PN, counts=rules.counts)
+            )
         value_PK = votes.vote_curve(
             jax.random.key(self.seed),
             answer_PN,
             right_PN,
             log_weight_PN,
-            mask_PN,
+            self.mask_PN,
             self.size_K,
             draws=rules.vote_draws,
             ties=rules.ties,
@@ -105,79 +101,36 @@ class Measurement:
                 table[f"{prefix}curve_interval"] = stats.mean_interval(choice.curve_PN, self.seed).tolist()
         return table
 
-    def without_scorer(self) -> dict:
-        """The table of the oracle, the solutions of fewest steps and of fewest characters, the majority vote
-        and, where equal answers are graded apart, the vote that takes all right ones of a problem as one."""
-        pool = self.pool
-        oracle_PN = rerank.pass_at_n(pool.right_PN, pool.eligible_PN, self.mask_PN)
-        for rule, size_n in {"fewest_steps": pool.steps_n, "shortest": pool.length_n}.items():
-            score_PN = np.zeros(pool.present_PN.shape, np.float32)
-            score_PN[pool.present_PN] = -size_n
-            self.blind[rule] = self.best_of_n(score_PN, pool.right_PN)
-        if pool.answer_PN is not None:
-            self.votes["majority"] = self.vote(pool.answer_PN)
-            if graded_both_ways(pool):
-                self.votes["majority_right_as_one"] = self.vote(right_as_one(pool))
-        return self.table({"oracle": self.closed_form(oracle_PN)} | self.blind | self.votes)
-
-    def scorer(self, name: str, headline: str, learned_values: bool) -> dict:
-        """The parts of results.json of one scorer. By its headline aggregator there are best of n, best of n
-        by score + w log p of the policy, the weighted vote, and `trace`: how often the best of n has no wrong
-        step. learned_values: its step scores estimate chances of success."""
+    def scorer(self, name: str, headline: str, learned_values: bool) -> tuple[np.ndarray, dict, dict]:
+        """(score_PN, choices, parts of results.json) of one scorer by its headline aggregator. The choices:
+        best of n, the same by score + w log p of the policy, the weighted vote, and `trace`: how often the
+        best of n has no wrong step. learned_values: its step scores estimate chances of success."""
         pool, right_PN = self.pool, self.pool.right_PN
         unit = pool.unit(name, self.rules.scores_unit)
         step_PNT, mask_PNT, kind = log_scores(pool, name, unit)
         scores = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind)
         best = {aggregator: self.best_of_n(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
-        score_PN = self.score_PN[name] = np.asarray(scores[headline])
-        choices = {}
+        score_PN, choices = np.asarray(scores[headline]), {"best_of_n": best[headline]}
         if pool.labels:
-            choices["trace"] = self.best_of_n(score_PN, self.trace_PN)
+            choices["trace"] = self.best_of_n(score_PN, trace_error.right_traces(pool))
         if pool.logp_PN is not None and name != POLICY:
             combined_PN = rerank.with_reference(score_PN, pool.logp_PN, self.rules.policy_weight)
             choices["with_policy"] = self.best_of_n(combined_PN, right_PN)
         if pool.answer_PN is not None:
-            choices["weighted_vote"] = self.vote(pool.answer_PN, score_PN)
-        self.selections[f"{name}.{headline}.best_of_n"] = best[headline]
-        self.others |= {f"{name}.{headline}.{rule}": x for rule, x in choices.items() if rule != "trace"}
+            choices["weighted_vote"] = self.vote(score_PN)
         tables = {how: {"best_of_n": self.by_size(x.value_PK.mean(0))} for how, x in best.items()}
-        tables[headline] = self.table({"best_of_n": best[headline]} | choices)
+        tables[headline] = self.table(choices)
         ended_PN = pool.present_PN.copy()
         ended_PN[pool.present_PN] = pool.finished_n
         problem_n = np.argwhere(ended_PN)[:, 0]
         within, *_ = metrics.within_problem_auroc(score_PN[ended_PN], right_PN[ended_PN], problem_n)
-        return {
+        parts = {
             "headline": headline,
-            "scores_units": unit,
             "scorers": tables,
             "outcome_auroc_within": within,
             "calibration": pool_calibration(pool, name, unit, headline, score_PN, not learned_values),
         }
-
-    def differences(self) -> list[dict]:
-        """Paired tests at every size: of each scorer's choices with the votes, of selections in pairs."""
-        choices = self.selections | self.others | self.votes
-        pairs = [*itertools.product(self.selections | self.others, self.votes)]
-        rows = []
-        for a, b in pairs + [*itertools.combinations(self.selections, 2)]:
-            tests = stats.paired_differences(choices[a].value_PK, choices[b].value_PK, self.seed)
-            for n, test in zip(self.size_K.tolist(), tests, strict=True):
-                rows.append({"a": a, "b": b, "n": n} | test)
-        return rows
-
-    def lead(self) -> dict | None:
-        """The best verifier's selection of all candidates against the best of what was never taught to
-        verify: the blind choices, the vote, the policy's likelihood; paired by problem. None without a
-        verifier."""
-        taught = {name: x for name, x in self.selections.items() if not name.startswith(f"{POLICY}.")}
-        untaught = {name: x for name, x in self.selections.items() if name not in taught}
-        untaught |= self.blind | {name: x for name, x in self.votes.items() if name == "majority"}
-        if not taught:
-            return None
-        solved = {name: x.value_PK[:, -1:] for name, x in (taught | untaught).items()}
-        verifier, rule = (max(own, key=lambda name: solved[name].mean()) for own in (taught, untaught))
-        (test,) = stats.paired_differences(solved[verifier], solved[rule], self.seed)
-        return {"verifier": verifier, "rule": rule} | test
+        return score_PN, choices, parts
 
 
 def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict | None = None) -> dict:
@@ -189,14 +142,25 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     Where the pool has correctness labels `trace` counts winners without a wrong step, `chosen` is
     trace_error.py's part, and step scores are calibrated against them. Without labels, and for models of
     values or outcomes, they are calibrated against the outcome of a step's solution."""
-    measurement, parts = Measurement(pool, rules, seed), collections.defaultdict(dict)
+    measurement, blind = Measurement(pool, rules, seed), {}
+    for rule, size_n in {"fewest_steps": pool.steps_n, "shortest": pool.length_n}.items():
+        score_PN = np.zeros(pool.present_PN.shape, np.float32)
+        score_PN[pool.present_PN] = -size_n
+        blind[rule] = measurement.best_of_n(score_PN, pool.right_PN)
+    vote = {} if pool.answer_PN is None else {"majority": measurement.vote()}
+    score_PN, selections, others, parts = {}, {}, {}, collections.defaultdict(dict)
     for name in scorers:
         about = (verifiers or {}).get(name, {})
         is_outcome = about.get("objective") == "orm"
         headline = "last" if is_outcome else "prod" if name == POLICY else rules.aggregator
         learned_values = is_outcome or about.get("label_kind") in ("value", "advantage")
-        for part, numbers in measurement.scorer(name, headline, learned_values).items():
+        score_PN[name], choices, own = measurement.scorer(name, headline, learned_values)
+        selections[f"{name}.{headline}.best_of_n"] = choices["best_of_n"]
+        for rule in [rule for rule in ("with_policy", "weighted_vote") if rule in choices]:
+            others[f"{name}.{headline}.{rule}"] = choices[rule]
+        for part, numbers in own.items():
             parts[part][name] = numbers
+    oracle = measurement.closed_form(rerank.pass_at_n(pool.right_PN, pool.eligible_PN, measurement.mask_PN))
     results = {
         "n_problems": len(pool.right_PN),
         "n_candidates": measurement.N,
@@ -205,15 +169,40 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
         "graded_both_ways": graded_both_ways(pool),
         "votes_apart": pool.votes_apart,
         "dropped": pool.dropped,
-        **measurement.without_scorer(),
+        **measurement.table({"oracle": oracle} | blind | vote),
         **parts,
-        "differences": measurement.differences(),
-        "lead": measurement.lead(),
+        "differences": differences(selections, others, vote, seed),
+        "lead": lead(selections, blind | vote, seed),
     }
     if pool.labels:
-        scores, trace_PN = measurement.score_PN, measurement.trace_PN
-        results["chosen"] = trace_error.chosen_numbers(pool, scores, trace_PN, rules, seed)
+        results["chosen"] = trace_error.chosen_numbers(pool, score_PN, rules, seed)
     return results
+
+
+def differences(selections: dict, others: dict, vote: dict, seed: int) -> list[dict]:
+    """Paired tests among all candidates: of each scorer's choices with the vote, of selections in pairs."""
+    pairs = [*itertools.product((selections | others).items(), vote.items())]
+    pairs += itertools.combinations(selections.items(), 2)
+    return [{"a": a, "b": b} | difference(first, second, seed) for (a, first), (b, second) in pairs]
+
+
+def lead(selections: dict[str, Choice], untaught: dict[str, Choice], seed: int) -> dict | None:
+    """The best verifier's selection against the best of what was never taught to verify, among which is the
+    policy's likelihood. None without a verifier."""
+    taught = {name: x for name, x in selections.items() if not name.startswith(f"{POLICY}.")}
+    if not taught:
+        return None
+    untaught = {name: x for name, x in selections.items() if name not in taught} | untaught
+    verifier, rule = (
+        max(own, key=lambda name: own[name].value_PK[:, -1].mean()) for own in (taught, untaught)
+    )
+    return {"verifier": verifier, "rule": rule} | difference(taught[verifier], untaught[rule], seed)
+
+
+def difference(a: Choice, b: Choice, seed: int) -> dict:
+    """The paired test of two choices among all candidates."""
+    (test,) = stats.paired_differences(a.value_PK[:, -1:], b.value_PK[:, -1:], seed)
+    return test
 
 
 def graded_both_ways(pool: Pool) -> int:
@@ -224,10 +213,3 @@ def graded_both_ways(pool: Pool) -> int:
     place_PN = pool.answer_PN + pool.right_PN.shape[1] * np.arange(len(pool.answer_PN))[:, None]
     right_PN = pool.right_PN > 0
     return len(np.intersect1d(place_PN[right_PN], place_PN[(pool.answer_PN >= 0) & ~right_PN]))
-
-
-def right_as_one(pool: Pool) -> np.ndarray:
-    """answer_PN with all right candidates of a problem as one answer."""
-    key_PN = np.where(pool.right_PN > 0, pool.right_PN.shape[1], pool.answer_PN)
-    number_PN = np.stack([np.unique(key_N, return_inverse=True)[1] for key_N in key_PN])
-    return np.where(pool.answer_PN < 0, -1, number_PN)

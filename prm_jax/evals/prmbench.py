@@ -14,7 +14,7 @@ from prm_jax.metrics import f1, prm_score, problem_numbers
 
 class Prmbench(Benchmark):
     def run(self, setup: Setup) -> dict:
-        rows, scores, origin = rows_and_scores(setup, self.cfg, "prmbench")
+        rows, scores, origin = rows_and_scores(setup, "prmbench")
         return origin | prmscore_results(rows, scores, self.cfg.threshold, setup.cfg.seed)
 
     def show(self, results: dict):
@@ -39,10 +39,8 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
     """PRMBench's numbers: PRMScore per class, over all steps pooled, and per group of classes.
 
     PRMScore is the mean of F1 on good and F1 on bad steps; of multi_solutions, which has no bad step, F1 on
-    good steps alone. A group's is the plain mean over its classes, nan unless all are there. Where no class
-    is PRMBench's the groups are Socratic-PRMBench's, which has no published table here. Every class is judged
-    by validity, not by the redundancy ratings behind ReasonEval's published redundency and circular.
-    Intervals: 95 %, bootstrap over problems.
+    good steps alone. A group's is the plain mean over its classes, nan unless all are there. Every class is
+    judged by validity, not by the redundancy ratings behind ReasonEval's published redundency and circular.
 
     As in the authors' evaluator (ssmisya/PRMBench at a1ae4ea), a step at the threshold is bad.
     """
@@ -61,9 +59,6 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
         return {
             "prmscore": score_fn(good, verdict),
             "prmscore_interval": interval_of(score_fn, problem[steps], seed, good, verdict),
-            "f1_good": f1(good, verdict),
-            "f1_bad": np.nan if good.all() else f1(~good, ~verdict),
-            "step_accuracy": float(np.mean(good == verdict)),
             "n_rows": len(np.unique(row_of_step[steps])),
             "n_steps": len(good),
             "n_bad_steps": int((~good).sum()),

@@ -27,7 +27,7 @@ class Processbench(Benchmark):
     Config = Config
 
     def run(self, setup: Setup) -> dict:
-        rows, scores, origin = benchmarks.rows_and_scores(setup, self.cfg, "processbench")
+        rows, scores, origin = benchmarks.rows_and_scores(setup, "processbench")
         return origin | f1_results(rows, scores, self.cfg.threshold, self.cfg.threshold_split, setup.cfg.seed)
 
     def show(self, results: dict):
@@ -56,14 +56,11 @@ class Processbench(Benchmark):
 
 
 def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None = None, seed: int = 0) -> dict:
-    """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1. tuned_on: the
-    split whose best threshold is used for all splits, as the paper does for scalar PRMs with gsm8k; else
-    `threshold`. Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split without erroneous
-    or without clean solutions has F1 nan, and so has the mean.
-
-    `cross_fitted` are mean F1s at thresholds from other problems: of the verifier, and of rules that read
-    nothing ("the first step longer than c is wrong"); `lead`: F1 over the better rule's, paired by
-    problem."""
+    """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1; nan without
+    erroneous or without clean solutions. tuned_on: the split whose best threshold is used for all splits, as
+    the paper does for scalar PRMs with gsm8k; else `threshold`. Intervals: 95 %, bootstrap over problems, the
+    threshold held fixed. `cross_fitted` are mean F1s at thresholds from other problems, of the verifier and of
+    rules that read nothing; `lead`: F1 over the better rule's, paired by problem."""
     error = np.array([first_error(row.solution.labels) for row in rows])
     problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
     names = list(dict.fromkeys(row.group for row in rows))
@@ -72,14 +69,10 @@ def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None =
         here = split == names.index(tuned_on)
         is_tunable = 0 < (error[here] != -1).mean() < 1
         expect(is_tunable, "threshold_split", tuned_on, "a split with erroneous and with clean solutions")
-        low, high = np.array([right_window(*pair) for pair in zip(scores, error, strict=True)]).T
-        threshold = best_threshold(low[here], high[here], error[here] != -1)
+        threshold = best_threshold(*windows(scores, error)[:, here], error[here] != -1)
     predicted = np.array([predict_first_error(score, threshold) for score in scores])
 
-    def f1(predicted, error):
-        return first_error_f1(predicted, error)["f1"]
-
-    def mean_f1(predicted, error, split):
+    def mean_f1(predicted, error, split):  # nan in a resample that lacks a split
         return np.mean([f1(predicted[split == k], error[split == k]) for k in range(len(names))])
 
     splits = {}
@@ -93,15 +86,15 @@ def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None =
     judges = {"verifier": scores} | rule_scores([row.solution for row in rows])
     fitted = {name: cross_fitted(score, error, problem, split) for name, score in judges.items()}
     f1s = {name: float(mean_f1(x, error, split)) for name, x in fitted.items()}
-    best = max(("length", "position"), key=f1s.get)
+    rule = max(("length", "position"), key=f1s.get)
 
-    def lead(predicted, rule, error, split):
-        return mean_f1(predicted, error, split) - mean_f1(rule, error, split)
+    def lead(predicted, by_rule, error, split):
+        return mean_f1(predicted, error, split) - mean_f1(by_rule, error, split)
 
-    arrays = predicted, fitted[best], error, split
+    arrays = predicted, fitted[rule], error, split
     return {
         "cross_fitted": f1s,
-        "best_rule": best,
+        "best_rule": rule,
         "lead": {"difference": float(lead(*arrays)), "interval": interval_of(lead, problem, seed, *arrays)},
         "splits": splits,
         "mean_f1": float(mean_f1(predicted, error, split)),
@@ -112,18 +105,26 @@ def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None =
     }
 
 
+def f1(predicted, error) -> float:
+    return first_error_f1(predicted, error)["f1"]
+
+
 def cross_fitted(score, error, problem, split) -> np.ndarray:
     """First errors (-1: none) predicted in each half of a split's problems at the threshold that is best on
     the other half; none where that has no sound or no erroneous solution."""
-    low, high = np.array([right_window(*pair) for pair in zip(score, error, strict=True)]).T
-    predicted, is_wrong = np.full(len(error), -1), error != -1
+    low_high, is_wrong, predicted = windows(score, error), error != -1, np.full(len(error), -1)
     for k, side in itertools.product(np.unique(split), (0, 1)):
         own = (split == k) & (problem % 2 == side)
         other = (split == k) & (problem % 2 != side)
         if len(np.unique(is_wrong[other])) == 2:
-            threshold = best_threshold(low[other], high[other], is_wrong[other])
+            threshold = best_threshold(*low_high[:, other], is_wrong[other])
             predicted[own] = [predict_first_error(score[i], threshold) for i in np.flatnonzero(own)]
     return predicted
+
+
+def windows(scores, error) -> np.ndarray:
+    """The `right_window` of each solution: low in the first row, high in the second."""
+    return np.array([right_window(*pair) for pair in zip(scores, error, strict=True)]).T
 
 
 def right_window(score: Sequence[float], error: int) -> tuple[float, float]:

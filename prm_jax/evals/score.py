@@ -38,8 +38,7 @@ class Score(Task):
     Config = Config
 
     def run(self, setup: Setup) -> dict:
-        """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the
-        solutions to draw."""
+        """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool."""
         cfg, scorer = self.cfg, one_scorer(setup)
         problems, solutions = read_input(cfg)
         pools.note_unsplit(solutions)
@@ -107,8 +106,7 @@ def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
 
 
 def rank(solutions: Iterable, scores: Iterable, unit: str, aggregator: str) -> list[dict]:
-    """Problems in the order of the file; within each, solutions by their lowest or last step score, best
-    first. Scores are in `unit`."""
+    """Problems in the order of the file; in each, solutions by their lowest or last step score, best first."""
     by_problem = {}
     for (i, problem, steps), logit_T in zip(solutions, scores, strict=True):
         weakest = int(logit_T.argmin())

@@ -109,8 +109,7 @@ class Search(Task):
 
 
 def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
-    """The problems of the key `input`, or fresh ones of the embedded task of the first run or of `data`,
-    whose own policy writes where the key `policy` names none."""
+    """The problems of `input`, or fresh ones of an embedded task, whose own policy writes for policy=null."""
     name, sampling = cfg.policy, cfg.sampling
     if cfg.input:
         expect(name, "policy", name, "the policy that searches the problems of input=FILE")
@@ -177,8 +176,8 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
 
 
 def outcome(pool: list[Problem], inputs: SearchInputs, aggregator: str, seed: int) -> dict:
-    """The policy tokens of a search's pool, and what it solves by the rules of CHOICES and by any finished
-    solution (`oracle`): the share with its interval, and the chance of each problem."""
+    """The policy tokens of a search's pool, and what it solves by the rules of CHOICES: the share with its
+    interval, and the chance of each problem."""
     arrays = inputs.arrays(pool)
     step_PNT, mask_PNT, unit = log_scores(arrays, "search", arrays.unit("search", "logit"))
     score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit), arrays.present_PN
@@ -188,13 +187,10 @@ def outcome(pool: list[Problem], inputs: SearchInputs, aggregator: str, seed: in
     if arrays.answer_PN is not None:
         weight_PN = votes.vote(arrays.answer_PN, score_PN, present_PN)
         vote_P = np.asarray(rerank.expectation(weight_PN, arrays.right_PN))
-    oracle_P = (arrays.right_PN * arrays.eligible_PN).max(1)
-    tokens, finished = [problem.policy_tokens for problem in pool], []
-    for problem in pool:
-        finished.append(sum(c.finished for c in problem.candidates))
-    row = {"policy_tokens": float(np.mean(tokens)), "tokens": tokens}
-    row |= {"finished": float(np.mean(finished)), "unfinished_problems": finished.count(0)}
-    for rule, x_P in {"best": np.asarray(best_P1)[:, 0], "vote": vote_P, "oracle": oracle_P}.items():
+    tokens = [problem.policy_tokens for problem in pool]
+    unfinished = sum(not any(c.finished for c in problem.candidates) for problem in pool)
+    row = {"policy_tokens": float(np.mean(tokens)), "tokens": tokens, "unfinished_problems": unfinished}
+    for rule, x_P in {"best": np.asarray(best_P1)[:, 0], "vote": vote_P}.items():
         interval = stats.mean_interval(x_P, seed).tolist()
         row[rule] = {"share": float(x_P.mean()), "interval": interval, "solved": x_P.tolist()}
     return row

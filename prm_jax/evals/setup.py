@@ -13,7 +13,7 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Seed
 from prm_jax.launch.mesh import MeshConfig
 
-PATHS = ("input", "scores_file", "data.path")  # keys of files that an evaluation reads
+PATHS = ("input", "data.path")  # keys of files that an evaluation reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,7 @@ class ScoreBatch:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """The keys that every task has. conf/evaluate.yaml says what each means, conf/task/NAME.yaml those of a
-    task."""
+    """The keys that every task has; conf/evaluate.yaml says what each means."""
 
     checkpoint: str | list | None
     resume: str | None

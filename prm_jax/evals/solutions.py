@@ -25,8 +25,7 @@ class Solutions(Task):
     needs_checkpoint = False
 
     def run(self, setup: Setup) -> dict:
-        """Writes solutions.jsonl, each row with its label_kind, where the data has labels; problems.jsonl of
-        an embedded task, each problem once with its answer."""
+        """Writes solutions.jsonl, and of an embedded task problems.jsonl, with the answers."""
         name = setup.data.name
         expect(name not in ("of_run", "mixture"), "data", name, "one data set, such as data=chain")
         data_cfg = data_config(setup.data)

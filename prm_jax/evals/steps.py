@@ -5,21 +5,20 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax import InputError
+from prm_jax import InputError, tasks
 from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
-from prm_jax.evals import exact
-from prm_jax.evals.baselines import likelihood_auroc, measure_baselines
+from prm_jax.evals.baselines import measure_baselines, step_auroc
 from prm_jax.evals.calibration import reliability_table
 from prm_jax.evals.setup import Setup, check_unchanged
-from prm_jax.evals.tables import interval_of, over_seeds, show_table
+from prm_jax.evals.tables import over_seeds, show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import data_of, describe, note_known, open_scorer, trained
+from prm_jax.evals.verifiers import data_of, describe, note_known, open_scorer, settings_of
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect
 from prm_jax.launch.progress import print_counts
-from prm_jax.metrics import labelled_steps, problem_numbers, step_metrics
+from prm_jax.metrics import auroc, labelled_steps, problem_numbers, step_metrics
 from prm_jax.solutions import Solution
 
 # Counts that are no loss, or are said elsewhere, in report.txt alone.
@@ -38,6 +37,7 @@ METRICS = (
     "within_problem_auroc",
     "tail_miss_rate",
 )
+EXACT = ("auroc_correctness", "auroc_value", "auroc_value_ceiling")  # of embedded tasks: `exact_numbers`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Steps(Task):
     Config = Config
 
     def run(self, setup: Setup) -> dict:
-        """Every number of each verifier in `runs`, beside it the means over runs that differ in their seed
-        alone; where runs differ in another setting, `groups` has the means of each setting."""
+        """`runs`: every number of each verifier; beside it the means over seeds, of several settings in
+        `groups`."""
         runs = []
         for i, name in enumerate(setup.checkpoints):
             runs.append(measure(setup, self.cfg, name, setup.folder / f"scores_{i}.jsonl"))
@@ -77,7 +77,8 @@ class Steps(Task):
         first = results["runs"][0]
         print_counts(first["counts"])
         if "auroc_value" in first:
-            exact.show(results["runs"])
+            aurocs = {run["verifier"]: {name: run[name] for name in EXACT} for run in results["runs"]}
+            show_table("AUROC against exact labels", aurocs)
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
         from prm_jax.figures.steps import step_figures
@@ -92,52 +93,64 @@ class Steps(Task):
 def measure(setup: Setup, cfg: Config, name: str, scores_file: Path) -> dict:
     """Every number of one verifier."""
     scorer, (data_cfg, run_seed) = open_scorer(setup, name), data_of(setup, name)
-    seed, kind = setup.cfg.seed, data_cfg.label_kind
+    kind = data_cfg.label_kind
     data = load_evaluation(data_cfg, run_seed, policy_pool, named=setup.data.name != "of_run")
     check_unchanged(setup.folder, data.fingerprints)
     test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
-    counts = data.counts | {"test_problems_the_run_was_trained_on": note_known(name, test, data.fingerprints)}
+    counts = data.counts | {"test_problems_the_run_was_trained_on": note_known(name, test)}
     print_counts(counts, totals=TOTALS)
     if not any(y is not None for s in test for y in s.labels):
         raise InputError("data: the test split has no labelled solution")
     rows = [(s.id, s.problem, s.steps) for s in test]
     p = list(map(probability, score_into(scores_file, scorer, rows, len(test))))
-    run = step_results(cfg.threshold, kind, test, p, seed)
+    run = step_results(cfg.threshold, kind, test, p)
     if isinstance(data_cfg, TaskData):
-        run |= exact.exact_numbers(data_cfg, test, p)
+        run |= exact_numbers(data_cfg, test, p)
     if cfg.baselines:
         run["baselines"] = measure_baselines(scorer, kind, data.splits["train"], test)
         if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
             policy = open_scorer(setup, f"policy:{data_cfg.policy}")
-            run["baselines"]["likelihood"] = likelihood_auroc(policy, kind, test)
-    run |= {"data": dataclasses.asdict(data_cfg), "counts": counts}
-    return run | describe(scorer) | trained(name)
+            scores = policy.score([(s.problem, s.steps) for s in test])
+            run["baselines"]["likelihood"] = step_auroc(scores, test, kind)
+    run |= {"data": dataclasses.asdict(data_cfg), "counts": counts, "settings": settings_of(name)}
+    return run | describe(scorer)
 
 
-def step_results(threshold: float, kind: str, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
-    """Every number of one verifier's P(step good) on solutions with labels of this kind, and the figures'
-    curves."""
+def step_results(threshold: float, kind: str, test: list[Solution], p: list[np.ndarray]) -> dict:
+    """Numbers of P(step good) on solutions with labels of this kind, and the figures' curves."""
     labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
     steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T, kind)[0]]
     p_n, y_n = np.array([(p[i][t], labels[i][t]) for i, t in steps]).T
-    problem_n, good_n = problems[[i for i, _ in steps]], y_n >= 0.5
-    histograms = {"good": p_n[good_n], "bad": p_n[~good_n]}
+    histograms = {"good": p_n[y_n >= 0.5], "bad": p_n[y_n < 0.5]}
     return {
         **step_metrics(p, labels, problems, threshold, kind),
-        "step_accuracy_interval": interval_of(np.mean, problem_n, seed, (p_n >= threshold) == good_n),
         "reliability": reliability_table(p_n, y_n),
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
 
 
+def exact_numbers(data_cfg, test: list[Solution], p: list[np.ndarray]) -> dict:
+    """Scores of an embedded task's steps against both exact meanings of a label, whatever the verifier
+    learned. auroc_correctness: of the steps up to and including the first wrong one; auroc_value: with the
+    exact value of every step, at most auroc_value_ceiling."""
+    task = tasks.find_task(data_cfg.name)
+    value = np.concatenate([task.values(data_cfg.task, s.problem, s.steps) for s in test])
+    correct = [task.step_labels(s.problem, s.steps) for s in test]
+    counted = np.concatenate([np.isin(np.arange(len(y_T)), labelled_steps(list(y_T))[0]) for y_T in correct])
+    score, good = np.concatenate(p).astype(np.float64), np.concatenate(correct)
+    return {
+        "auroc_correctness": auroc(score[counted], good[counted]),
+        "auroc_value": auroc(score, value),
+        "auroc_value_ceiling": auroc(value, value),
+    }
+
+
 def by_settings(runs: list[dict]) -> list[dict]:
-    """Means over the runs of each setting of every metric that all of them have: `mean_of`, their number, and
-    `spread`, that of each metric, where there are several. Settings, where there are several, have their
-    `setting` and the indices of its `runs`."""
+    """Means over the runs of each setting; of several runs also their number, `mean_of`, and each metric's
+    `spread`; of several settings the `setting` and the indices of its `runs`."""
     metrics, means = [], []
     for run in runs:
-        names = [name for name, x in run.items() if isinstance(x, int | float)]
-        metrics.append({name: run[name] for name in names if name not in ("train_seed", "train_seconds")})
+        metrics.append({name: x for name, x in run.items() if isinstance(x, int | float)})
     groups = over_seeds([run["settings"] for run in runs], metrics)
     for group in groups:
         mean = {name: x["mean"] for name, x in group.spread.items()} | {"mean_of": len(group.members)}

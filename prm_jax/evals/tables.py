@@ -47,16 +47,11 @@ def cell(value, digits: int) -> str:
 
 
 def lead_text(verifier: str, rule: str, lead: dict) -> str:
-    """One line on whether a verifier is above what was never taught to verify; lead: the paired `difference`
-    and its `interval`."""
+    """One line on whether a verifier is above what was never taught to verify, by their paired difference."""
     if not np.isfinite(lead["interval"]).all():
         return f"{verifier} against {rule} alone: too few problems or kinds of solutions to say"
     how = "is above" if lead["interval"][0] > 0 else "is not above"
     return f"{verifier} {how} {rule} alone: {lead['difference']:+.4f} {cell(lead['interval'], 4)}"
-
-
-def p_text(p: float) -> str:
-    return f"{p:.3f}" if p >= 0.0005 else "<0.001"
 
 
 def show_table(title: str, rows: dict[str, dict], digits: int = 4):

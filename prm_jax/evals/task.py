@@ -7,8 +7,7 @@ from pathlib import Path
 
 
 class Task:
-    """Measures something, and says how its results are shown. evaluate.py makes one of the task's parsed
-    keys; the other methods read a results.json, fresh or stored."""
+    """Measures something by its keys, and shows its results: a results.json, fresh or stored."""
 
     Config: type  # the dataclass of the task's keys
     needs_checkpoint = True  # whether checkpoint=null means the newest finished run

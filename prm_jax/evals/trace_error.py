@@ -6,15 +6,13 @@ All numbers are of all candidates and exact step labels. Dimension key: P proble
 import numpy as np
 
 from prm_jax import metrics, rerank, votes
-from prm_jax.evals.tables import show_table
 from prm_jax.stats import ratio_interval
 
 
-def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed: int) -> dict:
-    """`rules`: errors of each way to choose. Final error: the chosen answer is wrong; trace error: the share
-    of right chosen answers with a wrong step, with its 95 % bootstrap interval. score_PN: {scorer: solution
-    scores by its headline aggregator}. The ways are `mean` (a candidate at random), `majority`,
-    SCORER.best_of_n and SCORER.weighted_vote."""
+def chosen_numbers(pool, score_PN: dict[str, np.ndarray], rules, seed: int) -> dict:
+    """`rules`: errors of each way to choose: `mean` (a candidate at random), `majority`, SCORER.best_of_n,
+    SCORER.weighted_vote. Final error: the chosen answer is wrong; trace error: the share of right chosen
+    answers with a wrong step."""
     weight_PN = {"mean": pool.present_PN / pool.present_PN.sum(-1, keepdims=True)}
     if pool.answer_PN is not None:
         weight_PN["majority"] = vote_weights(pool.answer_PN, np.where(pool.eligible_PN, 0.0, -np.inf), rules)
@@ -25,7 +23,7 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
         weight_PN[f"{scorer}.best_of_n"] = np.asarray(best_PN, float) * pool.eligible_PN
         if pool.answer_PN is not None:
             weight_PN[f"{scorer}.weighted_vote"] = vote_weights(pool.answer_PN, x_PN, rules)
-    table = {}
+    table, trace_PN = {}, right_traces(pool)
     for way, chosen_PN in weight_PN.items():
         right_P = (chosen_PN * pool.right_PN).sum(-1)
         hidden_P = (chosen_PN * (pool.right_PN - trace_PN)).sum(-1)
@@ -38,8 +36,7 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
 
 
 def right_traces(pool) -> np.ndarray:
-    """trace_PN: 1 for a right candidate without a wrong step (Uesato et al. 2022's trace, here with the
-    answer)."""
+    """trace_PN: 1 for a right candidate without a wrong step."""
     trace_PN = pool.right_PN.copy()
     trace_PN[pool.present_PN] *= [metrics.labelled_steps(label_T)[1] == -1 for label_T in pool.labels]
     return trace_PN
@@ -54,7 +51,3 @@ def vote_weights(answer_PN, score_PN, rules) -> np.ndarray:
     is_best_PN = (score_PN >= best_PN) & (group_PN > 0)
     n_best_PN = (same_PNN * is_best_PN[:, None, :]).sum(-1)
     return is_best_PN * group_PN / np.maximum(n_best_PN, 1)
-
-
-def show(chosen: dict):
-    show_table("chosen of all; trace error: right answers with a wrong step", chosen["rules"], digits=3)

@@ -22,8 +22,7 @@ from prm_jax.launch.config import expect
 
 
 def checkpoints(cfg: EvaluateConfig) -> list[str]:
-    """The verifiers of the key `checkpoint`, a sweep's runs for its folder; the newest run where it is
-    null."""
+    """The verifiers of the key `checkpoint`: a sweep's runs for its folder, the newest run for null."""
     if cfg.checkpoint is None:
         return [str(run_folder.newest_run())]
     names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
@@ -82,8 +81,7 @@ def is_run(name: str) -> bool:
 
 
 def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
-    """(the data to evaluate a verifier on, the seed of its run): the data of the key `data`, or the run's
-    own."""
+    """(the data of the key `data`, or the run's own; the seed of the run)."""
     run = next((run_folder.run_config(Path(member)) for member in members_of(name) if is_run(member)), None)
     if setup.data.name != "of_run":
         return data_config(setup.data), run.seed if run else 0
@@ -93,38 +91,25 @@ def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
 
 
 def task_data(setup: Setup) -> TaskData:
-    """The embedded task from which fresh problems are drawn: that of the first run, or of the key `data`."""
+    """The embedded task of the first run, or of the key `data`."""
     data_cfg, _ = data_of(setup, next(iter(own_runs(setup)), setup.checkpoints[0]))
     if not isinstance(data_cfg, TaskData):
         raise InputError(f"input: the data {data_cfg.name} has no problems to draw; name a file, input=FILE")
     return data_cfg
 
 
-def trained(name: str) -> dict:
-    """How a run was made: its seed and seconds, its settings, and the overrides of its command line."""
-    path = Path(name) / "summary.json"
-    summary = run_folder.read_json(path) if path.exists() else {}
-    return {
-        "train_seed": summary.get("seed"),
-        "train_seconds": summary.get("seconds"),
-        "settings": run_folder.settings(name) if is_run(name) else {"verifier": name},
-        "overrides": run_folder.overrides_of(name),
-    }
+def settings_of(name: str) -> dict:
+    """The settings of a run; another verifier is a setting itself."""
+    return run_folder.settings(name) if is_run(name) else {"verifier": name}
 
 
-def note_known(name: str, rows: Iterable, files: dict[str, str] | None = None) -> int:
-    """How many distinct problems of rows (each has its `problem`) a run, or a run of an ensemble, was trained
-    on; prints their number, and which of `files` {file: hash} have changed since."""
+def note_known(name: str, rows: Iterable) -> int:
+    """How many distinct problems of rows a run, or a run of an ensemble, was trained on; prints it."""
     hashes = set()
     for member in members_of(name):
         path = Path(member) / "data.json"
-        if not path.exists():
-            continue
-        record = run_folder.read_json(path, files=dict, problems=list)
-        for file, fingerprint in (files or {}).items():
-            if record["files"].get(file, fingerprint) != fingerprint:
-                print(f"note        {file} has changed since {member} was trained")
-        hashes.update(record["problems"])
+        if path.exists():
+            hashes.update(run_folder.read_json(path, problems=list)["problems"])
     known = count_known(rows, hashes)
     if known:
         print(f"note        {name} was trained on {known} of these problems: its numbers here are too good")

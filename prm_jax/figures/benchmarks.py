@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax.figures.style import BLUE, floats, panels, percent, plain, save
+from prm_jax.figures.style import BLUE, floats, panels, plain, save
 
 OURS = "this verifier"
 
 
 def processbench_figures(results: dict, folder: Path) -> list[Path]:
-    """Draws F1 per split, a row a verifier sorted by the mean over the splits shown, beside the published
-    ones; this one in colour, with intervals."""
+    """Draws F1 per split, a row a verifier, sorted by the mean; this one in colour, with intervals."""
     splits, published = results["splits"], results["published"]["f1"]
     tables = {OURS: {name: x["f1"] for name, x in splits.items()}}
     if any(name in table for table in published.values() for name in splits):
@@ -24,9 +23,9 @@ def processbench_figures(results: dict, folder: Path) -> list[Path]:
     row, colours = order.index(OURS), [BLUE if system == OURS else "#CFCFCF" for system in order]
     figure, axes_C = panels(1, len(columns), 1.1 + 0.21 * len(order), 2.6 + 1.75 * len(columns), sharey=True)
     for axes, column in zip(axes_C[0], columns, strict=True):
-        f1 = percent([tables[system].get(column) for system in order])
+        f1 = 100 * floats([tables[system].get(column) for system in order])
         axes.barh(range(len(order)), f1, height=0.72, color=colours)
-        axes.plot(percent(intervals[column]), [row, row], color="black", linewidth=1)
+        axes.plot(100 * floats(intervals[column]), [row, row], color="black", linewidth=1)
         for y, x in enumerate(f1):
             if np.isfinite(x):
                 axes.text(x + 1.5, y - 0.3 * (y == row), f"{x:.1f}", va="center", fontsize=6.5)

@@ -20,7 +20,7 @@ from prm_jax.figures.style import (
 )
 
 # Rules and their dashes.
-WITHOUT_SCORER = {"shortest": (0, (1, 4)), "majority": "--", "majority_right_as_one": ":", "oracle": "-."}
+WITHOUT_SCORER = {"shortest": (0, (1, 4)), "majority": "--", "oracle": "-."}
 NAMES = {"prm": "PRM", "orm": "ORM", "policy": "policy's likelihood"}
 TITLES = {  # {rule: the title of its panel}
     "best_of_n": "share of problems solved",
@@ -41,8 +41,7 @@ def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def scorer_styles(results: dict) -> dict[str, tuple[dict, str]]:
-    """{scorer: (its style, its label)}: runs that differ in their seed look alike, and the first has the
-    label."""
+    """{scorer: (its style, its label)}: seeds of one setting look alike, and the first has the label."""
     first_of = {scorer: group["scorers"][0] for group in results["over_seeds"] for scorer in group["scorers"]}
     looks = list(dict.fromkeys(first_of.get(scorer, scorer) for scorer in results["scorers"]))
     styles = {}

@@ -21,8 +21,7 @@ PANELS = {
 
 
 def histories(folders: Sequence[Path]) -> list[dict[str, list[float]]]:
-    """The numbers of each run's evaluations, and the tokens written by then, at the steps that all runs
-    have."""
+    """The numbers of each run's evaluations, and its tokens by then, at the steps that all runs have."""
     runs = []
     for folder in folders:
         lines = [line for line in read_lines(folder / "metrics.jsonl") if "eval_pass_at_1" in line]
@@ -34,8 +33,7 @@ def histories(folders: Sequence[Path]) -> list[dict[str, list[float]]]:
 
 
 def learning_figure(folder: Path, cost: int, summary: dict) -> Path:
-    """Draws the evaluations of the run in `folder`; `cost` is the tokens of its verifiers' training
-    samples."""
+    """Draws the evaluations of a run; `cost`: the tokens of its verifiers' training samples."""
     (run,) = histories([folder])
     measured = {name: title for name, title in PANELS.items() if np.isfinite(run[name]).any()}
     rows = -(-len(measured) // 2)

@@ -47,8 +47,8 @@ def step_page(group: dict, runs: list[dict]):
 
 
 def reliability(axes, curves):
-    """Draws mean label against mean score of each bin, larger dots for more steps; dashed: perfect
-    calibration. curves: (reliability table, index of the line style, label) of each."""
+    """Draws mean label against mean score of each bin, larger dots for more steps. curves: (reliability table,
+    index of the line style, label) of each."""
     for curve, i, label in curves:
         n, x, y = (floats(curve[name]) for name in ("n", "mean_score", "mean_label"))
         n, x, y, style = n[n > 0], x[n > 0], y[n > 0], line_style(i)
@@ -70,8 +70,7 @@ def solution_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def solution_figure(drawn: dict, results: dict):
-    """Draws one solution (id, problem, steps, scores): a bar for every step's score, the weakest step in
-    orange; dashed: the threshold."""
+    """Draws a bar for every step's score, the weakest in orange; dashed: the threshold."""
     score_T, steps, threshold = floats(drawn["scores"]), drawn["steps"], floats(results["threshold"])
     weakest = int(np.argmin(score_T))
     figure, ((axes,),) = panels(1, 1, 1.3 + 0.32 * len(steps), 9)

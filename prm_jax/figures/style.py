@@ -1,8 +1,6 @@
-"""What every figure shares: colours, markers, curves over runs, captions, saving. Nothing outside this folder
-draws.
+"""What every figure shares: colours, markers, curves over runs, captions, saving.
 
-Figures take numbers from results.json, fresh or as read back, where nan is null. S: runs that differ in their
-seed.
+Figures take numbers from results.json, where nan is null. S: runs that differ in their seed.
 """
 
 import re
@@ -53,10 +51,6 @@ def floats(x) -> np.ndarray:
     return np.array(x, float)
 
 
-def percent(x) -> np.ndarray:
-    return 100 * floats(x)
-
-
 def over_seeds(y_SX) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean_X, low_X, high_X) of the defined values over runs; intervals of fewer than two, and means of
     none, are nan. From FEWEST_SEEDS on the ends are those of a 95 % t interval, else lowest and highest."""
@@ -89,8 +83,7 @@ def legend_above(figure, axes, columns: int):
 
 
 def caption(figure, text: str, results: dict):
-    """Writes below the figure what it was made from, of absolute paths the last two parts; the commit
-    last."""
+    """Writes below the figure what it was made from, of absolute paths the last two parts, and the commit."""
     text = re.sub(r"(?<![\w.:/-])/(?:[^\s/,;]+/)*(?=[^\s/,;]+/[^\s/,;]+)", "", text)
     text += f". Commit {results['versions']['commit']}."
     text = textwrap.fill(text, int(17 * figure.get_figwidth()))  # characters of this size
@@ -98,14 +91,12 @@ def caption(figure, text: str, results: dict):
 
 
 def plain(text: str) -> str:
-    """Text with $ escaped: matplotlib would read text between two $ as its own mathematics, and fail on
-    \\boxed."""
+    """Text with $ escaped: matplotlib would read text between two $ as mathematics, and fail on \\boxed."""
     return text.replace("$", r"\$")
 
 
 def save(figure, path: Path, text: str = "", results: dict | None = None) -> Path:
-    """Writes a PNG, and beside it a PDF for a paper, with the caption `text` if there is one; returns the
-    PNG."""
+    """Writes a PNG, and beside it a PDF for a paper, with the caption `text` if any; returns the PNG."""
     if text:
         caption(figure, text, results)
     figure.savefig(path)

@@ -78,7 +78,7 @@ def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable
 
 
 def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]:
-    """n labelled solutions of one split, solutions_per_problem of each problem, as of `sample_pool`."""
+    """n labelled solutions of one split, solutions_per_problem of each problem."""
     task, each = find_task(cfg.name), cfg.solutions_per_problem
     solutions = []
     for p in sample_pool(cfg, -(-n // each), each, split, seed, draw):
@@ -113,15 +113,13 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
 
 
 def with_strict_outcome(task: EmbeddedTask, s: Solution) -> Solution:
-    """The solution with outcome 1 only if all its steps are right; one that was cut off has none."""
-    if s.outcome is None:
-        return s
-    return dataclasses.replace(s, outcome=min(task.step_labels(s.problem, s.steps)))
+    """The solution, if finished, with outcome 1 only if all its steps are right."""
+    strict = None if s.outcome is None else min(task.step_labels(s.problem, s.steps))
+    return dataclasses.replace(s, outcome=strict)
 
 
 def labelled(task: EmbeddedTask, cfg, problem: str, steps, label_kind: str, solution_id: str, finished=True):
-    """The Solution with the exact checker's labels of one kind (correctness, or value), ratings, outcome and
-    answer. One that was cut off (not `finished`) has no outcome."""
+    """The Solution with exact labels of one kind (correctness, or value); one that was cut has no outcome."""
     if label_kind == "value":
         labels, ratings = task.values(cfg, problem, steps), None
     else:

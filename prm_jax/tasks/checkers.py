@@ -34,8 +34,7 @@ def is_own(checker: str | None) -> bool:
 
 
 def own_function(place: str, accept: Callable) -> Callable:
-    """The function that checker=FILE.py:FUNCTION names, with results as `accept` makes them
-    (`own_verdict`)."""
+    """The function that checker=FILE.py:FUNCTION names; `accept` checks its results, as `own_verdict`."""
     return functools.lru_cache(ASKED)(read_function("checker", place, accept))
 
 

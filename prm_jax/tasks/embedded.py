@@ -57,13 +57,6 @@ class EmbeddedTask(abc.ABC):
         """1 for each step that by itself is not an error, else 0."""
         return [float(verdict in RATINGS) for verdict in self.verdicts(problem, steps)]
 
-    def first_wrong(self, problem: str, steps: Sequence[str]) -> tuple[int, str] | None:
-        """(index, kind of error) of the first wrong step; None if there is none."""
-        for t, verdict in enumerate(self.verdicts(problem, steps)):
-            if verdict not in RATINGS:
-                return t, verdict
-        return None
-
     def grade(self, problem: Problem) -> Problem:
         """A pool's problem with its task, gold answer, each candidate's answer and whether it is right."""
         candidates = []
