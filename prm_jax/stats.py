@@ -36,13 +36,6 @@ def _problem_counts(P: int, seed: int) -> np.ndarray:
     return count_SP
 
 
-def _resampled_sums(value_PX: np.ndarray, seed: int) -> np.ndarray:
-    """sum_SX: the sums over the problems of every resample."""
-    count_SP = _problem_counts(len(value_PX), seed)
-    parts = np.array_split(count_SP, -(-count_SP.size // PLACES))
-    return np.concatenate([np.tensordot(part_sP.astype(float), value_PX, 1) for part_sP in parts])
-
-
 def _percentiles(value_SX) -> np.ndarray:
     """The bounds of the resamples that are not nan."""
     return np.nanquantile(value_SX, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
@@ -54,18 +47,10 @@ def mean_interval(value_PX, seed: int = 0):
     value_PX = np.asarray(value_PX, np.float64)
     if len(value_PX) < 2:
         return np.full((2, *value_PX.shape[1:]), np.nan)
-    return _percentiles(_resampled_sums(value_PX, seed) / len(value_PX))
-
-
-def ratio_interval(sum_PX, n_PX, seed: int = 0):
-    """(low_X, high_X): percentile interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems have
-    different numbers of them. Resamples without a row are left out; nan where fewer than two have one."""
-    sum_PX, n_PX = np.asarray(sum_PX, np.float64), np.asarray(n_PX, np.float64)
-    total_SX, n_SX = _resampled_sums(sum_PX, seed), _resampled_sums(n_PX, seed)
-    ratio_SX = np.divide(total_SX, n_SX, out=np.full(n_SX.shape, np.nan), where=n_SX > 0)
-    few_X = (n_PX > 0).sum(0) < 2
-    ratio_SX[:, few_X] = 0
-    return np.where(few_X, np.nan, _percentiles(ratio_SX))
+    count_SP = _problem_counts(len(value_PX), seed)
+    parts = np.array_split(count_SP, -(-count_SP.size // PLACES))
+    sum_SX = np.concatenate([np.tensordot(part_sP.astype(float), value_PX, 1) for part_sP in parts])
+    return _percentiles(sum_SX / len(value_PX))
 
 
 def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES):

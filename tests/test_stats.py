@@ -97,12 +97,3 @@ def test_paired_differences_say_how_many_problems_differ():
     assert five == {"difference": pytest.approx(1 / 60)} | expected
     assert none["interval"] == [0, 0] and (none["difference"], none["p"], none["n_differ"]) == (0, 1, 0)
     assert many["n_differ"] == 150 and many["p"] < 1e-40
-
-
-def test_ratio_interval_is_the_bootstrap_of_the_mean_of_rows(rng):
-    problem, x = np.repeat(np.arange(6), [1, 4, 2, 3, 1, 5]), rng.normal(size=16)
-    total_P, n_P = np.bincount(problem, x), np.bincount(problem)
-    (low,), (high,) = stats.ratio_interval(total_P[:, None], n_P[:, None], seed=3)
-    assert (low, high) == pytest.approx(stats.bootstrap_interval(lambda r: x[r].mean(), problem, seed=3))
-    few = stats.ratio_interval([[1.0, 1.0], [0.0, 2.0], [0.0, 0.0]], [[1, 1], [0, 1], [0, 0]])
-    assert np.isnan(few[:, 0]).all() and few[:, 1].tolist() == [1, 2]  # rows of one problem, of two

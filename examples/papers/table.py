@@ -17,6 +17,7 @@ from prm_jax.data.pools import read_pool
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 from prm_jax.figures.style import band, line_style, over_seeds, panels, plain
 from prm_jax.stats import sign_flip_test
+from prm_jax.tasks.chain import CHAIN
 
 
 class Difference(NamedTuple):
@@ -98,9 +99,11 @@ def pool_scores(pool: Pool, scorer: str, how: str) -> np.ndarray:
     return np.where(pool.eligible_PN, score_PN, -np.inf)
 
 
-def written_pool(stage) -> Pool:
-    """The pool that a stage of task=best_of_n has scored and written."""
-    return pool_arrays(read_pool(stage.folder / "pool.jsonl.gz"))
+def written_pool(stage, with_labels: bool = False) -> Pool:
+    """The pool that a stage of task=best_of_n has scored and written; with the exact labels of its steps."""
+    pool = read_pool(stage.folder / "pool.jsonl.gz")
+    rows = {(p.problem, c.steps) for p in pool for c in p.candidates} if with_labels else ()
+    return pool_arrays(pool, step_labels={row: CHAIN.step_labels(*row) for row in rows})
 
 
 def differences(table: pd.DataFrame, declared: Sequence[Difference]) -> dict[Difference, np.ndarray]:

@@ -9,6 +9,7 @@ from examples.papers.best_of_n import NAMES, STAGES
 from examples.papers.table import Difference, Figure, Table, curves, pool_scores, written_pool
 from prm_jax import rerank, votes
 from prm_jax.evals.pool_arrays import Pool
+from prm_jax.evals.pool_metrics import right_traces
 
 TITLES = NAMES | {"mean": "a sample at random", "majority": "majority vote"}
 ERROR, ABSTAINING = "trace error", "abstaining"
@@ -18,7 +19,6 @@ SHARE_X = np.arange(0, 1, 0.05)  # of the problems that are left out, least sure
 def gather(stages: dict) -> Table:
     """x: the final-answer error; of abstaining, the share of problems left out."""
     table, pools = Table(), [stage.results() for stage in stages["pool"]]
-    chosen, first = [pool["chosen"] for pool in pools], pools[0]["chosen"]
     for scorer, aggregator in pools[0]["headline"].items():
         own = [pool["scorers"][scorer][aggregator] for pool in pools]
         right, trace = (np.array([list(x[rule].values()) for x in own]) for rule in ("best_of_n", "trace"))
@@ -26,13 +26,42 @@ def gather(stages: dict) -> Table:
         series = f"{name_of(scorer)}, best of n"
         for k, n in enumerate(own[0]["best_of_n"]):
             table.number(ERROR, f"{series} = {n}", error_SX[:, k], 1 - right[:, k].mean())
-    for rule in [rule for rule in first["rules"] if not rule.endswith(".best_of_n")]:
-        final = np.mean([x["rules"][rule]["final_error"] for x in chosen])
-        table.number(ERROR, name_of(rule), [x["rules"][rule]["trace_error"] for x in chosen], final)
-    errors = [abstaining(written_pool(s), s.results()["headline"]) for s in stages["pool"]]
+    scored = [
+        (written_pool(stage, with_labels=True), stage.results()["headline"]) for stage in stages["pool"]
+    ]
+    chosen = [chosen_errors(*pair) for pair in scored]
+    for rule in chosen[0]:
+        final, traces = np.transpose([own[rule] for own in chosen])
+        table.number(ERROR, name_of(rule), list(traces), final.mean())
+    errors = [abstaining(*pair) for pair in scored]
     for rule in errors[0]:
         table.curve(ABSTAINING, name_of(rule), SHARE_X, [own[rule] for own in errors])
     return table
+
+
+def chosen_errors(pool: Pool, headline: dict[str, str]) -> dict[str, tuple[float, float]]:
+    """{rule: (final error, trace error)}: the chosen answer is wrong; right chosen answers with a wrong step."""
+    weight_PN = {"mean": pool.present_PN / pool.present_PN.sum(-1, keepdims=True)}
+    weight_PN["majority"] = vote_weights(pool.answer_PN, np.where(pool.eligible_PN, 0.0, -np.inf))
+    for scorer, how in headline.items():
+        score_PN = pool_scores(pool, scorer, how)
+        weight_PN[f"{scorer}.weighted_vote"] = vote_weights(pool.answer_PN, score_PN)
+    errors, hidden_PN = {}, pool.right_PN - right_traces(pool)
+    for rule, chosen_PN in weight_PN.items():
+        right, hidden = (float((chosen_PN * x_PN).sum()) for x_PN in (pool.right_PN, hidden_PN))
+        errors[rule] = 1 - right / len(pool.right_PN), hidden / right if right else np.nan
+    return errors
+
+
+def vote_weights(answer_PN, score_PN) -> np.ndarray:
+    """weight_PN of the candidate that shows a vote: the winning answer's best, equal ones alike."""
+    win_PN = np.asarray(votes.vote(answer_PN, score_PN), float)
+    same_PNN = answer_PN[:, :, None] == answer_PN[:, None, :]
+    group_PN = (same_PNN * win_PN[:, None, :]).sum(-1)
+    best_PN = np.where(same_PNN, score_PN[:, None, :], -np.inf).max(-1)
+    is_best_PN = (score_PN >= best_PN) & (group_PN > 0)
+    n_best_PN = (same_PNN * is_best_PN[:, None, :]).sum(-1)
+    return is_best_PN * group_PN / np.maximum(n_best_PN, 1)
 
 
 def abstaining(pool: Pool, headline: dict[str, str]) -> dict[str, list[float]]:

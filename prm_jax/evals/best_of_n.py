@@ -119,16 +119,13 @@ class BestOfN(Task):
             print(f"verdict     {lead_text(name, rule.replace('_', ' '), lead)}")
 
     def detail(self, results: dict):
-        """Prints all aggregators, errors of what is chosen, and paired differences."""
+        """Prints all aggregators and paired differences."""
         N = str(results["n_candidates"])
         print(f"at n = {N}: mean of the candidates {results['mean']:.4f}")
         by_aggregator = {}
         for scorer, tables in results["scorers"].items():
             by_aggregator[scorer] = {name: table["best_of_n"][N] for name, table in tables.items()}
         show_table(f"best of {N} by aggregator", by_aggregator)
-        if "chosen" in results:
-            title = "chosen of all; trace error: right answers with a wrong step"
-            show_table(title, results["chosen"]["rules"], digits=3)
         rows, columns = {}, ("difference", "interval", "p", "n_differ")
         for test in results["differences"]:
             rows[f"{test['a']} - {test['b']}"] = {column: test[column] for column in columns}

@@ -17,7 +17,6 @@ import numpy as np
 
 from prm_jax import metrics, rerank, stats, votes
 from prm_jax.data.units import UNITS
-from prm_jax.evals import trace_error
 from prm_jax.evals.calibration import pool_calibration
 from prm_jax.evals.pool_arrays import POLICY, Pool, log_scores
 from prm_jax.launch.config import Count, NotNegative, one_of
@@ -32,11 +31,6 @@ class Rules:
     ties: Literal["share", "first"]
     vote_draws: Count
     policy_weight: NotNegative
-
-    @property
-    def counts(self) -> str:
-        """What a winning group of votes counts, a name of votes.COUNTS."""
-        return "first" if self.ties == "first" else "mean"
 
 
 class Choice(NamedTuple):
@@ -69,9 +63,7 @@ class Measurement:
         """The majority vote by its closed form where it has one; others as means over random subsets."""
         rules, right_PN, answer_PN = self.rules, self.pool.right_PN, self.pool.answer_PN
         if log_weight_PN is None and rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
-            return self.closed_form(
-                votes.majority_curve(answer_PN, right_PN, self.mask_PN, counts=rules.counts)
-            )
+            return self.closed_form(votes.majority_curve(answer_PN, right_PN, self.mask_PN))
         value_PK = votes.vote_curve(
             jax.random.key(self.seed),
             answer_PN,
@@ -81,7 +73,7 @@ class Measurement:
             self.size_K,
             draws=rules.vote_draws,
             ties=rules.ties,
-            counts=rules.counts,
+            counts="first" if rules.ties == "first" else "mean",
         )
         return Choice(np.asarray(value_PK, float))
 
@@ -101,8 +93,8 @@ class Measurement:
                 table[f"{prefix}curve_interval"] = stats.mean_interval(choice.curve_PN, self.seed).tolist()
         return table
 
-    def scorer(self, name: str, headline: str, learned_values: bool) -> tuple[np.ndarray, dict, dict]:
-        """(score_PN, choices, parts of results.json) of one scorer by its headline aggregator. The choices:
+    def scorer(self, name: str, headline: str, learned_values: bool) -> tuple[dict, dict]:
+        """(choices, parts of results.json) of one scorer by its headline aggregator. The choices:
         best of n, the same by score + w log p of the policy, the weighted vote, and `trace`: how often the
         best of n has no wrong step. learned_values: its step scores estimate chances of success."""
         pool, right_PN = self.pool, self.pool.right_PN
@@ -112,7 +104,7 @@ class Measurement:
         best = {aggregator: self.best_of_n(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
         score_PN, choices = np.asarray(scores[headline]), {"best_of_n": best[headline]}
         if pool.labels:
-            choices["trace"] = self.best_of_n(score_PN, trace_error.right_traces(pool))
+            choices["trace"] = self.best_of_n(score_PN, right_traces(pool))
         if pool.logp_PN is not None and name != POLICY:
             combined_PN = rerank.with_reference(score_PN, pool.logp_PN, self.rules.policy_weight)
             choices["with_policy"] = self.best_of_n(combined_PN, right_PN)
@@ -130,7 +122,7 @@ class Measurement:
             "outcome_auroc_within": within,
             "calibration": pool_calibration(pool, name, unit, headline, score_PN, not learned_values),
         }
-        return score_PN, choices, parts
+        return choices, parts
 
 
 def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict | None = None) -> dict:
@@ -139,29 +131,29 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     outcome at the last step, so its headline aggregator is `last`; log p of a text is a sum over its steps,
     so the policy's is `prod`.
 
-    Where the pool has correctness labels `trace` counts winners without a wrong step, `chosen` is
-    trace_error.py's part, and step scores are calibrated against them. Without labels, and for models of
-    values or outcomes, they are calibrated against the outcome of a step's solution."""
+    Where the pool has correctness labels `trace` counts winners without a wrong step, and step scores are
+    calibrated against them. Without labels, and for models of values or outcomes, they are calibrated against
+    the outcome of a step's solution."""
     measurement, blind = Measurement(pool, rules, seed), {}
     for rule, size_n in {"fewest_steps": pool.steps_n, "shortest": pool.length_n}.items():
         score_PN = np.zeros(pool.present_PN.shape, np.float32)
         score_PN[pool.present_PN] = -size_n
         blind[rule] = measurement.best_of_n(score_PN, pool.right_PN)
     vote = {} if pool.answer_PN is None else {"majority": measurement.vote()}
-    score_PN, selections, others, parts = {}, {}, {}, collections.defaultdict(dict)
+    selections, others, parts = {}, {}, collections.defaultdict(dict)
     for name in scorers:
         about = (verifiers or {}).get(name, {})
         is_outcome = about.get("objective") == "orm"
         headline = "last" if is_outcome else "prod" if name == POLICY else rules.aggregator
         learned_values = is_outcome or about.get("label_kind") in ("value", "advantage")
-        score_PN[name], choices, own = measurement.scorer(name, headline, learned_values)
+        choices, own = measurement.scorer(name, headline, learned_values)
         selections[f"{name}.{headline}.best_of_n"] = choices["best_of_n"]
         for rule in [rule for rule in ("with_policy", "weighted_vote") if rule in choices]:
             others[f"{name}.{headline}.{rule}"] = choices[rule]
         for part, numbers in own.items():
             parts[part][name] = numbers
     oracle = measurement.closed_form(rerank.pass_at_n(pool.right_PN, pool.eligible_PN, measurement.mask_PN))
-    results = {
+    return {
         "n_problems": len(pool.right_PN),
         "n_candidates": measurement.N,
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
@@ -174,9 +166,6 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
         "differences": differences(selections, others, vote, seed),
         "lead": lead(selections, blind | vote, seed),
     }
-    if pool.labels:
-        results["chosen"] = trace_error.chosen_numbers(pool, score_PN, rules, seed)
-    return results
 
 
 def differences(selections: dict, others: dict, vote: dict, seed: int) -> list[dict]:
@@ -213,3 +202,10 @@ def graded_both_ways(pool: Pool) -> int:
     place_PN = pool.answer_PN + pool.right_PN.shape[1] * np.arange(len(pool.answer_PN))[:, None]
     right_PN = pool.right_PN > 0
     return len(np.intersect1d(place_PN[right_PN], place_PN[(pool.answer_PN >= 0) & ~right_PN]))
+
+
+def right_traces(pool: Pool) -> np.ndarray:
+    """trace_PN: 1 for a right candidate without a wrong step (Uesato et al. 2022)."""
+    trace_PN = pool.right_PN.copy()
+    trace_PN[pool.present_PN] *= [metrics.labelled_steps(label_T)[1] == -1 for label_T in pool.labels]
+    return trace_PN
