@@ -175,10 +175,9 @@ class Weights:
     def check_all_used(self):
         """InputError where a tensor has no place in the model, but for the LM head, or any head of an LM."""
         heads = {fmt.layer.split(".")[0] for fmt in all_formats()} if self.cfg.head == "none" else set()
-        others = [
-            name for name in self.tensors.keys() - self.used if name.split(".")[0] not in heads | {"lm_head"}
-        ]
-        unused = sorted(name for name in others if not name.endswith("rotary_emb.inv_freq"))
+        unused = sorted(self.tensors.keys() - self.used - {"lm_head.weight"})
+        unused = [name for name in unused if name.split(".")[0] not in heads]
+        unused = [name for name in unused if not name.endswith("rotary_emb.inv_freq")]
         expect(not unused, f"{self.folder}: tensors", unused[:3], f"a place in a {self.cfg.family} PRM")
 
 

@@ -33,8 +33,6 @@ SOLUTION_METRICS = {
     "solution_balanced_f1": lambda predicted, error: balanced_f1(predicted == -1, error == -1),
     "mcc": lambda predicted, error: mcc(error == -1, predicted == -1),
 }
-# Of the predictions and labels of all labelled steps, those after an error too.
-STEP_METRICS = {"step_balanced_f1": balanced_f1}
 # The metrics that the authors of a set report.
 OWN = {
     "big_bench_mistake": ("location_accuracy",),  # Tyen et al. 2024, section 3
@@ -83,7 +81,7 @@ def set_numbers(pairs: list[tuple[Row, np.ndarray]], own: tuple, threshold: floa
         "n_bad_steps": int((~good_n).sum()),
     }
     measured = {name: (f, problem, predicted, error) for name, f in SOLUTION_METRICS.items()}
-    measured |= {name: (f, problem_n, called_good_n, good_n) for name, f in STEP_METRICS.items()}
+    measured["step_balanced_f1"] = balanced_f1, problem_n, called_good_n, good_n  # after an error, too
     for name in own:
         metric, owners, *arrays = measured[name]
         numbers[name] = metric(*arrays)
