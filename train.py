@@ -58,8 +58,7 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """conf/train.yaml explains each key; data/splits.py parses `data`, launch/ `distributed` and
-    `cpu_devices`."""
+    """conf/train.yaml explains each key; data/splits.py parses `data`, launch/ the devices."""
 
     seed: Seed
     objective: Literal["prm", "orm", "implicit", "lm"]
@@ -319,8 +318,7 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
 
 
 def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str) -> dict[str, float]:
-    """The mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are
-    defined."""
+    """Mean loss and accuracy over held-out batches; step AUROC and first-error F1 where defined."""
     totals, scored = collections.Counter(), []
     for batch in batches:
         on_mesh = shard_batch(batch, len(batch["ids"]))

@@ -9,8 +9,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 class InputError(ValueError):
-    """Bad input from the user: one line that names file, line and field (or the config key), found and
-    expected."""
+    """Bad input: one line that names file, line and field (or the key), found and expected."""
 
 
 def __getattr__(name: str):

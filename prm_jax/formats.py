@@ -65,8 +65,7 @@ class Format:
 
     @staticmethod
     def from_keys(keys: dict) -> dict:
-        """A config's keys as those of this class: null is the default, and those beside `name: auto` change
-        the chosen format."""
+        """Keys without null, which is the default; those beside `name: auto` change the chosen format."""
         given = {key: x for key, x in keys.items() if x is not None}
         if keys.get("name") != "auto" or "changes" in given:
             return given
@@ -310,8 +309,7 @@ def as_chat(fmt: Format, tokenizer, question: str, answer: str | None) -> str:
 
 
 def opening(fmt: Format, tokenizer, problem: str, steps: tuple[str, ...] = ()) -> str:
-    """The text before the first of the steps. A thought that the chat template opens is left to steps that
-    begin with it."""
+    """The text before the first step; a thought that the chat template opens is left to steps with it."""
     text = fmt.prefix.replace("{problem}", problem)
     if not fmt.chat:
         return text

@@ -50,8 +50,7 @@ def f1(is_positive, predicted_positive) -> float:
 
 
 def prm_score(is_good, predicted_good) -> float:
-    """PRMBench's PRMScore (arXiv 2501.03124): the mean of F1 on good and on bad steps, without a bad step the
-    F1 on good ones; 0/0 = 0, where PRMBench's code has -1."""
+    """PRMBench's PRMScore (2501.03124): mean F1 of good and of bad steps; without bad ones, that of good."""
     is_good, predicted_good = np.asarray(is_good, bool), np.asarray(predicted_good, bool)
     f1_good = f1(is_good, predicted_good)
     return f1_good if is_good.all() else (f1_good + f1(~is_good, ~predicted_good)) / 2
@@ -142,10 +141,10 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
     solution.
 
     Step numbers are over each solution's `labelled_steps`: step_auroc takes good steps (label >= 0.5) as
-    positives, Brier and ECE use soft labels, and tail_miss_rate is the share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction is the
-    first step below `threshold` among *all* steps. Within-problem AUROC ranks solutions by their lowest step
-    score; one is sound if no labelled step is bad. Of value and advantage labels, first errors and soundness
-    are nan."""
+    positives, Brier and ECE use soft labels, and tail_miss_rate is the share of wrong steps scored above 0.9.
+    First-error numbers follow ProcessBench: the prediction is the first step below `threshold` among *all*
+    steps. Within-problem AUROC ranks solutions by their lowest step score; one is sound if no labelled step
+    is bad. Of value and advantage labels, first errors and soundness are nan."""
     parts, whole, n_solutions = [], [], 0
     for row, (score, label, problem) in enumerate(zip(scores, labels, problem_ids, strict=True)):
         indices, error_index = labelled_steps(label, label_kind)

@@ -268,8 +268,7 @@ def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
 
 
 def mixed_order(parts: dict[str, tuple[int, float]], epoch: int, seed: int) -> np.ndarray:
-    """The examples of an epoch, as many as there are: each source gives its share by weight, the next places
-    of its own endless stream of permutations."""
+    """An epoch's examples: each source gives its share by weight, of its own stream of permutations."""
     n, start, drawn = sum(size for size, _ in parts.values()), 0, []
     total = sum(weight for _, weight in parts.values())
     for number, (size, weight) in enumerate(parts.values()):

@@ -62,8 +62,7 @@ def ratio(mc: Sequence[MC], threshold: float) -> list[float | None]:
 
 
 def advantage(mc: Sequence[MC], _) -> list[float]:
-    """(1 + A_t) / 2 with A_t = MC_t - MC_(t-1), the completer's advantage: it is PAV's prover (Setlur et al.
-    2024)."""
+    """(1 + A_t) / 2 with A_t = MC_t - MC_(t-1): the completer is PAV's prover (Setlur et al. 2024)."""
     return [(1 + after.share - before.share) / 2 for before, after in itertools.pairwise(mc)]
 
 
@@ -247,8 +246,7 @@ class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each
 
 
 def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact
-    checker."""
+    """(solutions, {problem: right answer}) of a pool, or of native rows for an exact checker."""
     _, first = next(iter(read_rows(path, columns)))
     if not (is_pool(first) or is_sample(first)):
         expected = "task for native rows, which have no right answers; a pool has them"

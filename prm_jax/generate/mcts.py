@@ -76,8 +76,7 @@ class Child(NamedTuple):
 
 
 def expand(state: SearchState, leaves: Sequence[Child], n: int) -> list[list[Child]]:
-    """The children of each leaf: the distinct ones among n samples, and last the leaf's node to be sampled
-    again."""
+    """The children of each leaf: the distinct of n samples, and last its own node, to be sampled again."""
     expanded = []
     for leaf, siblings in zip(leaves, state.grow([leaf.node for leaf in leaves], n), strict=True):
         probabilities = [state.probability(node) for node in siblings]

@@ -47,8 +47,7 @@ FAILURES = (openai.OpenAIError, ValueError, TypeError, AttributeError, LookupErr
 
 
 def sampling_fields(kind: str, s: Sampling) -> dict:
-    """The request's fields of the distribution, all of them: a server takes what is missing from the model's
-    generation_config.json."""
+    """All fields of the distribution: a server takes what is missing from generation_config.json."""
     fields = {"max_tokens": s.max_tokens, "temperature": s.temperature, "top_p": s.top_p}
     if kind == "other":
         expect(s.top_k is None, "sampling.top_k", s.top_k, "null: it is no field of the protocol")
@@ -68,8 +67,7 @@ def seeds(key, prefix_B, sample_B):
 
 
 def open_client(url: str, server: Server) -> openai.OpenAI:
-    """The client. It repeats requests after a lost connection, a time-out, 408, 409, 429, 5xx, with growing
-    pauses."""
+    """The client, which repeats failed requests (lost, timed out, 408, 409, 429, 5xx) with growing pauses."""
     base = url if urllib.parse.urlsplit(url).path.strip("/") else urllib.parse.urljoin(url, "/v1")
     key = os.environ.get("OPENAI_API_KEY", "none")
     return openai.OpenAI(base_url=base, api_key=key, max_retries=server.retries, timeout=server.timeout)
@@ -231,8 +229,7 @@ def join_parts(parts: Sequence[Continuation]) -> Continuation:
 
 
 def reason(error: Exception) -> str:
-    """The cause of a failure on one line of at most 300 characters, in the server's words where it sent
-    any."""
+    """The cause of a failure in one short line, in the server's words where it sent any."""
     why = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
     if isinstance(error, openai.APIStatusError):
         why = f"status {error.status_code}: {error.response.text}"

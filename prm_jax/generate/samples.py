@@ -52,8 +52,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
 
 
 def draw_samples(path: Path, policy: Policy, problems: Sequence[str], n: int, seed: int):
-    """Writes pool.jsonl, and about.json beside it; in another folder until they are complete, since another
-    run may be drawing the same."""
+    """Writes pool.jsonl and about.json, elsewhere until complete: another run may be drawing the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
     with tempfile.TemporaryDirectory(dir=path.parents[1]) as folder:

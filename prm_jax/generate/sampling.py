@@ -72,8 +72,7 @@ def draw_ids(logit_BV, uniform_B, sampling: Sampling):
 
 
 def uniforms(key_B, t, n: int):
-    """Random numbers of n tokens from position t on, uniform_tB; all at once: the loop would wait for
-    each."""
+    """Random numbers of n tokens from position t on, uniform_tB, at once: the loop would wait for each."""
     key_tB = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))(key_B, t + jnp.arange(n))
     return jax.vmap(jax.vmap(jax.random.uniform))(key_tB)
 
@@ -88,8 +87,7 @@ def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
 
 @jax.jit
 def prefill(model: PRM, ids_PL, first_P):
-    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts; first_P: where they
-    start."""
+    """Last tokens' hidden states, x_PD, and the cache of left-padded prompts, which start at first_P."""
     slot_L = jnp.arange(ids_PL.shape[1])
     cache = make_cache(model.cfg, *ids_PL.shape)
     is_real_PL = slot_L >= first_P[:, None]
@@ -156,11 +154,8 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass
 class Policy:
-    """A language model that continues solutions.
-
-    A step ends with any token whose text contains the format's separator (many tokenizers fuse `.` and a line
-    end). A separator that no single token contains is refused.
-    """
+    """A language model that continues solutions. A step ends with any token whose text contains the format's
+    separator (many tokenizers fuse `.` and a line end)."""
 
     model: PRM
     tokenizer: object
@@ -358,8 +353,7 @@ def fingerprint(model: PRM | Served) -> str:
 
 
 def keep_rows(path: Path, about: dict, appended: Iterable, count: Callable, counts: dict, bar) -> dict:
-    """Runs `append_rows`, whose chunks of rows are `appended`, with about.json beside the file; returns
-    `counts` and the sums of count(row)."""
+    """Runs `append_rows` (`appended`) with about.json beside; returns `counts` and sums of count(row)."""
     with described_file(path, about) as kept:
         kept.update(counts)
         for rows, old in appended:

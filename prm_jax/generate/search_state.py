@@ -37,8 +37,7 @@ class Node:
 
 @dataclasses.dataclass(eq=False)
 class SearchState:
-    """The problems, all nodes so far, and their cost. A continued prefix draws with a number of its own
-    problem, so that draws do not depend on other problems."""
+    """The problems, all nodes so far, and their cost. Draws of a problem do not depend on the others."""
 
     policy: Policy
     scorer: Scorer
@@ -117,8 +116,7 @@ class SearchState:
         return [children[i : i + n] for i in range(0, len(children), n)]
 
     def look_ahead(self, nodes: Sequence[Node], steps: int) -> list[Node]:
-        """The nodes with the value of the node that `steps` more greedy steps reach; equal nodes are
-        continued once."""
+        """The nodes with the value of what `steps` more greedy steps reach; equal nodes go on once."""
         reached = {self.row(node): node for node in nodes}
         for _ in range(steps):
             rows = [row for row, node in reached.items() if node.is_open]
@@ -144,8 +142,7 @@ class SearchState:
 
     def deepest(self, p: int) -> Node:
         """The open node with the most steps, among equals the best; the bare problem where there is none. The
-        node of the highest value would be a short one, since a product of step scores falls with every
-        step."""
+        node of the highest value would be short: a product of scores falls with each step."""
         open_nodes = (node for node in self.nodes[p] if node.is_open)
         return max(open_nodes, key=lambda node: (len(node.steps), node.value), default=Node(p))
 
@@ -159,8 +156,7 @@ class SearchState:
         return float(np.exp(node.value) if is_log else probability(node.value))
 
     def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
-        """The finished solutions of each problem; where there is none, a cut or an empty one marked
-        unfinished."""
+        """The finished solutions of each problem; without one, a cut or empty one marked unfinished."""
         problems, empty = [], Node(0, ("",), np.zeros(1), finish_reason="length")
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
             last_cut = [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
@@ -182,8 +178,7 @@ class SearchState:
 
 
 def joined(before_T: tuple[float, ...] | None, new_T: tuple[float, ...] | None, steps: int):
-    """log p of each of a node's steps after a continuation: the end of a text alone belongs to the last
-    step."""
+    """log p of each step after a continuation: the end of a text alone belongs to the last step."""
     if before_T is None or new_T is None:
         return None
     if len(before_T) + len(new_T) > steps and before_T:

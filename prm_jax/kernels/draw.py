@@ -42,8 +42,7 @@ def inverse_cdf(p_BV, uniform_B):
 
 
 def first_exceeding(p_Bn, target_B):
-    """(i_B, rest_B): the first entry with which a row's sum exceeds the target, never a zero, and the target
-    less the sum before it."""
+    """(i_B, rest_B): the first entry whose sum exceeds the target, and the target less the sum before."""
     n = p_Bn.shape[1]
     sum_Bn = jnp.matmul(p_Bn, np.triu(np.ones((n, n), np.float32)), precision=jax.lax.Precision.HIGHEST)
     below_total_B1 = jnp.nextafter(sum_Bn[:, -1:], jnp.zeros(()))  # rounding may lead beyond the last entry

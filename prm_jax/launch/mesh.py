@@ -63,8 +63,7 @@ def sharding(*axes):
 
 
 def map_layout(f, tree, sizes: dict[str, int]):
-    """f(array, PartitionSpec) of every array: a parameter, its gradient and Adam moments are split as it
-    declares."""
+    """f(array, PartitionSpec) of every array: gradients and moments are split as their parameter."""
 
     def map_variable(x):
         mesh_axes = x.get_metadata("mesh_axes", ()) if isinstance(x, nnx.Variable) else ()
@@ -84,8 +83,7 @@ def abstract_arrays(tree, layout):
 
 
 def make_sharded(make, *args, donate=()):
-    """make(*args) with every array made in shards, never whole on one device; `donate` numbers arguments to
-    reuse."""
+    """make(*args) with every array made in shards; `donate` numbers arguments to reuse."""
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, *args)), donate_argnums=donate)(*args)
 
 

@@ -19,8 +19,7 @@ def load_object(key: str, place: str):
 
 
 def read_function(key: str, place: str, accept: Callable) -> Callable:
-    """The function that `place` names, which gets copies of its arguments; its results are what
-    accept(where, result, *arguments) makes of them."""
+    """The function at `place`, called on copies, with accept(where, result, *arguments) as its result."""
     function, where = load_object(key, place), f"{key}: {place}"
     return lambda *args: guard(where, lambda: accept(where, function(*map(copy.copy, args)), *args))
 

@@ -40,16 +40,14 @@ def pin(x, *axes):
 
 
 def constrain_rows(x):
-    """Splits the rows of the residual stream x_BLD over data and fsdp under jit. Splitting over `tensor`,
-    too, would store less for the backward pass, but exchange nine times the bytes in the linear layers (72B
-    on 64 devices)."""
+    """Splits the rows of the residual stream x_BLD over data and fsdp under jit. Over `tensor`, too, the
+    linear layers would exchange nine times the bytes (72B on 64 devices)."""
     return pin(x, ROWS)
 
 
 def embed_lookup(embed_VD, ids_BL):
-    """embed_VD[ids_BL], sharded as the residual stream, under jit. Each device looks up its features for the
-    rows of its fsdp group; an all-to-all exchanges features for rows. Unconstrained, XLA may gather every row
-    of the batch."""
+    """embed_VD[ids_BL], sharded as the residual stream, under jit. Unconstrained, XLA may gather every
+    row of the batch."""
     sizes = jax.sharding.get_abstract_mesh().shape
     features = spec(IN_SPLIT, embed_VD.shape, sizes)[1:]
     return constrain_rows(pin(embed_VD[pin(ids_BL, "data")], "data", None, *features))
@@ -72,8 +70,7 @@ def features_are_split() -> bool:
 
 
 def sum_over_rows(product, x_nD, y_nF):
-    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit, with whole
-    features."""
+    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit."""
     if jax.sharding.get_abstract_mesh().size <= 1:
         return product(x_nD, y_nF)
     split = {"in_specs": P(ROWS), "out_specs": P(), "check_vma": False}

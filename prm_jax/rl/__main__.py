@@ -10,7 +10,6 @@ bit.
 Dimension key: N roll-outs of a step, T steps, L tokens.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -45,7 +44,7 @@ from prm_jax.model import choose_dtype
 from prm_jax.packing import may_share, shuffled
 from prm_jax.rl import advantages
 from prm_jax.rl.config import RLConfig
-from prm_jax.rl.measures import PARTS, cost, diagnose, show_summary, write_samples
+from prm_jax.rl.measures import diagnose, show_summary, write_samples
 from prm_jax.rl.problems import Problems, load_problems
 from prm_jax.rl.rewards import Rewards, RolloutScores
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
@@ -93,7 +92,7 @@ class Trainer:
         self.cfg = cfg
         self.problems = problems
         self.key = jax.random.key(cfg.seed)
-        self.spent = collections.Counter()  # seconds of PARTS and of evaluations; tokens rolled out
+        self.tokens = 0  # rolled out to learn from
         self.policy = self.open_policy()
         self.reference = self.open_policy().model  # the policy that the run began with
         self.check_rows()
@@ -129,8 +128,7 @@ class Trainer:
         return open_verifier(name, OpenOptions(dtype=choose_dtype(self.cfg.dtype), **options))
 
     def check_rows(self):
-        """InputError where a verifier cannot read steps, or a row of batch.tokens is shorter than a
-        response."""
+        """InputError where a verifier cannot read steps, or a response is longer than a row."""
         cfg = self.cfg
         judges_steps = cfg.reward.prm_checkpoint or cfg.reward.orm_checkpoint
         if judges_steps and self.policy.stop_masks["step"] is None:
@@ -148,8 +146,8 @@ class Trainer:
         cfg = self.cfg
         checkpoints = Checkpoints(run)
         restored = checkpoints.restore(self.policy.model, self.learners()) if cfg.resume is not None else None
-        first, kept = restored or (0, {"spent": {}, "seconds": 0.0})
-        self.spent.update(kept["spent"])
+        first, kept = restored or (0, {"tokens": 0, "seconds": 0.0})
+        self.tokens = kept["tokens"]
         started = time.perf_counter() - kept["seconds"]
         newest = -1 if restored is None else first  # of the lines to keep
         samples = texts / "samples.jsonl"
@@ -182,7 +180,7 @@ class Trainer:
                 if evaluates or is_stopping or step % cfg.checkpoint_every == 0:
                     norm = float(optax.tree.norm(nnx.state(self.policy.model)))
                     require_finite(step, {"parameter_norm": norm})  # no checkpoint of a broken update
-                    state = {"before": before, "best": best, "last": scores, "spent": dict(self.spent)}
+                    state = {"before": before, "best": best, "last": scores, "tokens": self.tokens}
                     state["seconds"] = time.perf_counter() - started
                     model = self.policy.model
                     checkpoints.save(step, model, self.learners(), state, model if is_best else None)
@@ -194,43 +192,33 @@ class Trainer:
                 if is_stopping:
                     leave(received, step, run)
         seconds = time.perf_counter() - started
-        return {**before, **best, **scores, "steps": cfg.steps, "seconds": seconds, **cost(self.spent)}
+        final = {**before, **best, **scores, "steps": cfg.steps}
+        return final | {"seconds": seconds, "policy_tokens": self.tokens}
 
     def learners(self):
         """What a checkpoint holds beside the policy."""
         return self.opt
 
-    @contextlib.contextmanager
-    def timed(self, part: str):
-        start = time.perf_counter()
-        yield
-        self.spent[part] += time.perf_counter() - start
-
     def learn(self, step: int) -> dict[str, float]:
         """One step: roll out, reward, select, update; returns the numbers to log."""
-        before = collections.Counter(self.spent)
         self.policy.stats = SamplingStats()
-        with self.timed("roll_out"):
-            rollouts = self.roll_out(step)
+        rollouts = self.roll_out(step)
         tokens = self.policy.stats.tokens
-        self.spent["tokens"] += tokens
-        with self.timed("reward"):
-            reward = self.rewards(rollouts)
-            keep_N = self.keep(rollouts, reward.scores.right_N)
-            learned = self.learn_beside(step, rollouts, reward.scores)
-        with self.timed("update"):
-            kept = [rollouts[i] for i in np.flatnonzero(keep_N)]
-            updated = self.update(kept, reward.step_NT[keep_N], reward.outcome_N[keep_N]) if kept else {}
+        self.tokens += tokens
+        reward = self.rewards(rollouts)
+        keep_N = self.keep(rollouts, reward.scores.right_N)
+        learned = self.learn_beside(step, rollouts, reward.scores)
+        kept = [rollouts[i] for i in np.flatnonzero(keep_N)]
+        updated = self.update(kept, reward.step_NT[keep_N], reward.outcome_N[keep_N]) if kept else {}
         numbers = {
             **reward.means,
             **self.diagnose(rollouts, reward.scores),
             "reward": reward.total_N.mean(),
             "kept": keep_N.mean(),
             "policy_tokens": tokens,
-            "total_policy_tokens": self.spent["tokens"],  # of all steps: a log may leave lines out
+            "total_policy_tokens": self.tokens,  # of all steps: a log may leave lines out
             **learned,
             **updated,
-            **{f"seconds_{name}": self.spent[name] - before[name] for name in PARTS},
         }
         return {name: float(x) for name, x in numbers.items()}
 
@@ -255,8 +243,7 @@ class Trainer:
         return rollouts
 
     def keep(self, rollouts: list[Rollout], right_N: np.ndarray) -> np.ndarray:
-        """Which roll-outs are learned from, keep_N: of select=mixed the first `problems` groups that have
-        right and wrong answers, else all."""
+        """Which roll-outs are learned from: all, or of select=mixed the first `problems` mixed groups."""
         cfg = self.cfg
         if cfg.select == "all":
             return np.ones(len(rollouts), bool)
@@ -304,23 +291,21 @@ class Trainer:
         return layout.gather(np.asarray(written_logps(self.reference, batch, layout.used)))
 
     def evaluate(self, samples: Path, step: int) -> dict[str, float]:
-        """Diagnoses held-out problems with fixed draws; adds pass@k and the KL from the first policy. The
-        roll-outs are appended to the file `samples`."""
-        with self.timed("evaluate"):
-            n = self.cfg.eval.n
-            key = jax.random.fold_in(self.key, 0)
-            rollouts = roll_out(self.policy, self.problems.held_out, n, key)
-            reward = self.rewards(rollouts)
-            _, mask_NL, _ = arrays(rollouts)
-            change_NL = padded([r.logp_L for r in rollouts]) - self.reference_logps(rollouts, len(rollouts))
-            numbers = self.diagnose(rollouts, reward.scores)
-            numbers["reward"] = reward.total_N.mean()
-            numbers["kl"] = kl(change_NL[mask_NL], "k3").mean()
-            numbers["pass_at_1"] = numbers.pop("right")
-            right_PN = reward.scores.right_N.reshape(-1, n)
-            pass_n = np.asarray(rerank.pass_at_n(right_PN)).mean(0)
-            numbers |= {f"pass_at_{k}": pass_n[k - 1] for k in self.cfg.eval.k if 1 < k <= n}
-            write_samples(samples, step, rollouts, reward)
+        """Diagnoses held-out problems with fixed draws, kept in `samples`; adds pass@k and the KL."""
+        n = self.cfg.eval.n
+        key = jax.random.fold_in(self.key, 0)
+        rollouts = roll_out(self.policy, self.problems.held_out, n, key)
+        reward = self.rewards(rollouts)
+        _, mask_NL, _ = arrays(rollouts)
+        change_NL = padded([r.logp_L for r in rollouts]) - self.reference_logps(rollouts, len(rollouts))
+        numbers = self.diagnose(rollouts, reward.scores)
+        numbers["reward"] = reward.total_N.mean()
+        numbers["kl"] = kl(change_NL[mask_NL], "k3").mean()
+        numbers["pass_at_1"] = numbers.pop("right")
+        right_PN = reward.scores.right_N.reshape(-1, n)
+        pass_n = np.asarray(rerank.pass_at_n(right_PN)).mean(0)
+        numbers |= {f"pass_at_{k}": pass_n[k - 1] for k in self.cfg.eval.k if 1 < k <= n}
+        write_samples(samples, step, rollouts, reward)
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
 
     def diagnose(self, rollouts: list[Rollout], scores: RolloutScores) -> dict[str, float]:

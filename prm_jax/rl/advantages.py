@@ -115,8 +115,7 @@ def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
 
 
 def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """REINFORCE leave-one-out (Ahmadian et al. 2024, 2402.14740): A_i = R_i - mean of the other R_j, R as in
-    `grpo`. Unbiased."""
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, 2402.14740): A_i = R_i - mean of other R. Unbiased."""
     return outcome_rloo(outcome_N + step_reward_NT.sum(1), mask_NL, group_N)
 
 
@@ -165,8 +164,7 @@ def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="mi
 
 
 def form_weights(step_reward_NT, is_step_NT, form: str, temperature: float = 0.1) -> np.ndarray:
-    """The weight of each step's reward, weight_NT. min: softmax(-r / temperature) over a response's steps;
-    sum: 1."""
+    """The weight of each step's reward: softmax(-r / temperature) over a response's steps; form=sum: 1."""
     if form == "sum":
         return is_step_NT * 1.0
     logit_NT = np.where(is_step_NT, -step_reward_NT / temperature, -np.inf)
@@ -178,8 +176,7 @@ def form_weights(step_reward_NT, is_step_NT, form: str, temperature: float = 0.1
 def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
     """Process advantage verifiers (Setlur et al. 2024, arXiv 2410.08146, eq. 5): A_t = the step reward, the
     prover's advantage of the token's step (reward.prm_form=difference of a prover's values), plus `rloo` of
-    the outcome. A step gets nothing of what follows, so of rewards that are no advantages the gradient is
-    biased."""
+    the outcome. Of rewards that are no advantages the gradient is biased."""
     return at_tokens(step_reward_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 

@@ -1,6 +1,6 @@
-"""What is measured in RL: numbers that show hacking, an evaluation's samples, where the time went."""
+"""What is measured in RL: numbers that show hacking, an evaluation's samples, what a run has learned."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -12,8 +12,6 @@ from prm_jax.launch.files import append_lines
 from prm_jax.metrics import step_metrics
 from prm_jax.rl.rewards import Reward, RolloutScores
 from prm_jax.rl.rollouts import Rollout
-
-PARTS = ("roll_out", "reward", "update")  # of a step
 
 
 def diagnose(rollouts: Sequence[Rollout], scores: RolloutScores) -> dict[str, float]:
@@ -73,21 +71,12 @@ def write_samples(path: Path, step: int, rollouts: Sequence[Rollout], reward: Re
     append_lines(path, rows)
 
 
-def cost(spent: Mapping[str, float]) -> dict[str, float]:
-    """The share of each part in the seconds `spent` on steps, and the tokens rolled out."""
-    whole = max(sum(spent[name] for name in PARTS), 1e-9)
-    shares = {f"share_{name}": spent[name] / whole for name in PARTS}
-    rate = spent["tokens"] / max(spent["roll_out"], 1e-9)
-    return shares | {"policy_tokens": spent["tokens"], "tokens_per_second": rate}
-
-
 def show_summary(run: Path, summary: dict):
-    """Prints what a run has learned and where its time went, and draws its learning curves."""
+    """Prints what a run has learned and written, and draws its learning curves."""
     best = f"best {summary['best_pass_at_1']:.3f} at step {summary['best_step']}"
     change = f"{summary['pass_at_1']:.3f} before, {summary['eval_pass_at_1']:.3f} now"
     print(f"finished    pass@1 {change} ({best})")
-    shares = ", ".join(f"{summary[f'share_{part}']:.0%} {part}" for part in PARTS)
-    print(f"time        {shares}; {summary['tokens_per_second']:,.0f} tokens rolled out a second")
+    print(f"time        {summary['seconds']:,.0f} seconds, {summary['policy_tokens']:,} tokens rolled out")
     if jax.process_index() == 0:
         from prm_jax.figures.learning import learning_figure  # imports matplotlib
 

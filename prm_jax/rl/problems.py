@@ -36,8 +36,7 @@ def load_problems(cfg: RLConfig, data: TaskData) -> Problems:
 
 
 def known_problems(apart: str | None, verifiers: Iterable[str | None]) -> set[str]:
-    """Hashes of the problems that the run `apart` was trained or validated on; of apart=verifier all runs
-    among the `verifiers` and their members."""
+    """Hashes of problems that the run `apart`, or runs among the verifiers, trained or validated on."""
     runs = [apart] if apart else []
     if apart == "verifier":
         members = dict.fromkeys(member for name in verifiers if name for member in members_of(name))

@@ -174,16 +174,14 @@ def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | l
 
 
 def score(scorer, policy: Policy, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-    """Log-odds of the steps. A verifier that turns texts into the policy's ids reads those that were sampled;
-    any other reads the texts."""
+    """Log-odds of the steps: of the sampled ids where the verifier makes the same of the texts."""
     if isinstance(scorer, ModelScorer) and reads_alike(scorer, policy):
         return scorer.score_encoded([as_scored(policy, r) for r in rollouts])
     return scorer.score([(r.problem, r.steps) for r in rollouts])
 
 
 def reads_alike(scorer: ModelScorer, policy: Policy) -> bool:
-    """Whether a verifier makes the policy's ids of a text: by one tokenizer, from one prompt, in a format
-    that differs in scores alone."""
+    """Whether a verifier makes the policy's ids of a text: tokenizer, prompt and format are alike."""
     ours, theirs = dataclasses.asdict(policy.format), dataclasses.asdict(scorer.format)
     differing = {key for key in ours if ours[key] != theirs[key]}
     prompts = {opening(reader.format, reader.tokenizer, "?") for reader in (policy, scorer)}

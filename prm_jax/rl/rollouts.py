@@ -50,8 +50,7 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollo
 def split_steps(
     policy: Policy, ids_L: np.ndarray, texts: dict | None = None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """(steps, step_L), the step of each token (`token_steps`). `texts` is filled with the text of each
-    step's ids, since the same steps come again and again."""
+    """(steps, step_L), the step of each token; `texts` keeps texts of ids, since steps come again."""
     fmt = policy.format
     step_L = np.array(token_steps(fmt, [policy.token_texts[i] for i in ids_L]), int)
     is_text_L = np.ones(len(ids_L), bool)
@@ -69,8 +68,7 @@ def split_steps(
 
 
 def arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(step_of_token_NL, mask_NL, group_N), as an estimator takes them; what follows the last step has
-    none."""
+    """(step_of_token_NL, mask_NL, group_N) of an estimator; what follows the last step has none."""
     step_NL = padded([np.where(r.step_L < len(r.steps), r.step_L, ~r.step_L) for r in rollouts])
     mask_NL = padded([np.ones(len(r.ids_L)) for r in rollouts])
     return step_NL.astype(int), mask_NL > 0, np.array([r.group for r in rollouts])
