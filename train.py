@@ -134,8 +134,7 @@ def main(cfg) -> float:
 
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`.
-    Returns the best validation value of `eval.best_by`: a loss, which is minimised, or one of the others,
-    which are maximised."""
+    Returns the best validation value of `eval.best_by`."""
     data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     data.record(texts / "data.json")
     tokenizer = make_tokenizer(cfg, data.splits["train"])
@@ -213,8 +212,7 @@ def draw_samples(*args):
 
 
 def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) -> Examples:
-    """The examples of both splits, with counts of what was dropped or cut. With batch.tokens=null a few very
-    long solutions do not make all rows wide, unless batch.too_long=error."""
+    """The examples of both splits, with counts. A few very long solutions do not make all rows wide."""
     solutions, held_out = data.splits["train"], data.splits["validation"][: cfg.eval.solutions]
     fmt = policy_format(cfg.format, tokenizer) if cfg.objective == "lm" else cfg.format
     limit = cfg.batch.tokens

@@ -321,8 +321,7 @@ def opening(fmt: Format, tokenizer, problem: str, steps: tuple[str, ...] = ()) -
 
 
 def added_bos(tokenizer) -> str:
-    """The beginning-of-sequence token where the tokenizer, and so a server, puts it before any text, also
-    before one of a chat template that has it; nothing at a tokenizer that leaves it to the template."""
+    """The beginning-of-sequence token where the tokenizer, and so a server, puts it before any text."""
     is_added = tokenizer.encode("a")[:1] == [tokenizer.bos_token_id]
     return tokenizer.bos_token if is_added else ""
 

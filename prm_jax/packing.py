@@ -3,8 +3,7 @@
 Sequences stand one after another in a row or, with shared prefixes, as a token tree that holds common
 beginnings once. Either way one integer per token says who may see it (visibility.py).
 
-Dimension key: B rows, L tokens, T steps (of one sequence, or the slots of one row).
-"""
+Dimension key: B rows, L tokens, T steps (of one sequence, or the slots of one row)."""
 
 import bisect
 import dataclasses
@@ -185,9 +184,8 @@ def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tupl
 
 
 def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
-    """Tokens per row: of six widths from `longest` up, the narrowest that needs at most 3% more places than
-    the best. plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention.
-    Widths are 2^k and 3 * 2^k, so that similar data compile to the same program."""
+    """Tokens per row: of six widths 2^k and 3 * 2^k from `longest` up, the narrowest that needs at most 3%
+    more places than the best: narrow rows cost less attention. plan: width -> rows."""
     widths = (width for k in range(5, 32) for width in (1 << k, 3 << (k - 1)))
     places = {}
     for width in itertools.islice((width for width in widths if width >= longest), 6):
@@ -206,8 +204,7 @@ class Group(NamedTuple):
 
 
 def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, together=False) -> list[Group]:
-    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, with
-    `together` those of one problem in their order, which makes more pairs; else single."""
+    """Examples that share a row: with `share` neighbours in a prefix tree, with `together` of one problem."""
     if not (share or together):
         return [Group([i], len(e.ids_L), len(e.step_end_T)) for i, e in enumerate(examples)]
     groups, last_L = [], np.zeros(0, np.int32)
@@ -279,9 +276,8 @@ def mixed_order(parts: dict[str, tuple[int, float]], epoch: int, seed: int) -> n
 
 
 class TrainingRows:
-    """An endless shuffled stream of rows; row i's examples are a pure function of the seed. An epoch is
-    planned when one of its rows is first read. `parts`, of a mixture: {source: (number of its examples, its
-    weight)} in the examples' order; it takes no groups."""
+    """An endless shuffled stream of rows; row i's examples are a pure function of the seed. `parts`, of a
+    mixture: {source: (number of its examples, its weight)} in the examples' order; it takes no groups."""
 
     def __init__(self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict | None = None):
         # A mixture's solutions are drawn one by one, by their numbers.

@@ -1,8 +1,7 @@
 """How sure is a number? The one bootstrap, and the exact paired sign-flip test. The problem is the unit of
 both (Miller 2411.00640). scipy's draw other random numbers, and take several times as long.
 
-Dimension key: P problems, S resamples, X any trailing axes, m differences that are not 0
-"""
+Dimension key: P problems, S resamples, X any trailing axes, m differences that are not 0"""
 
 import functools
 import math
@@ -73,9 +72,8 @@ def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLE
 def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
     """(p, method): two-sided paired test of the hypothesis that differences are symmetric around 0.
 
-    p is the share of the 2^m sign patterns of the m nonzero differences whose sum is at least as far from 0
-    as the observed one: of all patterns ("exact"; with equal magnitudes the binomial sign test, for any m),
-    or of SIGN_FLIPS random ones and the observed one."""
+    p is the share of sign patterns of the m nonzero differences whose sum is at least as far from 0 as the
+    observed one: of all ("exact"; with equal magnitudes the binomial test), or of SIGN_FLIPS random ones."""
     from scipy.stats import binomtest  # not above: it takes a second
 
     difference_m = np.asarray(difference_P, np.float64)

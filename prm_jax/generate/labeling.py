@@ -6,8 +6,7 @@ python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8   writes labels.json
 MC_t is the share of right completions among K of the problem and steps 1..t, for a finished solution's last
 step its own outcome; LABELS are functions of these. label=first_error costs less: it bisects solutions with a
 wrong answer (OmegaPRM, Luo et al. 2024). So labels are values or advantages of the policy (data.label_kind).
-Rows keep the counts, from which other labels can be made.
-"""
+Rows keep the counts, from which other labels can be made."""
 
 import collections
 import dataclasses
@@ -157,9 +156,8 @@ def label_all_prefixes(solutions: Sequence[Solution], complete: Completions, cfg
 
 
 def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -> list[list]:
-    """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one.
-    OmegaPRM's binary search for the first step whose prefix has no right completion, of all solutions at
-    once: the bare problem counts as alive, the whole solution as dead; ceil(log2 T) prefixes of T steps."""
+    """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one:
+    OmegaPRM's binary search for the first prefix without a right completion."""
     alive = {i: 0 for i, s in enumerate(solutions) if s.outcome < 0.5}  # steps of an alive prefix
     dead = {i: len(solutions[i].steps) for i in alive}
     while unsure := [i for i in alive if dead[i] - alive[i] > 1]:
@@ -196,8 +194,7 @@ def label_file(
     path: Path, policy, solutions: list[Solution], golds: dict, cfg: Labels, seed: int, grade: Callable
 ) -> dict:
     """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the
-    counts. first_error leaves out and counts solutions without an outcome, such as cut ones, which may not be
-    wrong. A stopped call is resumed as in `draw_pool`."""
+    counts. first_error leaves out and counts solutions without an outcome. A stopped call is resumed."""
     is_search = cfg.label == "first_error"
     used = [s for s in solutions if s.outcome is not None or not is_search]
     origin = {"label_kind": cfg.kind, "completer": policy.name, "seed": seed}

@@ -1,8 +1,7 @@
 """Monte-Carlo tree search by mctx, whose loop is split so that each new node can call the policy and the
 verifier.
 
-Dimension key: P problems, K children of a node.
-"""
+Dimension key: P problems, K children of a node."""
 
 import collections
 import functools

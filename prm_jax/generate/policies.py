@@ -90,8 +90,7 @@ def thought_before(policy, problem: str) -> str:
 
 
 def with_thought(policy, prefix: Prefix, c: Continuation) -> Continuation:
-    """The continuation of a bare problem with the opening of its thought that the chat template wrote, as
-    models have it that write it themselves."""
+    """The continuation of a bare problem with the opening of the thought that the chat template wrote."""
     problem, steps = prefix
     thought = "" if steps else thought_before(policy, problem)
     if not thought or not c.text.strip():

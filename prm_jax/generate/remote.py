@@ -4,8 +4,7 @@ Commands take it as checkpoint=http://HOST:PORT; a server that asks for a key ge
 is one request, with a seed of its own, so that a stopped pool can be resumed. Prompts are sent as text, so
 the server's tokenizer may fuse what training keeps apart (`.` and a line end), as it does in texts that the
 model writes. A chat template is applied here, since a server's chat endpoint cannot continue a solution's
-first steps exactly. Ids are -1 and log-probabilities NaN where a server gives none.
-"""
+first steps exactly. Ids are -1 and log-probabilities NaN where a server gives none."""
 
 import concurrent.futures
 import dataclasses
@@ -27,16 +26,8 @@ from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.rows import writable
 from prm_jax.data.steps import step_sums
 from prm_jax.formats import Format, added_bos, numbered, opening, policy_format, turn_end
-from prm_jax.generate.policies import (
-    Sampling,
-    SamplingStats,
-    Served,
-    Server,
-    check_format,
-    prefix_numbers,
-    sample_keys,
-    with_thought,
-)
+from prm_jax.generate import policies
+from prm_jax.generate.policies import Sampling, SamplingStats, Served, Server, with_thought
 from prm_jax.launch.config import expect
 from prm_jax.launch.progress import progress
 from prm_jax.protocols import Continuation, Prefix
@@ -63,7 +54,7 @@ def sampling_fields(kind: str, s: Sampling) -> dict:
 @jax.jit
 def seeds(key, prefix_B, sample_B):
     """A seed of 31 bits for each sample, from the key with which our own policy draws it."""
-    return jax.vmap(jax.random.bits)(sample_keys(key, prefix_B, sample_B)) >> 1
+    return jax.vmap(jax.random.bits)(policies.sample_keys(key, prefix_B, sample_B)) >> 1
 
 
 def open_client(url: str, server: Server) -> openai.OpenAI:
@@ -89,7 +80,7 @@ class RemotePolicy:
     dtype = "unknown: the server's"
 
     def __post_init__(self):
-        check_format(self.format)
+        policies.check_format(self.format)
         is_text = self.format.name != "auto" and "{pad}" not in self.format.prefix + self.format.separator
         expect(is_text, "format", self.format.name, "a convention that is text, without a tokenizer")
         self.client = self.client or open_client(self.url, self.server)
@@ -117,8 +108,7 @@ class RemotePolicy:
         return Served(chosen, owner if owner in ("vllm", "sglang") else "other")
 
     def open_tokenizer(self):
-        """The tokenizer of the key server.tokenizer, else of the folder or hub name that the model is served
-        as; None of another name, or where no chat template is asked for."""
+        """The tokenizer of server.tokenizer, else of the model's name; None without a chat template."""
         name = self.server.tokenizer or self.model.name
         is_named = self.server.tokenizer or Path(name).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", name)
         if self.format.chat is False or not is_named:
@@ -144,12 +134,11 @@ class RemotePolicy:
         InputError where a request fails for good; then none is returned or counted."""
         start, size = time.perf_counter(), len(prefixes) * n
         prompts = [self.prompt(*prefix) for prefix in prefixes]
-        number_B = np.repeat(prefix_numbers(first, len(prefixes)), n)
+        number_B = np.repeat(policies.prefix_numbers(first, len(prefixes)), n)
         seed_B = np.asarray(seeds(key, number_B, np.tile(np.arange(n), len(prefixes)))).tolist()
         prompt_B = [prompt for prompt in prompts for _ in range(n)]
-        with concurrent.futures.ThreadPoolExecutor(
-            self.server.concurrency
-        ) as pool:  # an error cancels what waits
+        # An error cancels what waits.
+        with concurrent.futures.ThreadPoolExecutor(self.server.concurrency) as pool:
             drawn = pool.map(self.ask, prompt_B, seed_B, itertools.repeat(stop))
             samples = list(progress("requests", size, "sample", iterable=drawn, delay=10, leave=False))
         groups = []

@@ -33,16 +33,7 @@ from prm_jax.data.rows import append_rows, require_same
 from prm_jax.data.steps import step_sums
 from prm_jax.formats import Format, encode, opening, policy_format, turn_end
 from prm_jax.generate import policies
-from prm_jax.generate.policies import (
-    Sampling,
-    SamplingStats,
-    Served,
-    Server,
-    note_empty,
-    sample_keys,
-    show_prompt,
-    with_thought,
-)
+from prm_jax.generate.policies import Sampling, SamplingStats, Served, Server, with_thought
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, mesh, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
@@ -251,8 +242,7 @@ class Policy:
             yield group
 
     def bucket_rows(self, n: int, tokens: int) -> int:
-        """The power of two, at most batch_rows, that n rows of `tokens` tokens are padded to, so that a few
-        shapes serve all; below 512 tokens in total all sizes take as long."""
+        """The power of two, at most batch_rows, to which n rows of `tokens` tokens are padded: few shapes."""
         rows = max(1, min(32, 512 // tokens), 1 << (n - 1).bit_length())
         return min(self.batch_rows, -(-rows // mesh.row_shards()) * mesh.row_shards())
 
@@ -270,7 +260,8 @@ class Policy:
             B = self.bucket_rows(len(part), 1)
             prompt_B, prefix_B, sample_B = np.pad(part, ((0, B - len(part)), (0, 0)), mode="edge").T
             batch = {"prompt": prompt_B, "first": first_P[prompt_B], "is_real": np.arange(B) < len(part)}
-            batch["key"] = np.asarray(jax.random.key_data(sample_keys(key, number_P[prefix_B], sample_B)))
+            key_B = policies.sample_keys(key, number_P[prefix_B], sample_B)
+            batch["key"] = np.asarray(jax.random.key_data(key_B))
             batch = mesh.shard_batch(batch, B)
             batch["key"] = jax.random.wrap_key_data(batch["key"])
             yield from self.decode_rows(x_PD, cache, batch, len(part), L, stops, stage)
@@ -368,8 +359,7 @@ def draw_pool(
     path: Path, policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
 ) -> dict:
     """Appends one graded problem a line to `path`, n solutions each, with about.json beside it; returns the
-    counts. `problems`: with id, problem, answer, such as Question. A stopped call is resumed, and the file
-    becomes that of an undisturbed call byte for byte, since problems are drawn in fixed chunks."""
+    counts. A stopped call is resumed byte for byte, since problems are drawn in fixed chunks."""
     about = {"policy": policy.name, "weights": fingerprint(policy.model), "dtype": policy.dtype}
     about |= {"n": n, "seed": seed}
     about["format"] = dataclasses.asdict(policy.format)
@@ -396,7 +386,7 @@ def draw_pool(
     appended = append_rows(path, problems, size, check, draw_rows)
     with progress("sampling", total, "problem") as bar:
         counts = keep_rows(path, about, appended, count_line, dict.fromkeys(COUNTS, 0), bar)
-    note_empty(policy, counts["empty"], counts["candidates"])
+    policies.note_empty(policy, counts["empty"], counts["candidates"])
     return counts
 
 
@@ -429,10 +419,9 @@ class PolicyConfig(CommandConfig):
 def policy_at_work(cfg: PolicyConfig, problem: str):
     """The policy, on the mesh; prints how it reads the first problem, and at the end its cost."""
     with jax.set_mesh(mesh.make_mesh(cfg.mesh, cfg.batch_rows)):
-        policy = open_policy(
-            cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
-        )
-        show_prompt(policy, problem)
+        how = cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
+        policy = open_policy(cfg.checkpoint, cfg.which, *how)
+        policies.show_prompt(policy, problem)
         yield policy
     if policy.stats.tokens:
         print(policy.stats.summary())

@@ -6,8 +6,7 @@ says how a method searches and how it spends a budget; `search` repeats it until
 methods compare at equal cost. The finished solutions are a pool, from which the best score or a weighted vote
 chooses (rerank.py, votes.py).
 
-Dimension key: P problems.
-"""
+Dimension key: P problems."""
 
 import collections
 import dataclasses
@@ -143,8 +142,7 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
 
 
 def spend_rest(state: SearchState, method: str, budget: float, unit: float, options: Options):
-    """Searches the problems with more than a unit's estimated cost left again; the last tokens pay for one
-    whole solution each of the cheapest problems."""
+    """Searches problems with a unit's cost left again; the last tokens pay for one solution each."""
     P, spent = len(state.problems), 1.0
     while spent > 0:
         left = budget * P - state.tokens_P.sum()

@@ -1,7 +1,6 @@
 """The state of a search: nodes, each the first steps of a solution with a verifier's scores, and their cost.
 
-Dimension key: P problems, T steps.
-"""
+Dimension key: P problems, T steps."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -129,9 +128,8 @@ class SearchState:
         return [node for node in self.nodes[p] if node.finish_reason == "eos" and node.steps]
 
     def continues(self, p: int, samples: int = 0) -> bool:
-        """Whether to search the problem further: no solution has the probability `stop_at`, and budget is
-        left. It must pay for `samples` next steps and, where no solution is finished, for the end of one.
-        With `stop_at` all problems share one budget."""
+        """Whether the budget pays for `samples` next steps and, where no solution is finished, the end of
+        one; with `stop_at` whether no solution has that probability and all problems' budget is left."""
         if self.stop_at is not None:
             best = max(map(self.probability, self.finished(p)), default=0.0)
             return best < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)

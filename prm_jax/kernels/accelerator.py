@@ -5,8 +5,7 @@ visible pair. It agrees with an einsum in interpret mode (tests/test_attention.p
 gradients (tests/test_accelerator.py). Neither has run on a chip: `python -m prm_jax.bench what=accelerator`
 is for the first.
 
-Dimension key: B rows, L tokens (queries and keys), H query heads, G key/value heads, K head size.
-"""
+Dimension key: B rows, L tokens (queries and keys), H query heads, G key/value heads, K head size."""
 
 import jax
 import jax.numpy as jnp

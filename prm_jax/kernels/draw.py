@@ -1,8 +1,7 @@
 """Draws from many distributions over a vocabulary at once, and truncates them by top-k and top-p without a
 sort.
 
-Dimension key: B rows, V vocabulary; n blocks of b tokens.
-"""
+Dimension key: B rows, V vocabulary; n blocks of b tokens."""
 
 import math
 

@@ -2,8 +2,7 @@
 sorted by expert, so that each expert's matrix multiplies consecutive rows. On a mesh XLA gathers all devices'
 tokens to sort them; on CPU it multiplies every expert's matrix with every row.
 
-Dimension key: n tokens, E experts, j experts per token, m = n j pairs, D model, F features in or out.
-"""
+Dimension key: n tokens, E experts, j experts per token, m = n j pairs, D model, F features in or out."""
 
 import jax
 import jax.numpy as jnp

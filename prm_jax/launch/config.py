@@ -14,16 +14,14 @@ from omegaconf.errors import OmegaConfBaseException
 from prm_jax import InputError
 
 PACKAGE = Path(__file__).parents[1]
-# The folder of train.py, evaluate.py and conf/: the clone, or prm_jax/root where a wheel was installed
-# (pyproject.toml).
+# Of train.py, evaluate.py and conf/: the clone, or prm_jax/root of a wheel (pyproject.toml).
 ROOT = PACKAGE / "root" if (PACKAGE / "root").is_dir() else PACKAGE.parent
 CONF = ROOT / "conf"
 
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
-    """A `cls` from a config node or dict; InputError where a key is unknown, wrongly typed, or missing
-    without default. Nested dataclasses are parsed in turn. An int is accepted for a float; nothing else is
-    converted. Sections named in `elsewhere` are ignored, and those in `done` are used as they are."""
+    """A `cls` from a config node or dict; InputError where a key is unknown, wrongly typed or missing. An int
+    is a float, too. Sections in `elsewhere` are ignored, and those in `done` used as they are."""
     try:
         is_config = OmegaConf.is_config(node)
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_config else node
@@ -47,9 +45,8 @@ def has_default(field: dataclasses.Field) -> bool:
 
 
 def store_defaults(name: str, cls: type, group: str | None = None):
-    """Gives Hydra the defaults of a config dataclass, and of those in it, as the node `name`, which stands
-    first in the defaults list of its command: so a field with a default is a key without a line in YAML. Left
-    out are sections with many keys that are seldom set (`is_open`: +SECTION.KEY=VALUE)."""
+    """Gives Hydra the defaults of a config dataclass as the node `name`, which its command's list begins
+    with: so a field with a default is a key without a line in YAML. Left out are `is_open` sections."""
     ConfigStore.instance().store(name=name, node=_defaults(cls), group=group)
 
 
@@ -75,8 +72,7 @@ def one_of(names: typing.Collection[str]) -> Rule:
     return Rule(lambda x: x in names, ", ".join(names))
 
 
-# No count of ours comes near 10^8: more is a slip of the keyboard, with which a command would hang in
-# silence.
+# More is a slip of the keyboard, with which a command would hang in silence.
 Count = typing.Annotated[int, Rule(lambda n: 1 <= n <= 10**8, "1 to 10^8")]
 Natural = typing.Annotated[int, Rule(lambda n: n >= 0, "at least 0")]
 Seed = typing.Annotated[int, Rule(lambda n: 0 <= n < 2**32, "at least 0 and below 2^32")]

@@ -1,8 +1,7 @@
 """Makes the mesh of all devices and processes, and places models and batches on it by the rule of
 sharding.py.
 
-Without a mesh everything is on the first device.
-"""
+Without a mesh everything is on the first device."""
 
 import dataclasses
 import functools
@@ -27,8 +26,7 @@ class MeshConfig:  # conf/train.yaml says what each key means
 
 
 def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
-    """A mesh of `devices`, by default all of all processes, for batches of `rows` rows. One process takes as
-    many of its CPU's devices as are asked for, or divide the rows."""
+    """A mesh of `devices` (None: all) for batches of `rows` rows; on CPU of as many as divide them."""
     devices = jax.devices() if devices is None else devices
     inner = cfg.fsdp * cfg.tensor
     data = cfg.data or len(devices) // inner

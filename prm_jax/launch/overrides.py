@@ -37,9 +37,7 @@ def refusal(error: Exception, config_name: str, words: Sequence[str]) -> str:
     for end in (" Config search path:", " See https://hydra.cc"):
         text = text.partition(end)[0]
     if isinstance(error, OverrideParseException):
-        return (
-            f"{error.override}: is not KEY=VALUE; a value with spaces or brackets needs quotes, 'KEY=[a, b]'"
-        )
+        return f"{error.override}: is not KEY=VALUE; spaces or brackets need quotes, 'KEY=[a, b]'"
     if several := re.match(r"Ambiguous value for argument '(.+?)=(.+)' 1\. ", text):
         key, values = several.groups()
         return f"{key}: got {values}; a sweep needs -m, a list brackets: '{key}=[{values}]'"

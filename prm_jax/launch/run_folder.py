@@ -93,8 +93,8 @@ def claim_folder(folder: Path, cfg: DictConfig, resumes: bool = False):
 
 @contextlib.contextmanager
 def described_file(path: Path, about: dict):
-    """Writes about.json beside a file of rows: `about` at once, then the yielded Counter, the seconds and the
-    versions. The file may be left by a stopped call; InputError where that had another `about`."""
+    """Writes about.json beside a file of rows: `about`, at the end counts and versions. A file that a stopped
+    call left must have the same `about`."""
     start, counts, beside = time.perf_counter(), collections.Counter(), path.with_name("about.json")
     hosts.share_file(path)
     hosts.share_file(beside)
@@ -113,9 +113,7 @@ def newest_run() -> Path:
     summaries = sorted(Path("runs").glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
     finished = [path.parent for path in summaries if read_json(path).get("objective") not in (None, "lm")]
     if not finished:
-        raise InputError(
-            f"checkpoint: no finished run under {Path('runs').resolve()}; name one, or train first"
-        )
+        raise InputError(f"checkpoint: no finished run in {Path('runs').resolve()}; name one or train first")
     return finished[-1].resolve()
 
 

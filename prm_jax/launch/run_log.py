@@ -17,8 +17,7 @@ from prm_jax.launch.run_folder import run_config
 
 
 class MetricsLog:
-    """metrics.jsonl with one JSON object per logged step, without the lines after step `first`, from which a
-    run resumes; the same numbers go to W&B where it is asked for."""
+    """metrics.jsonl, an object a logged step, without the lines after step `first`; W&B, too, if asked."""
 
     def __init__(self, run: Path, first: int, wandb: str | None = None):
         self.wandb = None
@@ -47,9 +46,8 @@ class MetricsLog:
 
 
 class StepReader:
-    """Reads the numbers of a step while the device computes the next one, so that the device never waits.
-    `position(step)` adds what the caller knows, such as the learning rate; `before` are the seconds of
-    earlier sessions."""
+    """Reads the numbers of a step while the device computes the next one. `position(step)` adds what the
+    caller knows, such as the learning rate; `before` are the seconds of earlier sessions."""
 
     def __init__(self, log: MetricsLog, bar: tqdm, every: int, before: float, position: Callable):
         self.log, self.bar, self.every, self.position = log, bar, every, position

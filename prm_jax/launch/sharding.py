@@ -22,12 +22,9 @@ def platform() -> str:
 
 def spec(mesh_axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> P:
     """The PartitionSpec of an array whose last axes `mesh_axes` split, on a mesh of these sizes. Not split
-    are axes that the mesh does not divide evenly, and those of experts and stacked layers, which a loop takes
-    one by one."""
-    axes = [None] * (len(shape) - len(mesh_axes)) + list(mesh_axes)
-    axes = [
-        a if sizes.get(a, 1) > 1 and n % sizes[a] == 0 else None for a, n in zip(axes, shape, strict=True)
-    ]
+    are axes that the mesh does not divide, and those of experts and stacked layers."""
+    pairs = zip([None] * (len(shape) - len(mesh_axes)) + list(mesh_axes), shape, strict=True)
+    axes = [a if sizes.get(a, 1) > 1 and n % sizes[a] == 0 else None for a, n in pairs]
     # No trailing None, as jax itself writes it; otherwise the outputs of a step would not match its inputs.
     while axes and axes[-1] is None:
         axes.pop()
@@ -58,9 +55,8 @@ def shard_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
     if jax.sharding.get_abstract_mesh().size <= 1:
         return attend(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
     heads, rows = P(ROWS, None, "tensor"), P(ROWS)
-    split = jax.shard_map(
-        attend, in_specs=(heads,) * 3 + (rows,) * len(rest_BL), out_specs=heads, check_vma=False
-    )
+    places = (heads,) * 3 + (rows,) * len(rest_BL)
+    split = jax.shard_map(attend, in_specs=places, out_specs=heads, check_vma=False)
     return split(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
 
 

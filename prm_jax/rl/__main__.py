@@ -7,8 +7,7 @@ Read `Trainer` from top to bottom. The roll-outs of a step depend only on the we
 step), and of `steps` where select=mixed draws again; so a resumed run repeats the undisturbed one bit for
 bit.
 
-Dimension key: N roll-outs of a step, T steps, L tokens.
-"""
+Dimension key: N roll-outs of a step, T steps, L tokens."""
 
 import contextlib
 import dataclasses
@@ -227,8 +226,7 @@ class Trainer:
         return {}
 
     def roll_out(self, step: int) -> list[Rollout]:
-        """The roll-outs of a step. Where select=mixed drops groups, up to `resample` further batches of
-        problems follow, until it keeps as many groups as it had problems (DAPO)."""
+        """The roll-outs of a step; up to `resample` batches more until enough groups are kept (DAPO)."""
         cfg, train = self.cfg, self.problems.train
         rollouts = []
         for more in range(cfg.resample + 1):

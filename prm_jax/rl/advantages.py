@@ -21,8 +21,7 @@ more.
 To add one, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig
 with a default.
 
-Dimension key: N responses, T steps, L tokens, G groups.
-"""
+Dimension key: N responses, T steps, L tokens, G groups."""
 
 import collections
 import dataclasses

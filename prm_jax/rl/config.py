@@ -62,6 +62,5 @@ class RLConfig(EstimatorConfig, CommandConfig):
         expect(is_whole, "sampling", str(self.sampling), "temperature 1 and all tokens")
         has_group = self.n > 1 or not self.estimator.needs_group
         expect(has_group, "n", self.n, f"at least 2, which advantage={self.advantage} compares")
-        expect(self.select == "mixed" or not self.resample, "resample", self.resample, "0, or select=mixed")
         is_pair = (self.input is None) == (self.held_out is None)
         expect(is_pair, "held_out", self.held_out, "a file beside input, and only beside it")

@@ -50,8 +50,7 @@ def restated_share(rollouts: Sequence[Rollout], verdicts: list[list[str]] | None
 
 
 def write_samples(path: Path, step: int, rollouts: Sequence[Rollout], reward: Reward):
-    """Appends an evaluation's roll-outs to samples.jsonl. A step's reward is the weighted sum of its sources,
-    `p_good` the PRM's probability (also of one that is only watched), a verdict the exact checker's."""
+    """Appends an evaluation's roll-outs to samples.jsonl, with rewards and what PRM and checker say."""
     scores, rows = reward.scores, []
     for i, r in enumerate(rollouts):
         row = {

@@ -4,8 +4,7 @@ A source is f(rollouts, scores) -> a row of step rewards for each roll-out, whic
 number for each roll-out, outcome_N; arrays or lists. A user's own is a function f(rollouts) with the same
 results, named by `reward.own_function=FILE.py:FUNCTION` with the weight `reward.own`.
 
-Dimension key: N roll-outs, T steps, L tokens.
-"""
+Dimension key: N roll-outs, T steps, L tokens."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

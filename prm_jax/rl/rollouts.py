@@ -2,8 +2,7 @@
 
 The policy learns from the ids that it sampled; no text is tokenised again.
 
-Dimension key: A micro-batches, B rows, L tokens, N responses, T steps.
-"""
+Dimension key: A micro-batches, B rows, L tokens, N responses, T steps."""
 
 import dataclasses
 from collections.abc import Sequence

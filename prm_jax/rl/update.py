@@ -1,8 +1,7 @@
 """One update of a policy: the clipped objective over the sampled tokens, and the KL divergence from a
 reference.
 
-Dimension key: A micro-batches, B rows, L tokens, V vocabulary.
-"""
+Dimension key: A micro-batches, B rows, L tokens, V vocabulary."""
 
 import dataclasses
 import functools
@@ -51,9 +50,8 @@ def kl(log_ratio, estimator: str):
 
 
 def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray:
-    """The weight of each token in the loss, weight_NL. response: mean over responses of the mean over their
-    tokens (GRPO); token: mean over all tokens (DAPO); constant: sum over all tokens / (responses x
-    max_tokens) (Dr. GRPO)."""
+    """The weight of each token in the loss. response: mean over responses of the mean over tokens (GRPO);
+    token: mean over all (DAPO); constant: sum / (responses x max_tokens) (Dr. GRPO)."""
     N, n_N = len(mask_NL), mask_NL.sum(1, keepdims=True)
     size = {"response": N * n_N, "token": mask_NL.sum(), "constant": N * max_tokens}[norm]
     return np.where(mask_NL, 1 / np.maximum(size, 1), 0.0)
@@ -62,17 +60,11 @@ def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray
 def loss_inputs(layout, weight_NL, advantage_NL, old_NL, reference_NL, mask_NL) -> dict[str, np.ndarray]:
     """The inputs of `policy_loss` besides the ids, {name: x_ABL} at the places of a rollouts.Layout."""
     gain_NL = weight_NL * advantage_NL
-    sums = {
-        "up": np.maximum(gain_NL, 0),
-        "down": np.minimum(gain_NL, 0),
-        "weight": weight_NL,
-        "count": mask_NL,
-    }
+    sums = {"up": np.maximum(gain_NL, 0), "down": np.minimum(gain_NL, 0)}
+    sums |= {"weight": weight_NL, "count": mask_NL}
     sums = {name: layout.scatter(x_NL) for name, x_NL in sums.items()}
-    means = {
-        "old": old_NL * mask_NL,
-        "reference": reference_NL * mask_NL,
-    }  # over the responses that share a token
+    # Over the responses that share a token.
+    means = {"old": old_NL * mask_NL, "reference": reference_NL * mask_NL}
     return sums | {name: layout.scatter(x_NL) / np.maximum(sums["count"], 1) for name, x_NL in means.items()}
 
 
@@ -129,9 +121,8 @@ def policy_loss(model: PRM, batch, cfg: UpdateConfig):
     ratio_BL = of_sequence(change_BL, batch["start"], is_written_BL) if cfg.surrogate == "gspo" else change_BL
     loss_BL, clipped_mass_BL = surrogate(ratio_BL, batch["up"], batch["down"], cfg)
     if cfg.has_kl_loss:
-        loss_BL += (
-            cfg.kl * batch["weight"] * kl(is_written_BL * (logp_BL - batch["reference"]), cfg.kl_estimator)
-        )
+        away_BL = is_written_BL * (logp_BL - batch["reference"])
+        loss_BL += cfg.kl * batch["weight"] * kl(away_BL, cfg.kl_estimator)
     sums = {"n_tokens": count_BL.sum(), "kl_change": (count_BL * kl(change_BL, "k3")).sum()}
     sums |= {"clipped_mass": clipped_mass_BL.sum(), "total_mass": (batch["up"] - batch["down"]).sum()}
     return loss_BL.sum(), sums
