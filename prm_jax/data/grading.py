@@ -82,6 +82,10 @@ class Checker:
         """The pools.Problem as `judge` grades it, if it has an answer."""
         return problem if problem.answer is None else self.judge(problem)[0]
 
+    def close(self):
+        """Forgets the verdicts of Math-Verify, which are kept for as long as the checker."""
+        self.known.clear()
+
     def group(self, answers: Sequence[str | None]) -> list[int]:
         """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first
         group whose first member, as gold, equals it: `number` and `math` are not transitive."""
