@@ -1,15 +1,15 @@
-"""A script that attacks a verifier by one edit a solution ("Reward Under Attack", arXiv 2603.06621), or by a
-few tokens.
+"""A script that attacks a verifier by one edit a solution ("Reward Under Attack", arXiv 2603.06621).
 
-    python -m examples.attack --checkpoint RUN                        # edits, on the embedded task
-    python -m examples.attack --checkpoint RUN --tokens 50            # tokens, on 50 of its wrong solutions
+    python -m examples.attack --checkpoint RUN                        # on the embedded task
     python -m examples.attack --checkpoint RUN --input rows.jsonl     # labelled solutions of any text
     python -m examples.attack --harden FOLDER                         # rows to train on, edits among them
 
 An unsound solution is handed in as the version that the verifier likes best, of those that the embedded
 task's checker still calls unsound; a sound one as the version that is still sound and liked least. No checker
-judges edited texts of a file: wrong is assumed to stay wrong, right to stay right. Dimension key: N
-solutions, V vocabulary, k versions of a round, n tokens."""
+judges edited texts of a file: wrong is assumed to stay wrong, right to stay right.
+
+Dimension key: N solutions
+"""
 
 import argparse
 import functools
@@ -30,15 +30,10 @@ from prm_jax.api import Verifier
 from prm_jax.data import sources
 from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import TaskData, data_config, load_splits
-from prm_jax.formats import encode
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import CONF
 from prm_jax.rerank import solution_scores
 from prm_jax.solutions import native_row, relabel_after_error
-
-TOKENS = 4  # that are added
-ROUNDS = 20  # replacements, of one token each
-DRAWN = 64  # replacements that a round scores
 
 Steps = tuple[str, ...]
 Row = tuple[str, Steps]  # a problem and a solution of it
@@ -194,66 +189,10 @@ def measure(before_N, after_N, is_sound_N) -> dict[str, float]:
     return {"auroc": float(auroc), "unsound_accepted": float(accepted), "sound_refused": float(refused)}
 
 
-def search_tokens(verifier: Verifier, row: Row, task, rng) -> tuple[float, float, Steps]:
-    """(P before, P of the best version that the task's checker, if there is one, still calls wrong, that
-    version): the line that the verifier likes least ends in TOKENS more, of which each round replaces one."""
-    problem, steps = row
-    scorer = verifier.scorer
-    decode = functools.partial(scorer.tokenizer.decode, clean_up_tokenization_spaces=False)
-    usual = set(range(len(scorer.tokenizer))) - set(scorer.tokenizer.all_special_ids)
-    plain_V = np.array(
-        [v for v in sorted(usual) if decode([v]).isprintable() and "\ufffd" not in decode([v])]
-    )
-    line = len(steps) - 1 - int(np.argmin(verifier.log_odds(problem, steps)[::-1]))  # of equal ones the last
-
-    def extend(ids_n: np.ndarray) -> Steps:
-        return (*steps[:line], steps[line] + decode(ids_n.tolist()), *steps[line + 1 :])
-
-    def is_kept(version: Steps) -> bool:
-        try:
-            encode(scorer.format, scorer.tokenizer, [(problem, version)])
-        except InputError:  # it holds the format's own marks
-            return False
-        return task is None or not is_sound(task, problem, version)
-
-    def log_scores(versions: list[Steps]) -> np.ndarray:
-        log_odds = verifier.log_odds([problem] * len(versions), versions)
-        return np.asarray(solution_scores(log_odds, verifier.aggregator), np.float64)
-
-    before = log_scores([steps])[0]
-    now_n, here = rng.choice(plain_V, TOKENS), -np.inf  # where the search stands, and its log score
-    for _ in range(ROUNDS):
-        kept = {}  # of all replacements of one token, in random order, the first that may be handed in
-        for i in rng.permutation(TOKENS * len(plain_V)):
-            ids_n = now_n.copy()
-            ids_n[i % TOKENS] = plain_V[i // TOKENS]
-            if len(kept) < DRAWN and is_kept(extend(ids_n)):
-                kept[extend(ids_n)] = ids_n
-        score_k = log_scores(list(kept)) if kept else np.array([-np.inf])
-        if score_k.max() > here:
-            here = score_k.max()
-            now_n = list(kept.values())[score_k.argmax()]
-    found = extend(now_n) if here > before else steps
-    return float(np.exp(before)), float(np.exp(max(before, here))), found
-
-
-def report_tokens(verifier: Verifier, solutions: Solutions, n: int, seed: int):
-    """Prints what tokens make of at most n wrong solutions."""
-    wrong = [solutions.rows[i] for i in np.flatnonzero(~solutions.is_sound_N)[:n]]
-    rng, p_N2 = np.random.default_rng(seed), []
-    for row in wrong:
-        before, after, found = search_tokens(verifier, row, solutions.task, rng)
-        p_N2.append((before, after))
-        print(f"{before:.3f} -> {after:.3f}  {' | '.join(found)}")
-    for name, p_N in zip(("before", "after"), np.transpose(p_N2), strict=True):
-        print(f"{name:<8}mean P {p_N.mean():.3f}, above .5: {(p_N > 0.5).mean():.3f}")
-
-
 def main():
-    parser = argparse.ArgumentParser(description="Attack a verifier by edits or tokens.")
+    parser = argparse.ArgumentParser(description="Attack a verifier by one edit a solution.")
     parser.add_argument("--checkpoint", help="as in evaluate.py; the newest finished run if it is left out")
     parser.add_argument("--input", help="a file of labelled solutions or a graded pool")
-    parser.add_argument("--tokens", type=int, help="attack this many wrong solutions by tokens, not edits")
     parser.add_argument("--harden", type=Path, help="only write training rows with edits into this folder")
     parser.add_argument("--share", type=float, default=0.5, help="of solutions that --harden edits")
     parser.add_argument("--seed", type=int, default=0)
@@ -263,8 +202,6 @@ def main():
         return harden(args.harden, load_chain(), args.share, args.seed)
     verifier = prm_jax.load(args.checkpoint, aggregator="prod")
     solutions = read_file(args.input, 1000, args.seed) if args.input else sample_task(1000, args.seed)
-    if args.tokens:
-        return report_tokens(verifier, solutions, args.tokens, args.seed)
     results = attack(verifier, solutions, TEXT_EDITS if args.input else EDITS)
     Path(args.output).write_text(json.dumps(results, indent=1))
     print(f"{results['solutions']} solutions, judged by {results['verifier']}")

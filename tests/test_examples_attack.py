@@ -3,9 +3,7 @@
 import sys
 
 import numpy as np
-import pytest
 
-import prm_jax
 from examples import attack
 from prm_jax import tasks
 from prm_jax.api import Verifier
@@ -73,37 +71,13 @@ def test_the_worst_edit_is_that_of_brute_force():
     assert results["edits"]["worst"]["unsound_accepted"] == np.mean(np.array(longest) > 3.5)
 
 
-def test_one_round_of_all_tokens_finds_the_best_one(monkeypatch):
-    """Brute force over texts: each plain token of the vocabulary in the one place of the suffix."""
-    for name, value in {"TOKENS": 1, "ROUNDS": 1, "DRAWN": 1000}.items():
-        monkeypatch.setattr(attack, name, value)
-    verifier = prm_jax.load("embedded_prm", aggregator="prod")
-    problem, steps = "4 +5 *3 mod7?", ("4+5=3", "3*3=2")
-    p_T = verifier.score(problem, steps)
-    t, tokenizer = int(np.argmin(p_T)), verifier.scorer.tokenizer
-    texts = [tokenizer.decode([v]) for v in set(range(len(tokenizer))) - set(tokenizer.all_special_ids)]
-    new = [(*steps[:t], steps[t] + text, *steps[t + 1 :]) for text in texts if text.isprintable()]
-    wrong = [x for x in new if not attack.is_sound(tasks.CHAIN, problem, x)]
-    best = max(p.prod() for p in verifier.score([problem] * len(wrong), wrong))
-    before, after, found = attack.search_tokens(
-        verifier, (problem, steps), tasks.CHAIN, np.random.default_rng(0)
-    )
-    assert before == pytest.approx(p_T.prod(), rel=1e-4) and after == pytest.approx(
-        max(best, before), rel=1e-4
-    )
-    assert verifier.score(problem, found).prod() == pytest.approx(after, rel=1e-4)
-
-
-def test_the_commands_print_their_tables(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_its_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = [
         '{"problem": "2+2?", "steps": ["2+2=4"], "labels": [1]}',
         '{"problem": "2+3?", "steps": ["2+3=4"], "labels": [0]}',
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    monkeypatch.setattr(attack, "ROUNDS", 1)
-    for more in ([], ["--tokens", "1"]):
-        monkeypatch.setattr(sys, "argv", ["", "--checkpoint", "embedded_prm", "--input", "rows.jsonl", *more])
-        attack.main()
-    out = capsys.readouterr().out
-    assert "unsound_accepted" in out and "after   mean P" in out and (tmp_path / "attack.json").exists()
+    monkeypatch.setattr(sys, "argv", ["", "--checkpoint", "embedded_prm", "--input", "rows.jsonl"])
+    attack.main()
+    assert "unsound_accepted" in capsys.readouterr().out and (tmp_path / "attack.json").exists()

@@ -2,23 +2,17 @@
 
 NAME is a file beside this one; README.md says what each asks and what was expected.
 
-    python -m examples.papers.run NAME --redraw      draws the tables of docs/gallery; runs nothing
-    python -m examples.papers.run NAME --explain     prints the commands
-    python -m examples.papers.run NAME --jobs 2      runs them, two at a time; makes table and picture
-    python -m examples.papers.run NAME --seeds 0 1   the same with these seeds alone
+    python -m examples.papers.run NAME             runs the commands that are not done; makes table and picture
+    python -m examples.papers.run NAME --redraw    draws the tables of docs/gallery; runs nothing
 
 A line of `stages` is a command without `python`, run for each combination of the sweep keys. In it {seed} is
 a value of the sweep key `seed`; {prm} is the folder of the line `prm` at the same combination; in brackets,
 [{prm}], all of its folders that agree in the keys that the line names; {data} is PRM_JAX_DATA. A Hydra
-command gets its folder as hydra.run.dir, another one where it says {out}.
-
-A folder has the name of a hash of its command, so that figures share what they have in common, and what is
-done is not run again: after a change of code or conf/ take another --folder.
+command gets its folder as hydra.run.dir, another one where it says {out}. A folder has the name of a hash of
+its command, so that figures share what they have in common; after a change of code take another --folder.
 """
 
 import argparse
-import concurrent.futures
-import dataclasses
 import hashlib
 import importlib
 import itertools
@@ -28,20 +22,41 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from examples.papers.table import Figure, differences, read_table, statements
-from prm_jax.figures.style import GREY, save
+import numpy as np
+import pandas as pd
+
+from prm_jax.figures.style import band, line_style, over_seeds, panels, plain, save
+from prm_jax.stats import sign_flip_test
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "docs/gallery"
 DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
-NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"run", "table"})
-SPREAD = "Thin, small: runs; bold, large: their mean; intervals: 95 % t of eight runs, else the range."
+NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"run"})
 
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
+class Difference(NamedTuple):
+    """A declared difference a - b of two series of a panel (b's may be another), at x or where they end."""
+
+    panel: str
+    a: str
+    b: str
+    x: float | None = None
+    b_panel: str | None = None
+
+
+class Figure(NamedTuple):
+    stages: dict[str, str]  # {line: its command}, each behind the lines that it names
+    gather: Callable  # {line: its stages} to a Table
+    draw: Callable  # a table, as read, to a matplotlib figure
+    compare: Sequence[Difference] = ()  # the primary difference first
+    sweep: dict[str, dict | Sequence] = {"seed": range(8)}
+
+
+class Stage(NamedTuple):
     """A line of a figure at one combination of its sweep keys."""
 
     sweep: dict[str, object]  # the values that its command depends on
@@ -57,14 +72,33 @@ class Stage:
         return Path(verifier.rsplit(" step ", 1)[0]).name == self.folder.name
 
 
+class Table(list):
+    """Rows (panel, series, x) with the mean over runs, its interval, and the value of each run."""
+
+    def number(self, panel: str, series: str, value_S, x: float | None = None, ends: Sequence[float] = ()):
+        """Adds a row. ends: of an interval that is not one over the runs."""
+        mean, *of_runs = over_seeds(value_S)
+        low, high = ends or of_runs
+        row = {"panel": panel, "series": series, "x": x, "y": mean, "low": low, "high": high}
+        self.append(row | {"values": " ".join(f"{value:.6g}" for value in value_S)})
+
+    def curve(self, panel: str, series: str, x_X, value_SX):
+        for x, value_S in zip(x_X, np.transpose(value_SX), strict=True):
+            self.number(panel, series, value_S, x)
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """The rows of a file; `values` are an array of the runs."""
+    return pd.read_csv(path, converters={"values": lambda text: np.array(text.split(), float)})
+
+
 def make_stages(figure: Figure, root: Path) -> dict[str, list[Stage]]:
     """{line: its stages}, each folder once."""
     made = {}
     for line, text in figure.stages.items():
         stages = {}
         for values in itertools.product(*figure.sweep.values()):
-            sweep = dict(zip(figure.sweep, values, strict=True))
-            stage = make_stage(figure, text, sweep, made, root)
+            stage = make_stage(figure, text, dict(zip(figure.sweep, values, strict=True)), made, root)
             stages.setdefault(stage.folder, stage)
         made[line] = list(stages.values())
     return made
@@ -84,9 +118,7 @@ def make_stage(figure: Figure, text: str, sweep: dict, made: dict[str, list[Stag
         used = [x for x in made[line] if all(agreed.get(key, y) == y for key, y in x.sweep.items())]
         text = text.replace(f"{{{line}}}", ",".join(str(x.folder) for x in used))
         own |= {} if gathers else used[0].sweep
-    digest = hashlib.sha256(text.replace(f"{root}{os.sep}", "").encode()).hexdigest()[:8]
-    command = Path(text.removeprefix("-m ").split()[0].removesuffix(".py")).name.split(".")[-1]
-    folder = root / f"{command}-{digest}"
+    folder = root / hashlib.sha256(text.replace(f"{root}{os.sep}", "").encode()).hexdigest()[:12]
     return Stage(own, shlex.split(text.replace("{out}", str(folder)).replace("{data}", str(DATA))), folder)
 
 
@@ -94,47 +126,62 @@ def run_stage(stage: Stage):
     """Runs its command where that is not done; a failure ends it all."""
     if (stage.folder / "DONE").exists():
         return
+    print(f"stage       {stage.folder.name}: {shlex.join(stage.words)}", flush=True)
     shutil.rmtree(stage.folder, ignore_errors=True)
     stage.folder.mkdir(parents=True)
-    log = stage.folder / "log.txt"
-    command = [sys.executable, *stage.words]
-    with open(log, "w") as out:
-        code = subprocess.run(command, cwd=ROOT, stdout=out, stderr=out, check=False).returncode
-    if code:
-        sys.exit(f"error: {stage.folder.name}: exit {code}; see {log}")
+    if code := subprocess.run([sys.executable, *stage.words], cwd=ROOT, check=False).returncode:
+        sys.exit(f"error: {stage.folder}: exit {code}")
     (stage.folder / "DONE").touch()
-    print(f"made        {stage.folder}", flush=True)
+
+
+def differences(table: pd.DataFrame, declared: Sequence[Difference]) -> dict[Difference, np.ndarray]:
+    """The declared differences of the table in each run."""
+
+    def values(panel: str, series: str, x: float | None) -> np.ndarray:
+        rows = table[(table.panel == panel) & (table.series == series)]
+        return (rows if x is None else rows[rows.x == x])["values"].iloc[-1]
+
+    return {d: values(d.panel, d.a, d.x) - values(d.b_panel or d.panel, d.b, d.x) for d in declared}
+
+
+def statements(found: dict[Difference, np.ndarray]) -> list[str]:
+    """A line for each difference: its mean over runs paired by seed, its interval, an exact sign-flip test.
+    The first one is primary; Holm's correction (1979) is over the others."""
+    lines = []
+    p_m = np.array([sign_flip_test(difference_S)[0] for difference_S in found.values()])
+    order = 1 + np.argsort(p_m[1:], kind="stable")
+    holm_m = p_m.copy()  # the i-th smallest, from 0, times m - i, and no smaller than the one before
+    holm_m[order] = np.maximum.accumulate(p_m[order] * np.arange(len(order), 0, -1)).clip(max=1)
+    for i, (item, difference_S) in enumerate(found.items()):
+        mean, low, high = over_seeds(difference_S)
+        place = item.panel + ("" if item.x is None else f" at {item.x:g}")
+        other = f" ({item.b_panel})" if item.b_panel else ""
+        kind, test = ("secondary", f", by Holm {holm_m[i]:.3f}") if i else ("primary", "")
+        number = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}], p {p_m[i]:.3f}{test} ({len(difference_S)} runs)"
+        lines.append(f"{kind}: {place}: {item.a} - {item.b}{other}: {number}")
+    return lines
 
 
 def main(words: list[str] | None = None):
     parser = argparse.ArgumentParser(description="Makes a paper's figure.")
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--redraw", action="store_true", help="draw the stored table, run nothing")
-    parser.add_argument("--explain", action="store_true", help="print the commands, run nothing")
-    parser.add_argument("--jobs", type=int, default=1, help="commands at a time")
-    parser.add_argument("--seeds", type=int, nargs="+", help="in place of the figure's own")
     parser.add_argument("--folder", type=Path, default=Path("runs/papers"))
     args = parser.parse_args(words)
     for name, figure in importlib.import_module(f"examples.papers.{args.name}").FIGURES.items():
-        if args.seeds and "seed" in figure.sweep:
-            figure = dataclasses.replace(figure, sweep=figure.sweep | {"seed": args.seeds})
-        lines = make_stages(figure, args.folder.resolve() / "stages")
-        if args.explain:
-            print(*(shlex.join(stage.words) for stage in itertools.chain(*lines.values())), sep="\n")
-            continue
-        path = args.folder / name / f"{name}.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = args.folder.resolve() / name
+        folder.mkdir(parents=True, exist_ok=True)
+        table = STORED / f"{name}.csv"
         if not args.redraw:
-            with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-                for stages in lines.values():  # the next line may need this one's folders
-                    list(pool.map(run_stage, stages))
-            figure.gather(lines).write(path, figure.compare)
-        table = read_table(STORED / path.name if args.redraw else path)
+            lines = make_stages(figure, args.folder.resolve() / "stages")
+            for stage in itertools.chain(*lines.values()):
+                run_stage(stage)
+            table = folder / f"{name}.csv"
+            pd.DataFrame(figure.gather(lines)).to_csv(table, index=False, float_format="%.6g")
+        table = read_table(table)
         for line in statements(differences(table, figure.compare)):
             print(f"says        {line}")
-        drawn = figure.draw(table)
-        drawn.text(0, -0.02, SPREAD, fontsize=7, color=GREY, va="top")
-        print(f"figure      {save(drawn, path.with_suffix('.png'))}")
+        print(f"figure      {save(figure.draw(table), folder / f'{name}.png')}")
 
 
 if __name__ == "__main__":
