@@ -1,9 +1,8 @@
 """Figures of papers: stored tables are redrawn, differences are what they were, commands compose and run."""
 
-import csv
 import importlib
 import sys
-from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import hydra
@@ -11,7 +10,7 @@ import pytest
 
 import evaluate
 from examples.papers import run
-from examples.papers.table import Difference, Figure, Table, curves, differences, read_table, statements
+from examples.papers.run import Difference, Figure, Table, differences, draw_panels, read_table, statements
 from prm_jax.launch.config import CONF, store_defaults
 
 FIGURES = {
@@ -60,12 +59,13 @@ def test_holm_is_over_the_secondary_differences():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", run.NAMES)
-def test_a_stored_table_is_redrawn_by_one_command(name, tmp_path, capsys):
-    run.main([name, "--redraw", "--folder", str(tmp_path)])
+def test_a_stored_table_is_redrawn_by_one_command(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run.main([name, "--redraw"])
     own = importlib.import_module(f"examples.papers.{name}").FIGURES
     assert capsys.readouterr().out.count("says        primary: ") == len(own.keys() & PRIMARY.keys())
     for figure in own:
-        assert (tmp_path / figure / f"{figure}.png").stat().st_size > 5_000
+        assert (tmp_path / "runs/papers" / f"{figure}.png").stat().st_size > 5_000
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -73,7 +73,7 @@ def test_commands_compose(name, tmp_path):
     """Each line, for one seed: its keys are keys of the command."""
     for module in ("train", *(f"prm_jax.{name}" for name in ("labeling", "rl.__main__"))):
         importlib.import_module(module)  # stores the defaults of its keys
-    one_seed = replace(FIGURES[name], sweep={"seed": [0]} | FIGURES[name].sweep | {"seed": [0]})
+    one_seed = FIGURES[name]._replace(sweep={"seed": [0]} | FIGURES[name].sweep | {"seed": [0]})
     for stages in run.make_stages(one_seed, tmp_path).values():
         for stage in stages:
             words = [word for word in stage.words if not word.startswith("hydra.") and word != "-m"]
@@ -115,35 +115,31 @@ def figure(tmp_path, monkeypatch):
         "pool": f"{tmp_path}/fake.py {{out}} a {{seed}} [{{prm}}]",
         "each": f"{tmp_path}/fake.py {{out}} a 0 {{prm}}",
     }
-    sweep = {"kind": {"a": "a", "b": "b"}, "seed": range(8)}
-    made = Figure(stages, gather, curves(["y"], "x"), [Difference("x", "b", "a")], sweep)
+    sweep = {"kind": {"a": "a", "b": "b"}, "seed": range(3)}
+    draw = partial(draw_panels, names=["y"], xlabel="x")
+    made = Figure(stages, gather, draw, [Difference("x", "b", "a")], sweep)
     monkeypatch.setitem(sys.modules, "examples.papers.best_of_n", SimpleNamespace(FIGURES={"tiny": made}))
+    monkeypatch.chdir(tmp_path)
     return made
 
 
 def test_stages_are_run_once_in_order_and_know_each_others_folders(figure, tmp_path, capsys):
-    words = ["best_of_n", "--folder", str(tmp_path / "out"), "--jobs", "2", "--seeds", "0", "1", "2"]
-    run.main(words)
-    assert capsys.readouterr().out.count("made        ") == 15
-    lines = run.make_stages(
-        replace(figure, sweep=figure.sweep | {"seed": [0, 1, 2]}), tmp_path / "out/stages"
-    )
+    run.main(["best_of_n"])
+    out = capsys.readouterr().out
+    assert out.count("stage       ") == 15 and "says        primary: x: b - a: +1.000" in out
+    lines = run.make_stages(figure, tmp_path / "runs/papers/stages")
     assert [len(lines[line]) for line in ("prm", "pool", "each")] == [6, 3, 6]
     of_seed_1 = [str(stage.folder) for stage in lines["prm"] if stage.sweep["seed"] == 1]
     assert lines["pool"][1].results()["of"] == [f"[{','.join(of_seed_1)}]"]
     assert lines["each"][1].results()["of"] == [str(lines["prm"][1].folder)]
-    rows = list(csv.DictReader((tmp_path / "out/tiny/tiny.csv").open()))
-    assert rows[-1]["panel"] == "difference of x" and rows[-1]["values"] == "1 1 1"
-    run.main(words)
-    assert "made" not in capsys.readouterr().out
-    run.main([*words[:-4], "--explain"])
-    assert capsys.readouterr().out.count("/fake.py ") == 40
+    run.main(["best_of_n"])
+    assert "stage  " not in capsys.readouterr().out
 
 
 def test_a_failed_stage_is_one_line(figure, tmp_path):
-    bad = replace(figure, sweep={"kind": {"a": "a", "b": "bad"}, "seed": [0]})
+    bad = figure._replace(sweep={"kind": {"a": "a", "b": "bad"}, "seed": [0]})
     first, second = run.make_stages(bad, tmp_path)["prm"]
     run.run_stage(first)
-    with pytest.raises(SystemExit, match="^error: fake-.*: exit 1; see .*log.txt$"):
+    with pytest.raises(SystemExit, match="^error: .*: exit 1$"):
         run.run_stage(second)
     assert (first.folder / "DONE").exists() and not (second.folder / "DONE").exists()

@@ -5,7 +5,7 @@ python -m examples.papers.run attack --redraw       # README.md: its question, w
 
 import numpy as np
 
-from examples.papers.table import Difference, Figure, Table, by_value, dots
+from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 
 QUANTITIES = {
     "auroc": "AUROC, sound against unsound",
@@ -31,8 +31,11 @@ def gather(stages: dict) -> Table:
     return table
 
 
-columns = [[panel] for panel in QUANTITIES.values()]
-draw = dots(columns, ends=(": no edit", ": drop", ": blank", ": worst edit"))
+def draw(table):
+    shown = table.series.str.endswith((": no edit", ": drop", ": blank", ": worst edit"))
+    return draw_panels(table[shown], list(QUANTITIES.values()))
+
+
 ALL, LONG = "all edited", "all edited (1400 updates)"
 ROWS = "data=jsonl data.path={rows}/train.jsonl data.validation_path={rows}/validation.jsonl"
 ROWS += " data.test_path={rows}/test.jsonl"

@@ -3,7 +3,9 @@
 python -m examples.papers.run best_of_n --redraw       # README.md: its question, what was expected
 """
 
-from examples.papers.table import Difference, Figure, Table, curves
+from functools import partial
+
+from examples.papers.run import Difference, Figure, Table, draw_panels
 
 NAMES = {"prm": "PRM", "orm": "ORM", "policy": "policy's likelihood"}
 SOLVED, BY_VOTE, SOUND = "solved", "solved by weighted vote", "without a wrong step"
@@ -30,7 +32,7 @@ def gather(stages: dict) -> Table:
     return table
 
 
-draw = curves((SOLVED, BY_VOTE, SOUND), "n, solutions a problem", log=True)
+draw = partial(draw_panels, names=[SOLVED, BY_VOTE, SOUND], xlabel="n, solutions a problem", log=True)
 STAGES = {
     "prm": "train.py seed={seed}",
     "orm": "train.py experiment=outcome seed={seed}",

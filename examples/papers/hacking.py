@@ -5,7 +5,7 @@ python -m examples.papers.run hacking --redraw       # README.md: its question, 
 
 from examples.papers.attack import ROWS
 from examples.papers.rl import draw, gather
-from examples.papers.table import Difference, Figure
+from examples.papers.run import Difference, Figure
 
 RIGHT, AUROC = "right (gold)", "AUROC of the PRM on this policy's steps"
 ARMS = {

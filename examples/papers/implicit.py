@@ -3,7 +3,10 @@
 python -m examples.papers.run implicit --redraw       # README.md: its question, what was expected
 """
 
-from examples.papers.table import Difference, Figure, Table, by_value, curves, dots, run_of, share_solved
+from functools import partial
+
+from examples.papers.objectives import has_made, share_solved
+from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 
 AUROC, BEST, LOWEST = "step AUROC", "best of 16", "best of 16, lowest step"
 LOG_P = "the policy's log p"
@@ -19,10 +22,16 @@ def gather_implicit(stages: dict) -> Table:
         table.number(BEST, kind, [share_solved(*pair, 16, own) for pair in pairs])
         table.number(LOWEST, kind, [share_solved(*pair, 16, "min") for pair in pairs])
     log_p = runs[-1]["auroc_correctness"]
-    table.number(AUROC, LOG_P, [log_p], ends=(log_p, log_p))
+    table.number(AUROC, LOG_P, [log_p])
     return table
 
 
+def run_of(runs: list[dict], stage) -> dict:
+    """The run of task=steps that measured a stage's verifier."""
+    return next(run for run in runs if has_made(stage, run["verifier"]))
+
+
+draw_implicit = partial(draw_panels, names=[AUROC, BEST, LOWEST])
 KINDS = {
     "explicit PRM": "steps=350",
     "explicit PRM, the default run": "",
@@ -48,9 +57,8 @@ COMPARE = [
     Difference(AUROC, "implicit, DPO, beta .5", CE),
     Difference(LOWEST, CE, "explicit PRM"),
 ]
-draw = dots([[AUROC], [BEST, LOWEST]])
 SWEEP = {"kind": KINDS, "seed": range(8)}
-IMPLICIT = Figure(STAGES, gather_implicit, draw, COMPARE, SWEEP)
+IMPLICIT = Figure(STAGES, gather_implicit, draw_implicit, COMPARE, SWEEP)
 
 SOLVED, SOUND = "solved", "without a wrong step"
 EACH, ANSWER, BY_STEPS = "each step", "outcome by answer", "outcome by steps"
@@ -66,6 +74,7 @@ def gather_supervision(stages: dict) -> Table:
     return table
 
 
+draw_supervision = partial(draw_panels, names=[SOLVED, SOUND], xlabel="training solutions", log=True)
 ARMS = {
     EACH: "objective=prm",
     BY_STEPS: "objective=orm outcome_at=tokens data.outcome=steps",
@@ -83,7 +92,6 @@ COMPARE = [
     Difference(SOLVED, BY_STEPS, ANSWER, x=16000),
     Difference(SOUND, EACH, ANSWER, x=16000),
 ]
-draw = curves((SOLVED, SOUND), "training solutions", log=True)
 SWEEP = {"supervision": ARMS, "samples": [1000, 4000, 16000], "seed": range(8)}
-SUPERVISION = Figure(STAGES, gather_supervision, draw, COMPARE, SWEEP)
+SUPERVISION = Figure(STAGES, gather_supervision, draw_supervision, COMPARE, SWEEP)
 FIGURES = {"implicit": IMPLICIT, "supervision": SUPERVISION}

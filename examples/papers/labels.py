@@ -4,11 +4,13 @@ python -m examples.papers.run labels --redraw       # README.md: its question, w
 """
 
 import sys
+from functools import partial
 
 import numpy as np
 from scipy import stats
 
-from examples.papers.table import Difference, Figure, Table, by_value, curves, dots, run_of
+from examples.papers.implicit import run_of
+from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 from prm_jax.data.rows import read_rows, write_rows
 from prm_jax.metrics import labelled_steps
 
@@ -28,6 +30,10 @@ def gather_k(stages: dict) -> Table:
     table.number(ERROR, "constant, any", [np.mean(good == 0) for _, good in steps])
     table.number(ERROR, "constant, soft", [np.mean(abs(value - value.mean())) for value, _ in steps])
     return table
+
+
+def draw_k(table):
+    return draw_panels(table.dropna(subset="x"), [ERROR], "K, completions of a prefix", log=True)
 
 
 def exact_steps(right, value) -> tuple[np.ndarray, np.ndarray]:
@@ -65,8 +71,7 @@ COMPARE = [
     Difference(ERROR, "soft, K = 64", "soft, K = 8"),
     Difference(ERROR, "any right, K = 8", "half right, K = 8"),
 ]
-draw = curves([ERROR], "K, completions of a prefix", log=True)
-LABELS_K = Figure(STAGES, gather_k, draw, COMPARE)
+LABELS_K = Figure(STAGES, gather_k, draw_k, COMPARE)
 
 CORRECTNESS, VALUE = "AUROC against correctness", "AUROC against value"
 HARD, SOFT, TD = "hard, K = 8", "soft, K = 8", "TD(.8), no completions"
@@ -81,6 +86,7 @@ def gather_kinds(stages: dict) -> Table:
     return table
 
 
+draw_kinds = partial(draw_panels, names=[CORRECTNESS, VALUE])
 SAMPLES = "evaluate.py task=solutions data=chain data.solutions=4000 data.solutions_per_problem=1 "
 LABELING = "-m prm_jax.labeling input={solutions}/solutions.jsonl k=8 sampling.max_tokens=60 batch_rows=512"
 ANY = "-m examples.relabel labels --threshold 0.001 --output {out}/labels.jsonl "
@@ -118,8 +124,8 @@ COMPARE = [
     Difference(CORRECTNESS, NOISY_HARD, HARD),
     Difference(CORRECTNESS, NOISY_SOFT, SOFT),
 ]
-SWEEP, draw = {"labels": ARMS, "seed": range(8)}, dots([[CORRECTNESS, VALUE]])
-MC_LABELS = Figure(STAGES, gather_kinds, draw, COMPARE, SWEEP)
+SWEEP = {"labels": ARMS, "seed": range(8)}
+MC_LABELS = Figure(STAGES, gather_kinds, draw_kinds, COMPARE, SWEEP)
 FIGURES = {"labels_k": LABELS_K, "mc_labels": MC_LABELS}
 
 

@@ -3,7 +3,10 @@
 python -m examples.papers.run objectives --redraw       # README.md: its question, what was expected
 """
 
-from examples.papers.table import Difference, Figure, Table, by_value, dots, scorer_of, share_solved
+from functools import partial
+from pathlib import Path
+
+from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 
 AUROC, PRODUCT, LOWEST = "step AUROC", "best of 16, product", "best of 16, lowest"
 LIKELIHOOD, LATER_WRONG = "the policy's likelihood", "BCE, later steps wrong"
@@ -22,6 +25,25 @@ def gather(stages: dict) -> Table:
             table.number("ECE", kind, [x["ece"] for x in steps])
     table.number(AUROC, LIKELIHOOD, [pool["calibration"]["policy"]["steps"]["auroc"] for pool in pools])
     return table
+
+
+draw = partial(draw_panels, names=[AUROC, PRODUCT, LOWEST, "ECE"])
+
+
+def has_made(stage, verifier: str) -> bool:
+    """Whether a verifier of a results.json is this stage's: FOLDER step 700."""
+    return Path(verifier.rsplit(" step ", 1)[0]).name == stage.folder.name
+
+
+def scorer_of(pool: dict, stage) -> str:
+    """The name that a verifier's scores have in the results of a pool: prm_2."""
+    return next(name for name, x in pool["verifiers"].items() if has_made(stage, x["verifier"]))
+
+
+def share_solved(pool: dict, stage, n: int, how: str | None = None, rule: str = "best_of_n") -> float:
+    """The share of problems solved at n under a stage's verifier, by its headline aggregator or by `how`."""
+    scorer = scorer_of(pool, stage)
+    return pool["scorers"][scorer][how or pool["headline"][scorer]][rule][str(n)]
 
 
 ARMS = {
@@ -47,6 +69,5 @@ COMPARE = [
     Difference("ECE", "focal", "BCE"),
     Difference(PRODUCT, "BCE", LATER_WRONG),
 ]
-draw = dots([[AUROC], [PRODUCT, LOWEST], ["ECE"]])
 SWEEP = {"objective": ARMS, "seed": range(8)}
 FIGURES = {"objectives": Figure(STAGES, gather, draw, COMPARE, SWEEP)}

@@ -5,19 +5,11 @@ python -m examples.papers.run overoptimisation --redraw       # README.md: its q
 
 import numpy as np
 
-from examples.papers.table import (
-    Difference,
-    Figure,
-    Table,
-    by_value,
-    curves,
-    pool_scores,
-    scorer_of,
-    share_solved,
-)
+from examples.papers.objectives import scorer_of, share_solved
+from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 from prm_jax import rerank
 from prm_jax.data.pools import Problem, read_pool
-from prm_jax.evals.pool_arrays import pool_arrays
+from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 
 BETAS = [0.0, *np.geomspace(1e-3, 1e3, 64), np.inf]  # from the arg max to the reference
 LAWS = {"reweighted": "", "with_policy": ", the policy's law"}
@@ -75,6 +67,13 @@ def reward_against_kl(problems: list[Problem], scorer: str) -> dict[str, dict]:
     return curves | ({} if pool.logp_PN is None else {"with_policy": tilted(policy_law(problems, pool))})
 
 
+def pool_scores(pool: Pool, scorer: str, how: str) -> np.ndarray:
+    """score_PN of a pool's candidates by an aggregator; -inf where one cannot win."""
+    step_PNT, mask_PNT, unit = log_scores(pool, scorer, pool.unit(scorer, "probability"))
+    score_PN = np.asarray(rerank.aggregate(step_PNT, mask_PNT, how, unit=unit), float)
+    return np.where(pool.eligible_PN, score_PN, -np.inf)
+
+
 def policy_law(problems: list[Problem], pool) -> np.ndarray:
     """ref_PN: the policy's law over the distinct texts of a problem; equal texts share evenly."""
     log_law_PN = pool.logp_PN.copy()
@@ -102,8 +101,9 @@ def gao_fit(curve: dict) -> tuple[float, float]:
 
 def draw(table):
     """Along sqrt(KL), on which best of n is nearly straight."""
-    at_root = table.assign(x=np.sqrt(table.x.clip(0)))
-    return curves(["gold", "proxy"], "square root of KL from the reference (nats)")(at_root)
+    along_kl = table[~table.series.str.contains("best of")]
+    at_root = along_kl.assign(x=np.sqrt(along_kl.x.clip(0)))
+    return draw_panels(at_root, ["gold", "proxy"], "square root of KL from the reference (nats)")
 
 
 STAGES = {

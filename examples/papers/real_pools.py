@@ -3,7 +3,10 @@
 python -m examples.papers.run real_pools --redraw       # README.md: its question, what was expected
 """
 
-from examples.papers.table import Figure, Table, dots
+import os
+from functools import partial
+
+from examples.papers.run import Figure, Table, draw_panels
 
 # {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}
 MODELS = {
@@ -28,14 +31,17 @@ def gather(stages: dict) -> Table:
             series = f"{model}, {how}" + (" (authors')" if rule == how else "")
             for item in results["differences"]:
                 if (item["a"], item["b"]) == (f"{scorer}.{how}.best_of_n", "majority"):
-                    table.number(LEAD, series, [item["difference"]], ends=item["interval"])
+                    table.number(LEAD, series, [item["difference"]])
+                    table[-1]["low"], table[-1]["high"] = item["interval"]
                     table.number(f"{LEAD}: p", series, [item["p"]])
             if how in results["calibration"][scorer]["solutions"]:
                 table.number(ECE, series, [results["calibration"][scorer]["solutions"][how]["ece"]])
     return table
 
 
-FILE = "{data}/bon_strictprmbench/gsm8k_qwen2.5-7b-instruct_n32.jsonl.gz"
+draw = partial(draw_panels, names=[LEAD, ECE])
+DATA = os.environ.get("PRM_JAX_DATA", "../shared/data")
+FILE = f"{DATA}/bon_strictprmbench/gsm8k_qwen2.5-7b-instruct_n32.jsonl.gz"
 STAGES = {"pool": "evaluate.py task=best_of_n aggregator={aggregator} input=" + FILE}
 SWEEP = {"aggregator": ["min", "prod", "mean", "last"]}
-FIGURES = {"real_pools": Figure(STAGES, gather, dots([[LEAD], [ECE]]), sweep=SWEEP)}
+FIGURES = {"real_pools": Figure(STAGES, gather, draw, sweep=SWEEP)}

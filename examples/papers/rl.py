@@ -4,10 +4,11 @@ python -m examples.papers.run rl --redraw       # README.md: its question, what 
 """
 
 import itertools
+from functools import partial
 
 import numpy as np
 
-from examples.papers.table import Difference, Figure, Table, by_value, curves
+from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 from prm_jax.figures.learning import PANELS, histories
 
 RIGHT = PANELS["eval_pass_at_1"]
@@ -35,10 +36,10 @@ def verifier_tokens(stage, stages: dict) -> int:
     """Policy tokens of the training samples of the verifier that rewards a policy, 0 where none does."""
     every = itertools.chain(*stages.values())
     used = [x for x in every if f"reward.prm_checkpoint={x.folder}" in stage.words]
-    return sum(x.results()["counts"]["policy_tokens"] for x in used)
+    return sum(x.results("summary.json")["counts"]["policy_tokens"] for x in used)
 
 
-draw = curves(list(PANELS.values()), "thousand policy tokens")
+draw = partial(draw_panels, names=list(PANELS.values()), xlabel="thousand policy tokens")
 CHECKER, PURE, PRIME = "checker (RLOO)", "PRM + checker (PURE)", "PRIME by steps"
 BY_PRM = "reward.prm_checkpoint={prm}"
 DIFFERENCE = "reward.answer=0.5 reward.prm=0.5 reward.prm_form=difference"

@@ -1,15 +1,13 @@
 """Makes a paper's figure: runs its commands, gathers their numbers, states its differences, draws it.
 
-NAME is a file beside this one; README.md says what each asks and what was expected.
+    python -m examples.papers.run NAME             runs what is not done; makes the table and the picture
+    python -m examples.papers.run NAME --redraw    draws the table of docs/gallery; runs nothing
 
-    python -m examples.papers.run NAME             runs the commands that are not done; makes table and picture
-    python -m examples.papers.run NAME --redraw    draws the tables of docs/gallery; runs nothing
-
-A line of `stages` is a command without `python`, run for each combination of the sweep keys. In it {seed} is
-a value of the sweep key `seed`; {prm} is the folder of the line `prm` at the same combination; in brackets,
-[{prm}], all of its folders that agree in the keys that the line names; {data} is PRM_JAX_DATA. A Hydra
-command gets its folder as hydra.run.dir, another one where it says {out}. A folder has the name of a hash of
-its command, so that figures share what they have in common; after a change of code take another --folder.
+A line of `stages` in NAME.py is a command without `python`, run for each combination of the sweep keys. In it
+{seed} is a value of the sweep key `seed`; {prm} is the folder of the line `prm` at the same combination;
+[{prm}] are all of its folders that agree in the keys that the line names. A Hydra command gets its folder as
+hydra.run.dir, another one where it says {out}. Figures share folders, which are named by a hash of their
+command: remove runs/papers after a change of code.
 """
 
 import argparse
@@ -17,9 +15,7 @@ import hashlib
 import importlib
 import itertools
 import json
-import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -34,8 +30,8 @@ from prm_jax.stats import sign_flip_test
 
 ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "docs/gallery"
-DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
 NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"run"})
+SEEDS = {"seed": range(8)}
 
 
 class Difference(NamedTuple):
@@ -53,7 +49,7 @@ class Figure(NamedTuple):
     gather: Callable  # {line: its stages} to a Table
     draw: Callable  # a table, as read, to a matplotlib figure
     compare: Sequence[Difference] = ()  # the primary difference first
-    sweep: dict[str, dict | Sequence] = {"seed": range(8)}
+    sweep: dict[str, dict | Sequence] = SEEDS
 
 
 class Stage(NamedTuple):
@@ -63,22 +59,16 @@ class Stage(NamedTuple):
     words: list[str]  # its command
     folder: Path
 
-    def results(self) -> dict:
-        path = self.folder / "results.json"
-        return json.loads((path if path.exists() else self.folder / "summary.json").read_text())
-
-    def made(self, verifier: str) -> bool:
-        """Whether a verifier of a results.json is this stage's: FOLDER step 700."""
-        return Path(verifier.rsplit(" step ", 1)[0]).name == self.folder.name
+    def results(self, name: str = "results.json") -> dict:
+        return json.loads((self.folder / name).read_text())
 
 
 class Table(list):
     """Rows (panel, series, x) with the mean over runs, its interval, and the value of each run."""
 
-    def number(self, panel: str, series: str, value_S, x: float | None = None, ends: Sequence[float] = ()):
-        """Adds a row. ends: of an interval that is not one over the runs."""
-        mean, *of_runs = over_seeds(value_S)
-        low, high = ends or of_runs
+    def number(self, panel: str, series: str, value_S, x: float | None = None):
+        value_S = np.array(value_S, float)
+        mean, low, high = over_seeds(value_S)
         row = {"panel": panel, "series": series, "x": x, "y": mean, "low": low, "high": high}
         self.append(row | {"values": " ".join(f"{value:.6g}" for value in value_S)})
 
@@ -118,8 +108,8 @@ def make_stage(figure: Figure, text: str, sweep: dict, made: dict[str, list[Stag
         used = [x for x in made[line] if all(agreed.get(key, y) == y for key, y in x.sweep.items())]
         text = text.replace(f"{{{line}}}", ",".join(str(x.folder) for x in used))
         own |= {} if gathers else used[0].sweep
-    folder = root / hashlib.sha256(text.replace(f"{root}{os.sep}", "").encode()).hexdigest()[:12]
-    return Stage(own, shlex.split(text.replace("{out}", str(folder)).replace("{data}", str(DATA))), folder)
+    folder = root / hashlib.sha256(text.encode()).hexdigest()[:12]
+    return Stage(own, shlex.split(text.replace("{out}", str(folder))), folder)
 
 
 def run_stage(stage: Stage):
@@ -127,8 +117,7 @@ def run_stage(stage: Stage):
     if (stage.folder / "DONE").exists():
         return
     print(f"stage       {stage.folder.name}: {shlex.join(stage.words)}", flush=True)
-    shutil.rmtree(stage.folder, ignore_errors=True)
-    stage.folder.mkdir(parents=True)
+    stage.folder.mkdir(parents=True, exist_ok=True)
     if code := subprocess.run([sys.executable, *stage.words], cwd=ROOT, check=False).returncode:
         sys.exit(f"error: {stage.folder}: exit {code}")
     (stage.folder / "DONE").touch()
@@ -162,26 +151,50 @@ def statements(found: dict[Difference, np.ndarray]) -> list[str]:
     return lines
 
 
+def by_value(stages: Sequence[Stage], key: str) -> dict[object, list[Stage]]:
+    """{value of a sweep key: its stages}."""
+    values = dict.fromkeys(stage.sweep[key] for stage in stages)
+    return {value: [stage for stage in stages if stage.sweep[key] == value] for value in values}
+
+
+def draw_panels(table: pd.DataFrame, names: Sequence[str], xlabel: str = "", log: bool = False):
+    """Axes for each of these panels: curves over x in their bands, or without `xlabel` a row a series."""
+    table = table[table.panel.isin(names)]
+    styles = {series: line_style(i) for i, series in enumerate(table.series.unique())}
+    names = [name for name in names if name in set(table.panel)]
+    figure, grid = panels(1, len(names), 2.4 + 0.2 * len(styles), 1.6 + 2.8 * len(names), sharey=not xlabel)
+    for name, axes in zip(names, grid[0], strict=True):
+        axes.set(title=name, xlabel=xlabel, xscale="log" if log else "linear")
+        for series, rows in table[table.panel == name].groupby("series", sort=False):
+            style = styles[series]
+            if xlabel:
+                axes.plot(rows.x, rows.y, label=plain(series), **style)
+                band(axes, rows.x, rows.low, rows.high, style)
+            else:
+                axes.errorbar(rows.y, [plain(series)], xerr=[rows.y - rows.low, rows.high - rows.y], **style)
+        axes.legend(*axes.get_legend_handles_labels())
+    return figure
+
+
 def main(words: list[str] | None = None):
-    parser = argparse.ArgumentParser(description="Makes a paper's figure.")
+    parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--redraw", action="store_true", help="draw the stored table, run nothing")
-    parser.add_argument("--folder", type=Path, default=Path("runs/papers"))
     args = parser.parse_args(words)
+    root = Path("runs/papers").resolve()
+    root.mkdir(parents=True, exist_ok=True)
     for name, figure in importlib.import_module(f"examples.papers.{args.name}").FIGURES.items():
-        folder = args.folder.resolve() / name
-        folder.mkdir(parents=True, exist_ok=True)
-        table = STORED / f"{name}.csv"
+        path = STORED / f"{name}.csv"
         if not args.redraw:
-            lines = make_stages(figure, args.folder.resolve() / "stages")
+            path = root / path.name
+            lines = make_stages(figure, root / "stages")
             for stage in itertools.chain(*lines.values()):
                 run_stage(stage)
-            table = folder / f"{name}.csv"
-            pd.DataFrame(figure.gather(lines)).to_csv(table, index=False, float_format="%.6g")
-        table = read_table(table)
+            pd.DataFrame(figure.gather(lines)).to_csv(path, index=False, float_format="%.6g")
+        table = read_table(path)
         for line in statements(differences(table, figure.compare)):
             print(f"says        {line}")
-        print(f"figure      {save(figure.draw(table), folder / f'{name}.png')}")
+        print(f"figure      {save(figure.draw(table), root / f'{name}.png')}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ python -m examples.papers.run search --redraw       # README.md: its question, w
 
 import numpy as np
 
-from examples.papers.table import Difference, Figure, Table, curves
+from examples.papers.run import Difference, Figure, Table, draw_panels
 
 LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS"}
 LABELS |= {"optimal": "compute-optimal"}
@@ -59,8 +59,11 @@ def choose_by_difficulty(solved_MP: np.ndarray, groups: list[np.ndarray]) -> np.
     return choice_P
 
 
-PANELS = ["all problems", *(f"third {g} of 3 by ease" for g in (1, 2, 3))]
-draw = curves(PANELS, "policy tokens a problem", log=True)
+def draw(table):
+    names = ["all problems", *(f"third {g + 1} of {GROUPS} by ease" for g in range(GROUPS))]
+    return draw_panels(table, names, "policy tokens a problem", log=True)
+
+
 STAGES = {"prm": "train.py seed={seed}", "search": "evaluate.py task=search checkpoint={prm} seed={seed}"}
 COMPARE = [
     Difference(BUDGET, "beam", "best of n", x=240),

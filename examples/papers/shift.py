@@ -3,11 +3,13 @@
 python -m examples.papers.run shift --redraw       # README.md: its question, what was expected
 """
 
+from functools import partial
+
 import numpy as np
 from scipy import optimize
 
 from examples.papers import best_of_n
-from examples.papers.table import Difference, Figure, Table, curves, dots
+from examples.papers.run import Difference, Figure, Table, draw_panels
 from prm_jax.data.rows import read_rows
 from prm_jax.data.score_files import stored_scores
 from prm_jax.data.units import UNITS, probability
@@ -18,7 +20,6 @@ from prm_jax.solutions import first_error
 HOME, LONGER = "its own task", "longer, more hidden work"
 LINES = {"home": HOME, "solver": "the solver's samples", "shifted": LONGER}
 MOST = 30.0  # log-odds: beyond them a probability is 1 to thirteen digits, and no scaling can be read from it
-WAYS = {"temperature": False, "Platt": True}  # {way: whether it has a bias}
 
 
 def labelled_scores(stage, truth, run: int = 0) -> tuple[list, list, np.ndarray]:
@@ -37,34 +38,28 @@ def labelled_steps_of(stage, truth) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return np.clip(UNITS["probability"].log_odds(p_n), -MOST, MOST), y_n, problem_n
 
 
-def fit(z, y, bias: bool) -> tuple[float, float]:
-    """(a, b) of sigmoid(a z + b) of least cross-entropy with labels y in [0, 1]: temperature (Guo et al. 2017)
-    with T = 1 / a and b = 0, or Platt scaling. A tiny pull to (1, 0) keeps them finite where the steps can be
-    separated."""
-    x = np.stack([z, np.ones_like(z)][: 1 + bias], -1)
-    start = np.array([1.0, 0.0][: 1 + bias])
-    pull = 2e-6 * len(y)
+def fit(z, y) -> tuple[float, float]:
+    """(a, b) of sigmoid(a z + b) of least cross-entropy with labels y in [0, 1]: Platt scaling. A tiny pull to
+    (1, 0) keeps them finite where the steps can be separated."""
+    start, pull = np.array([1.0, 0.0]), 2e-6
+    x = np.stack([z, np.ones_like(z)], -1)
 
     def loss(w):
-        return np.logaddexp(0, x @ w).sum() - y @ (x @ w) + pull / 2 * ((w - start) ** 2).sum()
+        return np.mean(np.logaddexp(0, x @ w) - y * (x @ w)) + pull / 2 * ((w - start) ** 2).sum()
 
     def gradient(w):
-        return x.T @ (probability(x @ w) - y) + pull * (w - start)
+        return x.T @ (probability(x @ w) - y) / len(y) + pull * (w - start)
 
-    def curvature(w, direction):
-        q = probability(x @ w)
-        return x.T @ (q * (1 - q) * (x @ direction)) + pull * direction
-
-    w = optimize.minimize(loss, start, jac=gradient, hessp=curvature, method="Newton-CG", tol=1e-6).x
-    return float(w[0]), float(w[1]) if bias else 0.0
+    a, b = optimize.minimize(loss, start, jac=gradient, method="BFGS", tol=1e-8).x
+    return float(a), float(b)
 
 
-def ece_here(z, y, problem, bias: bool) -> float:
+def ece_here(z, y, problem) -> float:
     """ECE after a scaling that is fitted on one half of the problems and measured on the other, and the
     reverse."""
     q, halves = np.empty_like(z), [problem % 2 == side for side in (0, 1)]
     for measured, fitted in (halves, halves[::-1]):
-        a, b = fit(z[fitted], y[fitted], bias)
+        a, b = fit(z[fitted], y[fitted])
         q[measured] = probability(a * z[measured] + b)
     return ece(q, y)
 
@@ -79,17 +74,17 @@ def gather_ece(stages: dict) -> Table:
         table.number("ECE", f"{label}, as they are", [run["ece"] for run in runs])
         (truth,) = stages[f"{line}_truth"]
         here = [labelled_steps_of(stage, truth) for stage in stages[line]]
-        for way, bias in WAYS.items():
-            if line != "home":
-                scaled_S = []
-                for home, (z, y, _) in zip(homes, here, strict=True):
-                    a, b = fit(*home, bias)
-                    scaled_S.append(ece(probability(a * z + b), y))
-                table.number("ECE", f"{label}, {way}, at home", scaled_S)
-            table.number("ECE", f"{label}, {way}, here", [ece_here(*own, bias) for own in here])
+        if line != "home":
+            scaled_S = []
+            for home, (z, y, _) in zip(homes, here, strict=True):
+                a, b = fit(*home)
+                scaled_S.append(ece(probability(a * z + b), y))
+            table.number("ECE", f"{label}, Platt, at home", scaled_S)
+        table.number("ECE", f"{label}, Platt, here", [ece_here(*own) for own in here])
     return table
 
 
+draw_ece = partial(draw_panels, names=["ECE"])
 PRM = {"prm": "train.py seed={seed}"}
 STEPS = "evaluate.py task=steps checkpoint={prm} baselines=false seed={seed}"
 TRUTH = "evaluate.py task=solutions split=test data.solutions=8 data="
@@ -107,7 +102,7 @@ COMPARE = [
     Difference("ECE", f"{LONGER}, Platt, here", f"{LONGER}, as they are"),
     Difference("step AUROC", LONGER, HOME),
 ]
-SHIFT = Figure(STAGES, gather_ece, dots([["ECE"]]), COMPARE)
+SHIFT = Figure(STAGES, gather_ece, draw_ece, COMPARE)
 
 ELSEWHERE = "longer problems"
 THRESHOLDS = np.arange(1, 100) / 100
@@ -132,6 +127,11 @@ def gather_threshold(stages: dict) -> Table:
     return table
 
 
+def draw_threshold(table):
+    curves = table.dropna(subset="x")
+    return draw_panels(curves, [HOME, ELSEWHERE], "threshold (F1 of the first wrong line)")
+
+
 def f1_by_threshold(p: list, labels: list, problem) -> list[np.ndarray]:
     """ProcessBench's F1 of first errors at each of THRESHOLDS: of all, and of each half of the problems."""
     error_N = np.array([first_error(label_T) for label_T in labels])
@@ -154,8 +154,7 @@ COMPARE = [
     Difference(HOME, "PRM, chosen here", "PRM, .5"),
     Difference(HOME, "PRM, chosen here", "likelihood, chosen here"),
 ]
-draw = curves((HOME, ELSEWHERE), "threshold (F1 of the first wrong line)")
-THRESHOLD = Figure(STAGES, gather_threshold, draw, COMPARE)
+THRESHOLD = Figure(STAGES, gather_threshold, draw_threshold, COMPARE)
 
 POOL = "evaluate.py task=best_of_n data=chain_shift checkpoint=[{prm}] fresh.outcome_model=null seed={seed}"
 COMPARE = [

@@ -6,10 +6,13 @@ python -m examples.papers.run trace_error --redraw       # README.md: its questi
 import numpy as np
 
 from examples.papers.best_of_n import NAMES, STAGES
-from examples.papers.table import Difference, Figure, Table, curves, pool_scores, written_pool
+from examples.papers.overoptimisation import pool_scores
+from examples.papers.run import Difference, Figure, Table, draw_panels
 from prm_jax import rerank, votes
-from prm_jax.evals.pool_arrays import Pool
+from prm_jax.data.pools import read_pool
+from prm_jax.evals.pool_arrays import Pool, pool_arrays
 from prm_jax.evals.pool_metrics import right_traces
+from prm_jax.tasks.chain import CHAIN
 
 TITLES = NAMES | {"mean": "a sample at random", "majority": "majority vote"}
 ERROR, ABSTAINING = "trace error", "abstaining"
@@ -26,9 +29,7 @@ def gather(stages: dict) -> Table:
         series = f"{name_of(scorer)}, best of n"
         for k, n in enumerate(own[0]["best_of_n"]):
             table.number(ERROR, f"{series} = {n}", error_SX[:, k], 1 - right[:, k].mean())
-    scored = [
-        (written_pool(stage, with_labels=True), stage.results()["headline"]) for stage in stages["pool"]
-    ]
+    scored = [(labelled_pool(stage), stage.results()["headline"]) for stage in stages["pool"]]
     chosen = [chosen_errors(*pair) for pair in scored]
     for rule in chosen[0]:
         final, traces = np.transpose([own[rule] for own in chosen])
@@ -37,6 +38,13 @@ def gather(stages: dict) -> Table:
     for rule in errors[0]:
         table.curve(ABSTAINING, name_of(rule), SHARE_X, [own[rule] for own in errors])
     return table
+
+
+def labelled_pool(stage) -> Pool:
+    """The pool that a stage of task=best_of_n has scored and written, with the exact labels of its steps."""
+    pool = read_pool(stage.folder / "pool.jsonl.gz")
+    rows = {(p.problem, c.steps) for p in pool for c in p.candidates}
+    return pool_arrays(pool, step_labels={row: CHAIN.step_labels(*row) for row in rows})
 
 
 def chosen_errors(pool: Pool, headline: dict[str, str]) -> dict[str, tuple[float, float]]:
@@ -104,7 +112,7 @@ def name_of(rule: str) -> str:
 
 def draw(table):
     table = table.assign(series=table.series.str.replace(r" = \d+$", "", regex=True))
-    return curves((ERROR, ABSTAINING), "final-answer error; share left out")(table)
+    return draw_panels(table, [ERROR, ABSTAINING], "final-answer error; share left out")
 
 
 COMPARE = [
