@@ -1,5 +1,4 @@
-"""Softmax attention: its definition, and the kernel that computes it on each platform. visibility.py says who
-sees whom.
+"""Softmax attention: its definition, and the kernel of each platform. visibility.py says who sees whom.
 
 The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not
 run on a chip. On a mesh each device attends to its own rows and heads (`shard_heads` of launch/sharding.py).
@@ -42,8 +41,7 @@ def dense(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
     """Attention as it is defined, on any platform: every query against every key, o_BLHK.
 
     It takes a block of queries at a time, which the backward pass computes again, so
-    memory grows with S, not with L x S.
-    """
+    memory grows with S, not with L x S."""
     B, L, H, K = q_BLHK.shape
     G, n = k_BSGK.shape[2], -(-L // QUERIES)
     if slot_BL is None:

@@ -110,9 +110,8 @@ def make_examples(
     weights="uniform",
     outcome_at="last",
 ) -> tuple[Packed, dict[str, int]]:
-    """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut). A solution
-    of more than `limit` tokens raises (`too_long=error`), is dropped (`drop`), or loses its last steps
-    (`cut`); one without a target is dropped. InputError where none is left."""
+    """Tokenises solutions; returns (examples, counts of what was lost). One of more than `limit` tokens
+    raises, is dropped, or loses its last steps (`cut`); one without a target is dropped."""
     is_trainable = not fmt.outcome or objective == "lm"
     expect(is_trainable, "format", fmt.name, "one with step marks to train at, such as plain")
     examples = Packed(_pack, functools.partial(_unpack, objective=objective, weights=weights))

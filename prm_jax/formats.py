@@ -43,8 +43,7 @@ class Format:
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
     bos: bool = True  # the tokenizer's beginning-of-sequence token, if any, comes first
-    # The tokenizer's chat template writes the turns; a text: the template in that file. null: as
-    # `policy_format` chooses for a language model, and none for a verifier
+    # The tokenizer's chat template, or a file's, writes the turns; null: as `policy_format` chooses
     chat: bool | str | None = None
     system: str | None = None  # chat: the system message; null: the template's own
     outcome: bool = False  # an outcome model: one score, at the text's last token, which every step gets
@@ -241,8 +240,7 @@ def _encode_apart(fmt: Format, tokenizer, rows):
     distinct = dict.fromkeys((problem, steps[:1]) for problem, steps in rows)
     head_of = {beginning: opening(fmt, tokenizer, *beginning) for beginning in distinct}
     heads = [head_of[problem, steps[:1]] for problem, steps in rows]
-    # Many steps of a pool repeat, so each distinct text is tokenised once, thousands in a call, whose
-    # offsets, masks and words take 100 times the memory of the ids that are kept.
+    # Each distinct text is tokenised once, thousands in a call, which takes 100 times the memory of the ids.
     texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
     ids_of, size = {}, 4096
     for group in (texts[i : i + size] for i in range(0, len(texts), size)):

@@ -1,8 +1,6 @@
-"""Step heads: what reads the hidden state at a step's end, and how that becomes the log-odds that the step is
-good.
+"""Step heads: what reads the hidden state at a step's end, and how that becomes log-odds.
 
-Dimension key: B rows, T step ends, D model, C head outputs.
-"""
+Dimension key: B rows, T step ends, D model, C head outputs."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,8 +1,6 @@
-"""LoRA (Hu et al. 2021): a frozen matrix W [D, F] is used as W + alpha / rank * A B, where only A and B
-train.
+"""LoRA (Hu et al. 2021): a frozen matrix W [D, F] is used as W + alpha / rank * A B, where A and B train.
 
-Dimension key: n rows x tokens, D in, F out, r rank. The stack of blocks puts a layer axis in front.
-"""
+Dimension key: n rows x tokens, D in, F out, r rank. The stack of blocks puts a layer axis in front."""
 
 import dataclasses
 from typing import Annotated
@@ -44,22 +42,17 @@ class LowRank(nnx.Module):
 
 def attach(model, cfg: LoraConfig, seed: int):
     """The model with low-rank updates of `cfg.targets`, which do nothing yet: A ~ N(0, 1 / D), B = 0."""
-    weights = vars(
-        model.blocks
-    ).items()  # [layers, D, F]; experts have one axis more, and no updates of their own
+    # [layers, D, F]; experts have one axis more, and no updates of their own
+    weights = vars(model.blocks).items()
     matrices = [name for name, w in weights if isinstance(w, nnx.Param) and w[...].ndim == 3]
     for name in cfg.targets:
         expect(name in matrices, "lora.targets", name, f"names among {', '.join(matrices)}")
     for name, key in zip(cfg.targets, jax.random.split(jax.random.key(seed), len(cfg.targets)), strict=True):
         w_DF = getattr(model.blocks, name)
         layers, D, F = w_DF[...].shape
-        expect(
-            cfg.rank <= max(D, F), "lora.rank", cfg.rank, f"at most {max(D, F)}, the longer side of {name}"
-        )
         a_Dr = D**-0.5 * jax.random.normal(key, (layers, D, cfg.rank))
-        setattr(
-            model.blocks, name, LowRank(w_DF, a_Dr, jnp.zeros((layers, cfg.rank, F)), cfg.alpha / cfg.rank)
-        )
+        b_rF = jnp.zeros((layers, cfg.rank, F))
+        setattr(model.blocks, name, LowRank(w_DF, a_Dr, b_rF, cfg.alpha / cfg.rank))
     return model
 
 

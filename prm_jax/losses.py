@@ -19,8 +19,7 @@ import optax
 
 
 def bce(logit, label, pos_weight=1.0):
-    """Binary cross-entropy in nats from a logit, for a soft label y in [0, 1]: -(w y log p + (1 - y) log(1 -
-    p)).
+    """Binary cross-entropy in nats of a soft label y in [0, 1]: -(w y log p + (1 - y) log(1 - p)).
 
     For the binary head the logit is z1 - z0, and this is the 2-class cross-entropy of TRL's PRMTrainer."""
     return -(pos_weight * label * jax.nn.log_sigmoid(logit) + (1 - label) * jax.nn.log_sigmoid(-logit))
@@ -66,8 +65,7 @@ def pairwise_loss(z_BT, batch, cfg):
 
 
 def pqm_loss(z_BT, batch, cfg):
-    """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): Q rises over good steps from 0; Q
-    of bad steps < -zeta.
+    """Q-value ranking (Li and Li 2025, 2410.11287, eq. 10): Q rises over good steps; Q of bad ones < -zeta.
 
     The loss of a good step t is log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Where
     there is a bad step, the start, whose z is 0, adds log(1 + sum_{bad w} exp(z_w + zeta)), in equal parts at

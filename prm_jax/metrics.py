@@ -137,8 +137,7 @@ def labelled_steps(labels: Sequence[float | None] | None, label_kind="correctnes
 
 
 def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correctness") -> dict:
-    """Every number about step scores in [0, 1], from score_T, its labels (or None) and its problem of each
-    solution.
+    """Every number about step scores in [0, 1], from score_T, labels (or None) and problem of each solution.
 
     Step numbers are over each solution's `labelled_steps`: step_auroc takes good steps (label >= 0.5) as
     positives, Brier and ECE use soft labels, and tail_miss_rate is the share of wrong steps scored above 0.9.

@@ -25,9 +25,8 @@ from prm_jax.rope import RopeScaling, rotate, rotations
 
 # model_type of a config.json
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "granite", "gemma2", "gemma3_text")
-# Rematerialisation (Chen et al. 2016, 1604.06174): a block saves its input and its named values, and its
-# backward pass computes the rest again. `dots` names the outputs of linear layers, and attention's inputs and
-# outputs (on GPU not the outputs, since cuDNN's kernel names nothing and runs again); `full` names nothing.
+# Rematerialisation (Chen et al. 2016, 1604.06174): a block saves its input and its named values. `dots` names
+# outputs of linear layers, and attention's inputs and outputs (of cuDNN's kernel not the outputs).
 REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
 
 
@@ -75,9 +74,8 @@ class ModelConfig:
     def __post_init__(self):
         heads = "none", *HEADS
         assert self.head in heads, f"head: got {self.head!r}, expected one of {', '.join(heads)}"
-        assert self.heads % self.kv_heads == 0, (
-            f"heads: {self.heads} is no multiple of {self.kv_heads} kv_heads"
-        )
+        G = self.kv_heads
+        assert self.heads % G == 0, f"heads: {self.heads} is no multiple of {G} kv_heads"
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
         positive = "window attn_logit_softcap final_logit_softcap rope_theta local_rope_theta norm_eps "
         positive += "embed_scale residual_scale query_scale logit_scale"
@@ -361,8 +359,7 @@ class PRM(nnx.Module):
 
 
 def choose_dtype(name: str) -> str:
-    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU and float32 on CPU, where bfloat16 is
-    faster only with long rows on processors that have instructions for it (AVX512-BF16, AMX)."""
+    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU, float32 on CPU."""
     if name == "auto":
         return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
     if name not in ("float32", "bfloat16"):
@@ -371,8 +368,7 @@ def choose_dtype(name: str) -> str:
 
 
 def choose_remat(name: str) -> str:
-    """The remat of a ModelConfig: `auto` is dots on CPU, where a training step takes .8 (26.7M parameters) to
-    .9 (the embedded shape) of the time of full, and full on GPU and TPU, whose memory is scarce."""
+    """The remat of a ModelConfig: `auto` is dots on CPU, and full on GPU and TPU, whose memory is scarce."""
     if name == "auto":
         return "dots" if jax.devices()[0].platform == "cpu" else "full"
     return name

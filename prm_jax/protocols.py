@@ -1,11 +1,9 @@
-"""The protocols that everything above the model is written against: Scorer, Policy, and their arguments and
-results.
+"""The protocols that everything above the model is written against: Scorer and Policy.
 
 A class needs no base class: it is a Scorer or a Policy if it has these members. This file imports nothing of
 ours.
 
-Dimension key: L tokens, T steps.
-"""
+Dimension key: L tokens, T steps."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -49,8 +47,7 @@ class Policy(Protocol):
     sampling: object  # the distribution that tokens are drawn from (generate/policies.py)
 
     def extend(self, prefixes: Rows, n: int, stop: str, key, first=0) -> list[list[Continuation]]:
-        """n continuations of each prefix, up to the end of a step (stop="step") or of the solution
-        (stop="end").
+        """n continuations of each prefix, to the end of a step (stop="step") or solution (stop="end").
 
         Prefix i draws with fold_in(key, first + i), or with fold_in(key, first[i]) where `first` is a
         sequence, so that a draw does not depend on the others in the call."""

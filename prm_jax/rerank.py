@@ -18,8 +18,7 @@ Conventions
   gold      1 right, 0 wrong; or any other value of the winner.
   ties      Scores are compared after one rounding to 17 significant bits (`round_score`): scores equal up to
             rounding tie, products of different half-precision scores do not.
-            "share": tied candidates split the win. "first": the lowest index (the order of a file) wins.
-"""
+            "share": tied candidates split the win. "first": the lowest index (the order of a file) wins."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -51,8 +50,7 @@ class StepScores(NamedTuple):
     """What an aggregator sees: log p_t and log-odds of p_t, 0 where there is no step, and the options of
     `aggregate`.
 
-    Candidates go last: reducing over T with N along the vector lanes is three times faster on CPU.
-    """
+    Candidates go last: reducing over T with N along the vector lanes is three times faster on CPU."""
 
     logp_PTN: jax.Array
     logit_PTN: jax.Array
@@ -156,9 +154,7 @@ def aggregate(step_PNT, mask_PNT, aggregator: str, *, unit: str, clip=1e-6, deca
 
 
 @functools.partial(jax.jit, static_argnames=("names", "unit"))
-def aggregate_all(
-    step_PNT, mask_PNT, names=tuple(AGGREGATORS), *, unit: str, **options
-) -> dict[str, jax.Array]:
+def aggregate_all(step_PNT, mask_PNT, names=tuple(AGGREGATORS), *, unit: str, **options):
     """{aggregator: score_PN}, a few problems at a time: they stay in cache, twice as fast on CPU."""
 
     def one(problem):
@@ -272,9 +268,8 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
         weight_N = jnp.where((ties == "share") | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
         return jnp.zeros_like(score_N).at[order_N].set(weight_N)
 
-    return jax.lax.map(
-        one, (score_PN, best_first(score_PN), all_or(mask_PN, score_PN).sum(-1)), batch_size=64
-    )
+    problems = score_PN, best_first(score_PN), all_or(mask_PN, score_PN).sum(-1)
+    return jax.lax.map(one, problems, batch_size=64)
 
 
 def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
@@ -303,8 +298,7 @@ def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
 def pass_at_n(right_PN, eligible_PN=None, mask_PN=None, size_n=None):
     """pass@n = 1 - C(N - c, n) / C(N, n), curve_Pn, c of the N candidates right (Chen et al. 2021).
 
-    Best-of-n whose score is right_PN itself, 0 or 1: a sum of positive terms, precise where it is small.
-    """
+    Best-of-n whose score is right_PN itself, 0 or 1: a sum of positive terms, precise where it is small."""
     return best_of_n(right_PN, right_PN, eligible_PN, mask_PN, size_n)
 
 

@@ -1,8 +1,6 @@
-"""Rotary position embedding (Su et al. 2021), and how it is stretched for rows longer
-than a model was first trained at.
+"""Rotary position embedding (Su et al. 2021), and how it is stretched for longer rows.
 
-Dimension key: B rows, L tokens, H heads, K head size, k = K / 2 pairs of features.
-"""
+Dimension key: B rows, L tokens, H heads, K head size, k = K / 2 pairs of features."""
 
 import dataclasses
 import math
@@ -59,7 +57,5 @@ def rotations(pos_BL, head_dim: int, theta: float, scaling: RopeScaling | None):
 def rotate(x_BLHK, cos_BL1k, sin_BL1k):
     """Feature j is rotated with feature j + K/2, as in the Hugging Face checkpoints."""
     a_BLHk, b_BLHk = jnp.split(x_BLHK.astype(jnp.float32), 2, -1)
-    y_BLHK = jnp.concatenate(
-        [a_BLHk * cos_BL1k - b_BLHk * sin_BL1k, b_BLHk * cos_BL1k + a_BLHk * sin_BL1k], -1
-    )
-    return y_BLHK.astype(x_BLHK.dtype)
+    halves = a_BLHk * cos_BL1k - b_BLHk * sin_BL1k, b_BLHk * cos_BL1k + a_BLHk * sin_BL1k
+    return jnp.concatenate(halves, -1).astype(x_BLHK.dtype)

@@ -1,7 +1,6 @@
 """Scorers that need no model of their own: the exact checker, one with known faults, noise, ensembles.
 
-Each keeps the protocol Scorer (protocols.py). Dimension key: T steps, E members of an ensemble.
-"""
+Each keeps the protocol Scorer (protocols.py). Dimension key: T steps, E members of an ensemble."""
 
 import dataclasses
 import hashlib
@@ -66,9 +65,7 @@ class NoisyChecker(ModelFree):
 
 @dataclasses.dataclass(frozen=True)
 class RandomScorer(ModelFree):
-    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so
-    far. Best of n then picks each distinct text with equal chance: less than the mean accuracy where right
-    solutions repeat."""
+    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps."""
 
     seed: int
     name, label_kind = "random", "unknown"
@@ -94,8 +91,7 @@ ENSEMBLES = {
 
 
 class EnsembleScorer:
-    """Several verifiers as one (Coste et al. 2024, arXiv 2310.02743): an entry of ENSEMBLES makes a step's
-    score from theirs, which must mean the same."""
+    """Verifiers of one meaning as one (Coste et al. 2024, 2310.02743): ENSEMBLES make a score of theirs."""
 
     def __init__(self, name: str, combine: str, members: Sequence):
         self.name, self.combine, self.members = name, combine, members

@@ -1,10 +1,8 @@
-"""Step scores for many solutions: text in, log-odds that each step is good out. Evaluation and search score
-here.
+"""Step scores for many solutions: text in, log-odds that each step is good out.
 
 A model scores by its head, by a log-ratio or by a likelihood. Scorers that need no model are in scorers.py.
 
-Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a row.
-"""
+Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a row."""
 
 import dataclasses
 from collections import Counter
@@ -31,8 +29,7 @@ def step_log_odds(model: PRM, batch):
 
 @jax.jit
 def log_ratio(policy: PRM, reference: PRM | None, batch):
-    """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024); without
-    a reference log policy."""
+    """log policy - log reference (if any) of the token after each, in nats, ratio_BL (Yuan et al. 2024)."""
     inputs = batch["ids"], batch["pos"], batch["visible_until"]
     ratio_BL = policy.next_logprobs(policy(*inputs), batch["ids"])
     if reference is not None:
@@ -74,8 +71,7 @@ class ScoringStats:
 
 @dataclasses.dataclass(kw_only=True)
 class ModelScorer:
-    """A model as a Scorer. Its three kinds say what is read of a packed row, and how that becomes step
-    scores.
+    """A model as a Scorer: its three kinds say what is read of a packed row, and how that becomes scores.
 
     A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed
     once where that is possible. A score depends only on its own solution: in float32 up to rounding (2e-7 of
@@ -195,9 +191,7 @@ class LikelihoodScorer(ModelScorer):
 
 
 def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
-    """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows of few
-    shapes: step slots are row_tokens / 16 or that doubled a few times, rows powers of two that the mesh
-    divides."""
+    """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows."""
     check_divides(scorer.model.cfg, scorer.batch_rows, "batch.rows")
     L, stats, shards = scorer.row_tokens, scorer.stats, row_shards()
     sequences = [e.ids_L for e in encoded]

@@ -40,8 +40,7 @@ class Solution:
 
 
 class Packed(Sequence):
-    """A list that keeps its items as bytes, a fraction of the memory of their objects; each access makes one
-    anew. A sum reads all as its first list does."""
+    """A list that keeps its items as bytes, a fraction of the objects' memory; an access makes one anew."""
 
     def __init__(self, pack: Callable, unpack: Callable, rows: Iterable[bytes] = ()):
         self.pack, self.unpack, self.rows = pack, unpack, list(rows)

@@ -1,7 +1,6 @@
 """The optimiser, the jitted train step and the jitted evaluation step.
 
-Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C head outputs, V vocabulary.
-"""
+Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C head outputs, V vocabulary."""
 
 import dataclasses
 import functools
@@ -114,9 +113,8 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
     """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by
     `totals` of the global batch; with `logits` also logit_BT of its steps."""
     all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
-    x_BLD = model(
-        batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"]
-    )
+    read_BT = None if all_tokens else batch["step_end"]
+    x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], read_BT)
     step_sum = lm_sum = right = jnp.zeros(())
     step_logits = {}
     logit_BLV = model.vocab_logits(x_BLD) if all_tokens else None
@@ -213,8 +211,7 @@ def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: i
 
 @functools.partial(jax.jit, static_argnames=("cfg", "logits"))
 def eval_step(model: PRM, batch, cfg: LossConfig, logits: bool = False):
-    """Sums of one batch [B, ...] without dropout, and the counts to divide them by; with `logits` as
-    `loss_terms`."""
+    """`loss_terms` of one batch [B, ...] without dropout, and the counts to divide them by."""
     n_steps, n_next = totals(batch)
     terms = loss_terms(model, batch, cfg, logits=logits)
     return jax.tree.map(replicate, terms) | {"n_steps": n_steps, "n_next": n_next}

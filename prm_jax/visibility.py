@@ -10,8 +10,7 @@ Change `sees`, and all kernels follow; where the model is no longer causal, pref
 lm_weight is 0 by default. A kernel asks it of whole tiles too, so it must be made of comparisons of these
 four by <= alone.
 
-Dimension key: B rows, L queries, S keys.
-"""
+Dimension key: B rows, L queries, S keys."""
 
 import jax.numpy as jnp
 

@@ -33,8 +33,7 @@ COUNTS = ("mean", "first")
 
 @functools.partial(jax.jit, static_argnames=("ties", "counts"))
 def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", counts: str = "mean"):
-    """Distribution of the vote's winner over the candidates, p_PN; `expectation(p_PN, gold_PN)` is its
-    accuracy.
+    """Distribution of the vote's winner, p_PN; `expectation(p_PN, gold_PN)` is its accuracy.
 
     A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote (Uesato et
     al. 2022). ties "share": tied groups split the win; "first": that of the lowest index has it."""
@@ -68,8 +67,7 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
 
 @functools.partial(jax.jit, static_argnames=("counts",))
 def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str = "mean"):
-    """Expected gold of the majority vote among n candidates, curve_Pn, exact over all n-subsets; tied groups
-    share.
+    """Expected gold of the majority vote among n candidates, curve_Pn, over all n-subsets; ties share.
 
     Group g of m_g members wins with c of them where no other group has more and t others have as many, with
     chance 1 / (t + 1) = ∫_0^1 u^t du. With z counting the places taken, the ways to do so are

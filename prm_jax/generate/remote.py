@@ -180,8 +180,7 @@ class RemotePolicy:
             logp, tokens = choice.logprobs.token_logprobs, choice.logprobs.tokens or []
         is_known = len(logp) == n and None not in logp
         logp_L = np.array(logp if is_known else [np.nan] * n, np.float32)
-        # What follows the text, such as its end, has no text; a server that names its tokens otherwise has no
-        # logp_T.
+        # What follows the text has no text; a server that names its tokens otherwise has no logp_T.
         starts = itertools.accumulate(map(len, tokens), initial=0)
         tokens = [token if start < len(text) else "" for token, start in zip(tokens, starts)]
         is_split = is_known and "".join(tokens) == text

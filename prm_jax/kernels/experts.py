@@ -12,8 +12,7 @@ from prm_jax.kernels.cpu import save_for_backward
 
 def mixture(x_BLD, logit_BLE, taken: int, to_one: bool, layer):
     """The outputs of each token's `taken` experts of highest logit, weighted by the softmax; with `to_one`
-    weights sum to 1. `layer(x_mD, dot)` computes an expert's output with dot(x_mF, w_EFF, None) as its linear
-    layers."""
+    weights sum to 1. `layer(x_mD, dot)` computes an expert's output by dot(x_mF, w_EFF, None)."""
     p_nE = jax.nn.softmax(logit_BLE.astype(jnp.float32).reshape(-1, logit_BLE.shape[-1]))
     share_nj, expert_nj = jax.lax.top_k(p_nE, taken)
     if to_one:

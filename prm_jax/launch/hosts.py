@@ -1,5 +1,4 @@
-"""Makes many processes work as one: starts them, shares files between them, lets only process 0 write and
-print."""
+"""Makes many processes work as one: starts them, shares files; only process 0 writes and prints."""
 
 import atexit
 import contextlib
@@ -19,8 +18,7 @@ from prm_jax.launch.mesh import sharding
 
 
 def set_cpu_devices(n: int):
-    """Makes n devices of this process's CPU, before jax initialises its devices. XLA runs matrix products on
-    all cores, but attention's loop and small operations on one; devices run in parallel."""
+    """Makes n devices of this process's CPU, before jax initialises its devices."""
     expect(type(n) is int and 1 <= n <= 1024, "cpu_devices", n, "1 to 1024")
     keep_freed_memory()
     with contextlib.suppress(RuntimeError):  # a process makes its devices once, in a sweep for its first job
@@ -28,8 +26,8 @@ def set_cpu_devices(n: int):
 
 
 def keep_freed_memory():
-    """Makes glibc keep what XLA frees for its next call, before jax starts threads. Mapped anew, temporaries
-    take 80,000 page faults a training step of 26.7M parameters, 8 % of its time."""
+    """Makes glibc keep what XLA frees for its next call, before jax starts threads. Page faults of
+    temporaries take 8 % of a training step of 26.7M parameters."""
     libc, M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = ctypes.CDLL(None), -1, -4, -8
     if hasattr(libc, "mallopt"):
         for option, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):

@@ -1,11 +1,8 @@
 """Trains a policy by rewards of its steps and answers: roll out, reward, estimate advantages, update.
 
-python -m prm_jax.rl    GRPO of the embedded policy by the answer checker; conf/rl.yaml says what each key
-means.
-
-Read `Trainer` from top to bottom. The roll-outs of a step depend only on the weights and on fold_in(seed,
-step), and of `steps` where select=mixed draws again; so a resumed run repeats the undisturbed one bit for
-bit.
+Read `Trainer` from top to bottom; conf/rl.yaml says what each key means. The roll-outs of a step depend only
+on the weights, fold_in(seed, step) and, where select=mixed draws again, `steps`: a resumed run is bit for bit
+the undisturbed one.
 
 Dimension key: N roll-outs of a step, T steps, L tokens."""
 
@@ -275,7 +272,7 @@ class Trainer:
             for _ in range(cfg.passes):
                 new = update(self.policy.model, self.opt, batch, layout.used, cfg)
                 self.policy.model, self.opt, metrics = new
-        return {"teach": teaches_N.mean(), **metrics}
+        return metrics
 
     def lay_out(self, rollouts: list[Rollout], most: int) -> Layout:
         batch = self.cfg.batch

@@ -11,12 +11,9 @@ group_N           which prompt a response answers; a baseline is of one group
 A step reward stays at its step; only grpo and rloo add a response's step rewards up. Outcome and step rewards
 have separate baselines (as in PRIME and GDPO), so that the scale of one does not drown the other.
 
-`python -m examples.exact` prints the expected gradient of every estimator (docs/lab.md has its table).
 Unbiased: grpo without a standard deviation, rloo, rloo_steps, and in a large batch reinforce. grpo_process,
 rloo_sources and pure subtract a baseline for every step that a response has, so an extra step costs about the
-mean step reward. A policy that decides when to stop then maximises R - price x (number of steps), exactly so
-under rloo_sources and pure's sum form: fewer steps than R asks for where the mean is positive (P(good)), else
-more.
+mean step reward (`python -m examples.exact` and docs/lab.md: the expected gradients).
 
 To add one, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig
 with a default.

@@ -21,7 +21,6 @@ def diagnose(rollouts: Sequence[Rollout], scores: RolloutScores) -> dict[str, fl
         "right": scores.right_N.mean(),
         "cut": np.mean([not r.finished for r in rollouts]),
         "steps_a_solution": np.mean([len(r.steps) for r in rollouts]),
-        "tokens_a_solution": np.mean([len(r.ids_L) for r in rollouts]),
         "restated": restated_share(rollouts, scores.verdicts),
     }
     if scores.verdicts is None:

@@ -86,8 +86,7 @@ class Layout:
     """The places of roll-outs' tokens in packed rows, A micro-batches of B. A row is a prefix tree: the first
     tokens of responses may be shared, so `scatter` adds the numbers of a place up."""
 
-    # ids, pos, visible_until; the places of the token before (`before`) and of the response's first
-    # (`start`), [A, B, L]
+    # [A, B, L]: ids, pos, visible_until; places of the token before and of the response's `start`
     batch: dict[str, np.ndarray]
     used: int  # micro-batches with tokens; empty ones follow, so that one compiled program serves all batches
     places: list[tuple[int, np.ndarray]]  # each roll-out's row (of A x B), and its tokens' places in that
