@@ -1,6 +1,5 @@
 """Trace error and selective prediction on a pool that is small enough to do by hand."""
 
-import numpy as np
 import pytest
 
 from examples.papers import trace_error
@@ -26,23 +25,13 @@ LABELS = {
 RULES = pool_metrics.Rules("probability", "prod", "share", 4, 0.5)
 
 
-def test_errors_of_the_chosen_by_hand():
+def test_errors_by_hand():
     pool = pool_arrays(POOL, step_labels=LABELS)
-    # mean: a, c of one and f of two, since i was cut. majority: a tie in one; in two 4 outvotes the only
-    # finished 5. weighted: of the answer 1 its best candidate, c; 4 by .9 against .6.
-    expected = {"mean": (5 / 8, 1 / 3), "majority": (0.75, 0.5), "prm.weighted_vote": (0.5, 1.0)}
-    found = trace_error.chosen_errors(pool, {"prm": "prod"})
-    assert found == {rule: pytest.approx(pair) for rule, pair in expected.items()}
+    # at random: a, c of one and f of two, since i was cut
+    assert trace_error.errors_at_random(pool) == pytest.approx((5 / 8, 1 / 3))
     table = pool_metrics.pool_results(pool, ["prm"], RULES, 0)["scorers"]["prm"]["prod"]
     assert table["best_of_n"]["4"] == pytest.approx(1)  # c, which is lucky, and f
     assert table["trace"]["4"] == pytest.approx(0.5)
-
-
-def test_a_vote_is_shown_by_the_best_candidate_of_the_winning_answer():
-    answer_PN = np.array([[0, 0, 1], [0, 0, 1]])
-    score_PN = np.array([[-2.0, -1.0, -0.9], [-1.0, -1.0, -3.0]])
-    weight_PN = trace_error.vote_weights(answer_PN, score_PN)
-    np.testing.assert_allclose(weight_PN, [[0, 1, 0], [0.5, 0.5, 0]], atol=1e-6)
 
 
 def test_abstaining_keeps_the_problems_with_the_highest_scores():

@@ -26,9 +26,6 @@ def gather_k(stages: dict) -> Table:
             error_S = [errors[key] for errors in by_seed]
             table.number(ERROR, name, error_S, float(k))
             table.number(ERROR, f"{name}, K = {k}", error_S)
-    # Every line called right; the mean value for every line.
-    table.number(ERROR, "constant, any", [np.mean(good == 0) for _, good in steps])
-    table.number(ERROR, "constant, soft", [np.mean(abs(value - value.mean())) for value, _ in steps])
     return table
 
 

@@ -14,7 +14,7 @@ from prm_jax.evals.pool_arrays import Pool, pool_arrays
 from prm_jax.evals.pool_metrics import right_traces
 from prm_jax.tasks.chain import CHAIN
 
-TITLES = NAMES | {"mean": "a sample at random", "majority": "majority vote"}
+TITLES = NAMES | {"majority": "majority vote"}
 ERROR, ABSTAINING = "trace error", "abstaining"
 SHARE_X = np.arange(0, 1, 0.05)  # of the problems that are left out, least sure first
 
@@ -29,12 +29,11 @@ def gather(stages: dict) -> Table:
         series = f"{name_of(scorer)}, best of n"
         for k, n in enumerate(own[0]["best_of_n"]):
             table.number(ERROR, f"{series} = {n}", error_SX[:, k], 1 - right[:, k].mean())
-    scored = [(labelled_pool(stage), stage.results()["headline"]) for stage in stages["pool"]]
-    chosen = [chosen_errors(*pair) for pair in scored]
-    for rule in chosen[0]:
-        final, traces = np.transpose([own[rule] for own in chosen])
-        table.number(ERROR, name_of(rule), list(traces), final.mean())
-    errors = [abstaining(*pair) for pair in scored]
+    scored = [labelled_pool(stage) for stage in stages["pool"]]
+    final, traces = np.transpose([errors_at_random(pool) for pool in scored])
+    table.number(ERROR, "a sample at random", traces, final.mean())
+    pairs = zip(scored, pools, strict=True)
+    errors = [abstaining(pool, results["headline"]) for pool, results in pairs]
     for rule in errors[0]:
         table.curve(ABSTAINING, name_of(rule), SHARE_X, [own[rule] for own in errors])
     return table
@@ -47,29 +46,12 @@ def labelled_pool(stage) -> Pool:
     return pool_arrays(pool, step_labels={row: CHAIN.step_labels(*row) for row in rows})
 
 
-def chosen_errors(pool: Pool, headline: dict[str, str]) -> dict[str, tuple[float, float]]:
-    """{rule: (final error, trace error)}: the chosen answer is wrong; right chosen answers with a wrong step."""
-    weight_PN = {"mean": pool.present_PN / pool.present_PN.sum(-1, keepdims=True)}
-    weight_PN["majority"] = vote_weights(pool.answer_PN, np.where(pool.eligible_PN, 0.0, -np.inf))
-    for scorer, how in headline.items():
-        score_PN = pool_scores(pool, scorer, how)
-        weight_PN[f"{scorer}.weighted_vote"] = vote_weights(pool.answer_PN, score_PN)
-    errors, hidden_PN = {}, pool.right_PN - right_traces(pool)
-    for rule, chosen_PN in weight_PN.items():
-        right, hidden = (float((chosen_PN * x_PN).sum()) for x_PN in (pool.right_PN, hidden_PN))
-        errors[rule] = 1 - right / len(pool.right_PN), hidden / right if right else np.nan
-    return errors
-
-
-def vote_weights(answer_PN, score_PN) -> np.ndarray:
-    """weight_PN of the candidate that shows a vote: the winning answer's best, equal ones alike."""
-    win_PN = np.asarray(votes.vote(answer_PN, score_PN), float)
-    same_PNN = answer_PN[:, :, None] == answer_PN[:, None, :]
-    group_PN = (same_PNN * win_PN[:, None, :]).sum(-1)
-    best_PN = np.where(same_PNN, score_PN[:, None, :], -np.inf).max(-1)
-    is_best_PN = (score_PN >= best_PN) & (group_PN > 0)
-    n_best_PN = (same_PNN * is_best_PN[:, None, :]).sum(-1)
-    return is_best_PN * group_PN / np.maximum(n_best_PN, 1)
+def errors_at_random(pool: Pool) -> tuple[float, float]:
+    """(final error, trace error) of a sample at random: its answer is wrong; a right one has a wrong step."""
+    chance_PN = pool.present_PN / pool.present_PN.sum(-1, keepdims=True)
+    right = float((chance_PN * pool.right_PN).sum())
+    sound = float((chance_PN * right_traces(pool)).sum())
+    return 1 - right / len(pool.right_PN), 1 - sound / right
 
 
 def abstaining(pool: Pool, headline: dict[str, str]) -> dict[str, list[float]]:
