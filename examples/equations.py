@@ -4,29 +4,31 @@ r"""Judges the numeric equations in steps of plain text: labels of steps, and gr
     python evaluate.py task=best_of_n input=POOL checkpoint=RUN checker=examples/equations.py:holds
 
 It reads `48/2=24`, `<<48/2=24>>`, `$48 / 2 = $24`, `\frac{48}{2} = 24 \text{ apples}`, but no variables, no
-functions, no lists. A mismatch that may be no error has no verdict (other units, a rounded number, a running
+functions, no lists, no percentages, no approximations. A mismatch that may be no error has no verdict (other units, a rounded number, a running
 calculation 2 + 3 = 5 * 4 = 20, a value that is tried): a false "wrong" is worse than none.
 """
 
 import ast
-import dataclasses
 import functools
+import itertools
 import operator
 import re
 from fractions import Fraction
+from typing import NamedTuple
 
 LONGEST = 200  # characters of one side
 BITS = 4096  # of a value, so that no power tower hangs
 DEPTH = 5  # of fractions in fractions
 MIRRORED = str.maketrans("()", ")(")
-SAME_SIGNS = str.maketrans("×·∙⋅∗÷−≃≅（）＝＋’\u200b", "*****/-≈≈()=+' ")
+SAME_SIGNS = str.maketrans("×·∙⋅∗÷−≈≃≅（）＝＋’\u200b", "*****/-≠≠≠()=+' ")
 # Each pattern and what replaces it, in this order: LaTeX and Unicode become plain arithmetic.
 PLAIN = [
-    (r"[²³]", lambda match: "^2" if match[0] == "²" else "^3"),
+    ("²", "^2"),
+    ("³", "^3"),
     (r"\\\\(?=[ \n&]{0,3}=)", " "),
     (r"\\\\|\\[\[\]]|\\begin\b|\\end\b|\\q?quad\b|\\(?:to|implies|[Rr]ightarrow)\b|[→⇒;]|=>", "\n"),
-    (r"<=|>=|!=|:=|\\(?:leq?|geq?|neq?|lt|gt)\b|\.\.\.|\\[lc]?dots\b", " ≠ "),
-    (r"==|\\approx\b", lambda match: "=" if match[0] == "==" else "≈"),
+    (r"<=|>=|!=|:=|\\(?:leq?|geq?|neq?|lt|gt|approx)\b|\.\.\.|\\[lc]?dots\b", " ≠ "),
+    ("==", "="),
     (r"\\(?:times|cdot|ast)\b", "*"),
     (r"\\div\b", "/"),
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|boxed)(?![a-zA-Z])|\\[!()]", ""),
@@ -42,7 +44,6 @@ PLAIN = [
     (r"^ ?(?:[*•]|-(?= \D)|\(?\w{1,2}[.)]) ", "\n"),  # the bullet of an item
     (r"(?<=\d) ?[xX] ?(?=[\d(])", " * "),
 ]
-PLAIN = [(re.compile(pattern, re.MULTILINE), new) for pattern, new in PLAIN]
 FRACTION = re.compile(r"\\[dtc]?frac ?\{([^{}]{1,200})\} ?\{([^{}]{1,200})\}")
 ANNOTATION = re.compile(r"<<([^<>\n]*)>>")
 # The ends of lines and clauses. A line that begins with = continues; 14, 400 is one number.
@@ -61,24 +62,18 @@ RISKY = re.compile(
     r"|to|from|through|choose|sin|cos|tan|cot|sec|csc|log|ln|sqrt|root|squared?|cubed|power|gcd|lcm|max|min"
     r"|det|mod|base|remainder|pi|[ap]m|hundred|thousand|million|billion|trillion|dozens?|pairs?)\b"
 )
-# Ratios of common units: 0.5 = 30 minutes.
-FACTORS = {2, 3, 4, 5, 7, 8, 10, 12, 14, 16, 20, 24, 25, 30, 36, 52, 60, 100, 144, 168, 365, 1000, 1440, 1760}
-FACTORS |= {2000, 3600, 5280, 10_000, 86_400, 10**6, 10**9}
-
 WORD = r"[A-Za-z][A-Za-z'-]+(?:/[a-z]+)?(?:\^\(?[23]\)?)?"
 WORDS = rf"({WORD}(?: {WORD}){{0,2}})"
 GLUED = r"(?:[cmk]m|[km]g|ml|ft|lbs?|oz|hrs?|mins?|sec|cents|mph|kmh)\b"  # 5cm, but not 5ab
-UNIT = re.compile(rf"(?<=[\d)%])(?: ?/ ?| |(?={GLUED}))(?:{WORDS}|\({WORDS}\)) ?(?=[-+*/)]|$)")
-LEFT = re.compile(r"[-+*/^%().,\d ]{1,400}$")
-RIGHT = re.compile(r"[-+*/^%().,\d ]{1,400}")
-# 6/2(3) and -3^2 have two values, to different people. 27/3/4 may mean 27 by 3/4, and 5 (6) no product.
-AMBIGUOUS = re.compile(r"/ ?[\d.]+ ?\(|(?:^|[(+*/-] ?)- ?[\d.]+ ?\^")
-IN_DOUBT = re.compile(r"/ ?[\d.]+ ?/|\d (?=\()")
+UNIT = re.compile(rf"(?<=[\d)])(?: ?/ ?| |(?={GLUED}))(?:{WORDS}|\({WORDS}\)) ?(?=[-+*/)]|$)")
+LEFT = re.compile(r"[-+*/^().,\d ]{1,400}$")
+RIGHT = re.compile(r"[-+*/^().,\d ]{1,400}")
+# 6/2(3) and -3^2 have two values, to different people; 27/3/4 may mean 27 by 3/4, and 5 (6) no product.
+AMBIGUOUS = re.compile(r"/ ?[\d.]+ ?[(/]|(?:^|[(+*/-] ?)- ?[\d.]+ ?\^|\d (?=\()")
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-@dataclasses.dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """One side of an equation."""
 
     text: str  # plain arithmetic, without thousands separators and units
@@ -88,23 +83,18 @@ class Side:
 
     @property
     def is_number(self) -> bool:
-        return re.fullmatch(r"[-+(]* ?[\d.]+%?\)*", self.text) is not None
-
-    @property
-    def is_share(self) -> bool:
-        return "%" in self.text
+        return re.fullmatch(r"[-+(]* ?[\d.]+\)*", self.text) is not None
 
     @property
     def last_digit(self) -> Fraction:
         """One unit of the last digit of a decimal, 0 for a whole number."""
-        decimals = len(self.text.rstrip("%)").partition(".")[2])
+        decimals = len(self.text.rstrip(")").partition(".")[2])
         return Fraction(1, 10**decimals) if decimals else Fraction(0)
 
 
 def evaluate(text: str) -> Fraction:
     """The exact value of plain arithmetic; ValueError for anything else."""
-    code = re.sub(r"(\d+\.?\d*|\.\d+)%", r"(\1/100)", text).replace("^", "**").strip()
-    code = re.sub(r"(?<=[\d)]) ?(?=\()", "*", code)
+    code = re.sub(r"(?<=[\d)]) ?(?=\()", "*", text.replace("^", "**").strip())
 
     def read(node) -> Fraction:
         match node:
@@ -137,7 +127,7 @@ def make_side(text: str, units=frozenset(), doubt: bool = False) -> Side | None:
         return None
     is_odd = any(" " in unit or RISKY.search(unit) for unit in units)
     try:
-        return Side(text, evaluate(text), units, doubt or is_odd or IN_DOUBT.search(text) is not None)
+        return Side(text, evaluate(text), units, doubt or is_odd)
     except ValueError:
         return None
 
@@ -166,7 +156,7 @@ def read_right(text: str) -> Side | None:
         return None
     rest = text[match.end() :]
     word = re.match(r"[A-Za-z'-]*", rest)[0]
-    is_glued = match[0][-1] != " " and not re.match(GLUED, word) if word else rest[:1] in set("_\\|!≠{^")
+    is_glued = match[0][-1] != " " and not re.match(GLUED, word) if word else rest[:1] in set("_\\|!≠{^%")
     if is_glued or len(word) == 1 or re.match(r"[A-Za-z' ]*[-+*/^]", rest):
         return None
     if word:
@@ -189,85 +179,76 @@ def read_left(text: str) -> Side | None:
     is_glued = re.search(r"[^\w\s,.;('\"]$|_$", before) is not None
     is_glued |= expression[:1] != " " and text[len(before) :] == expression and before[-1:].isalnum()
     words = re.findall(r"[\w'-]+$", before)
-    is_variable = bool(words) and (len(words[0]) == 1 or expression.lstrip()[:1] in tuple("+-*/^%"))
+    is_variable = bool(words) and (len(words[0]) == 1 or expression.lstrip()[:1] in tuple("+-*/^"))
     side = make_side(expression, units)
     if is_glued or is_variable or side is None or side.is_number and before not in ("", "("):
         return None
     doubt = side.doubt or ends_with_unit or opens_line or bool(words) and side.value < 0  # Weeks 1-2
     if words and RISKY.fullmatch(words[0]) and not before.lower().endswith("total of"):
         doubt = True
-    return dataclasses.replace(side, doubt=doubt)
+    return side._replace(doubt=doubt)
 
 
-def judge(left: Side, right: Side, is_rough: bool) -> bool | None:
-    """Whether left = right, or approximately (`is_rough`); None if a mismatch need not be an error."""
-    scales = (1, 100, Fraction(1, 100)) if left.is_share or right.is_share else (1,)  # 10 / 20 * 100 = 50%
-    verdicts = [agree(left, right, scale, is_rough) for scale in scales]
-    if True in verdicts or None in verdicts:
-        return True if True in verdicts else None
+def judge(left: Side, right: Side) -> bool | None:
+    """Whether left = right; None if a mismatch need not be an error."""
     units = left.units | right.units
     small, large = sorted((left.value, right.value), key=abs)
-    ratio = large / small if small else 0
+    ratio = large / small if small else Fraction(0)
     number = re.search(r"\d+(?:\.\d+)?|\.\d+", right.text)
-    shares_differ = left.is_share != right.is_share and (right if left.is_share else left).is_number
     in_doubt = (
         left.doubt or right.doubt or len(units) > 1,
         left.is_number and right.is_number,
         ratio == -1,  # 3 - 5 = 2
         number and Fraction(number[0]) == abs(left.value),  # 2 + 3 = 5 * 4
-        abs(ratio) in (100, 1000, 10**6) or bool(units) and ratio in FACTORS,  # 25 cents, 5 thousand
-        shares_differ,  # 48 = 100% + 20%
-        is_rough and abs(large - small) * 10 < abs(left.value),
+        abs(ratio) in (100, 1000, 10**6) or bool(units) and ratio.denominator == 1,  # 25 cents, 5 thousand
         "." in left.text + right.text and abs(large - small) * 2000 <= abs(large),  # of rounded numbers
     )
-    return None if any(in_doubt) else False
+    is_equal = agree(left, right)
+    return None if is_equal is False and any(in_doubt) else is_equal
 
 
-def agree(left: Side, right: Side, scale, is_rough: bool) -> bool | None:
-    """Whether left = scale * right to the digits written; None for a number rounded to a whole one."""
-    a, b = left.value, right.value * scale
+def agree(left: Side, right: Side) -> bool | None:
+    """Whether left = right to the digits written; None for a number rounded to a whole one."""
+    a, b = left.value, right.value
     if abs(a - b) * 10**12 <= abs(a):  # 54.00000000000001 is a float of 54
         return True
-    for written, exact, side, size in ((a, b, left, 1), (b, a, right, scale)):
-        if not side.is_number:
+    for written, exact in ((left, b), (right, a)):
+        if not written.is_number:
             continue
-        one = size * (Fraction(1, 100) if side.is_share else 1)
-        digit = side.last_digit * one
-        is_cut = abs(written) <= abs(exact) < abs(written) + digit and written * exact >= 0
+        digit = written.last_digit
+        is_cut = abs(written.value) <= abs(exact) < abs(written.value) + digit and written.value * exact >= 0
         if abs(a - b) <= digit / 2 or is_cut:
             return True
-        if not digit and exact.denominator != 1 and abs(a - b) < one:  # 20 / 3 = 6 boxes
-            return True if is_rough and abs(a - b) * 2 <= one else None
+        if not digit and exact.denominator != 1 and abs(a - b) < 1:  # 20 / 3 = 6 boxes
+            return None
     return False
 
 
-def equations(text: str) -> list[tuple[str, bool | None]]:
-    """(equation, whether it holds) of each equation whose sides can be read; None: a mismatch is in doubt."""
-    if not re.search(r"[=≈＝≃≅]|\\approx", text):
-        return []
+def equations(text: str) -> list[bool | None]:
+    """Whether each equation holds whose sides can be read; None: a mismatch is in doubt."""
     if inner := ANNOTATION.findall(text):
         text = "\n".join([ANNOTATION.sub("", text), *inner])
-    judged, is_tried = [], False
+    verdicts, is_tried = [], False
     for clause in CLAUSE.split(plain(text)):
-        parts = re.split("([=≈])", clause)
-        for left_text, sign, right_text in zip(parts[:-2:2], parts[1::2], parts[2::2], strict=True):
+        parts = clause.split("=")
+        for left_text, right_text in itertools.pairwise(parts):
             left = read_left(left_text)
             right = read_right(right_text) if left else None
             if right is None:
                 continue
-            holds = judge(left, right, is_rough=sign == "≈")
-            is_tried |= not holds and left.is_number and right.is_number and not left.units | right.units
-            judged.append((f"{left.text} {sign} {right.text}", holds))
+            verdicts.append(judge(left, right))
+            is_value = left.is_number and right.is_number and not left.units | right.units
+            is_tried |= is_value and not verdicts[-1]
     if is_tried or DENIED.search(text):  # 31 = 50: a value was tried, and the text shows that it fails
-        return [(equation, holds or None) for equation, holds in judged]
-    return judged
+        return [holds or None for holds in verdicts]
+    return verdicts
 
 
 def plain(text: str) -> str:
     """The text with its formulas as plain arithmetic, in lines."""
     text = re.sub(r"\s+", lambda match: "\n" if "\n" in match[0] else " ", text.translate(SAME_SIGNS))
     for pattern, new in PLAIN:
-        text = pattern.sub(new, text)
+        text = re.sub(pattern, new, text, flags=re.MULTILINE)
     for _ in range(DEPTH):
         text = FRACTION.sub(r"((\1)/(\2))", text)
     return re.sub(" +", " ", text.translate(str.maketrans("{}", "()")))
@@ -276,10 +257,10 @@ def plain(text: str) -> str:
 @functools.lru_cache(1 << 16)
 def verdict(step: str, problem: str = "") -> bool | None:
     """True if all equations of a step hold, False if one is wrong, None without a verdict."""
-    verdicts = {holds for _, holds in equations(step)}
+    verdicts = equations(step) if re.search("[=＝]", step) else []
     if False in verdicts:
         return None if MODULAR.search(problem) else False
-    return None if None in verdicts or not verdicts else True
+    return True if verdicts and None not in verdicts else None
 
 
 def labels(problem: str, steps, answer) -> list[float | None]:

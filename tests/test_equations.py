@@ -14,11 +14,9 @@ EQUATIONS = runpy.run_path(PLACE)
 RIGHT = r"""
 Natalia sold 48/2 = <<48/2=24>>24 clips in May.
 $48 / 2 = $24
-\frac{10}{20} \times 100\% = 50\%
 2(3+4)=14
 \frac{\frac{1}{2}}{2} = \frac14
 10/3 = 3.3333
-7/2 \approx 4
 6 \text{ feet} \times 12 \text{ inches/foot} = 72 \text{ inches}
 x = 3 + 4 = \boxed{7}
 """
@@ -37,6 +35,9 @@ NOT_JUDGED = r"""
 2 + 3 = 5 * 4 = 20
 If we try 3, 2 * 3 + 1 = 8.
 14, 400 / 80 = 180
+7/2 \approx 4
+\frac{10}{20} \times 100\% = 50\%
+48 = 100% + 20%
 no equation
 """
 TABLE = [(line, True) for line in RIGHT.strip().splitlines()]
