@@ -1,12 +1,10 @@
 """A script that attacks a verifier by one edit a solution ("Reward Under Attack", arXiv 2603.06621).
 
-    python -m examples.attack --checkpoint RUN                        # on the embedded task
-    python -m examples.attack --checkpoint RUN --input rows.jsonl     # labelled solutions of any text
-    python -m examples.attack --harden FOLDER                         # rows to train on, edits among them
+    python -m examples.attack --checkpoint RUN         # each edit, and the worst of them
+    python -m examples.attack --harden FOLDER          # rows to train on, edits among them
 
 An unsound solution is handed in as the version that the verifier likes best, of those that the embedded
-task's checker still calls unsound; a sound one as the version that is still sound and liked least. No checker
-judges edited texts of a file: wrong is assumed to stay wrong, right to stay right.
+task's checker still calls unsound; a sound one as the version that is still sound and liked least.
 
 Dimension key: N solutions
 """
@@ -25,15 +23,16 @@ import numpy as np
 import pandas as pd
 
 import prm_jax
-from prm_jax import InputError, metrics, tasks
+from prm_jax import metrics, tasks
 from prm_jax.api import Verifier
-from prm_jax.data import sources
 from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import TaskData, data_config, load_splits
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import CONF
 from prm_jax.rerank import solution_scores
 from prm_jax.solutions import native_row, relabel_after_error
+
+SOLUTIONS = 1000  # that are attacked
 
 Steps = tuple[str, ...]
 Row = tuple[str, Steps]  # a problem and a solution of it
@@ -60,30 +59,20 @@ def blank(steps: Steps) -> Iterator[Steps]:
 
 
 def insert_after(steps: Steps, text: str) -> Iterator[Steps]:
-    """A line is followed by `text`, in which {line} stands for it, and {v} for what follows its last equals
-    sign; without that {v} has no place."""
+    """A line is followed by `text`, in which {v} stands for its result."""
     for t, step in enumerate(steps):
-        result = step.rpartition("=")[2].strip() if "=" in step else ""
-        if result or "{v}" not in text:
-            line = text.replace("{line}", step).replace("{v}", result)
+        if "=" in step:
+            line = text.replace("{v}", step.rpartition("=")[2].strip())
             yield steps[: t + 1] + (line,) + steps[t + 1 :]
 
 
-# name -> f(steps) -> the edited solutions, one for each place where the edit applies; of the embedded task.
+# name -> f(steps) -> the edited solutions, one for each place where the edit applies.
 EDITS = {
     "repeat": repeat,
     "drop": drop,
     "swap": swap,
     "restate": functools.partial(insert_after, text="{v}={v}"),
     "idle": functools.partial(insert_after, text="{v}+0={v}"),
-    "blank": blank,
-}
-# Of any text. Lines are not swapped or dropped, since what is left may be right, or wrong.
-TEXT_EDITS = {
-    "repeat": repeat,
-    "rephrase": functools.partial(insert_after, text="In other words: {line}"),
-    "filler": functools.partial(insert_after, text="Let us go on carefully, step by step."),
-    "praise": functools.partial(insert_after, text="This step has been checked, and it is correct."),
     "blank": blank,
 }
 
@@ -93,12 +82,11 @@ class Solutions(NamedTuple):
 
     rows: list[Row]
     is_sound_N: np.ndarray
-    task: tasks.EmbeddedTask | None  # whose checker judges edited versions
 
 
-def is_sound(task: tasks.EmbeddedTask, problem: str, steps: Steps) -> bool:
+def is_sound(problem: str, steps: Steps) -> bool:
     """Whether a solution has no wrong line, and the right answer."""
-    return min(task.step_labels(problem, steps)) == 1 and task.solved(problem, steps)
+    return min(tasks.CHAIN.step_labels(problem, steps)) == 1 and tasks.CHAIN.solved(problem, steps)
 
 
 def load_chain(**changes) -> TaskData:
@@ -131,34 +119,21 @@ def sample_task(n: int, seed: int, samples: str = "policy") -> Solutions:
     """Held-out solutions of the embedded task, by its policy or its `solver`."""
     solutions = tasks.sample_solutions(load_chain(samples=samples), n, "test", seed, policy_pool)
     rows = [(s.problem, s.steps) for s in solutions if s.outcome is not None]
-    return Solutions(rows, np.array([is_sound(tasks.CHAIN, *row) for row in rows]), tasks.CHAIN)
+    return Solutions(rows, np.array([is_sound(*row) for row in rows]))
 
 
-def read_file(path: str, n: int, seed: int) -> Solutions:
-    """Solutions of a file, drawn at random. A wrong one has a label or an outcome below .5."""
-    known = []
-    for s in sources.load(path, "native")[0]:
-        values = [x for x in (*(s.labels or ()), s.outcome) if x is not None]
-        known += [((s.problem, s.steps), min(values) >= 0.5)] if values else []
-    order = np.random.default_rng(seed).permutation(len(known))[:n]
-    rows, is_sound = zip(*(known[i] for i in sorted(order)), strict=True)
-    if len(set(is_sound)) < 2:
-        raise InputError(f"{path}: labels, outcome: expected some right and some wrong solutions")
-    return Solutions(list(rows), np.array(is_sound), None)
-
-
-def attack(verifier: Verifier, solutions: Solutions, edits: dict) -> dict:
+def attack(verifier: Verifier, solutions: Solutions) -> dict:
     """The numbers before the attack, after each edit in its worst place, and after the worst of all edits."""
-    rows, is_sound_N, task = solutions
+    rows, is_sound_N = solutions
     versions = []  # of each solution: {(problem, edited steps): the first edit that makes it}
     for problem, steps in rows:
-        made = {(problem, new): name for name in reversed(edits) for new in edits[name](steps)}
+        made = {(problem, new): name for name in reversed(EDITS) for new in EDITS[name](steps)}
         made.pop((problem, steps), None)
         versions.append(made)
     every = list(dict.fromkeys([*rows, *itertools.chain(*versions)]))
     log_odds = verifier.log_odds([problem for problem, _ in every], [steps for _, steps in every])
     p_of = dict(zip(every, np.exp(solution_scores(log_odds, verifier.aggregator)), strict=True))
-    judge = functools.cache(functools.partial(is_sound, task))
+    judge = functools.cache(is_sound)
     before_N = np.array([p_of[row] for row in rows])
 
     def hand_in(names, wrong_line: bool = False) -> dict:
@@ -166,17 +141,14 @@ def attack(verifier: Verifier, solutions: Solutions, edits: dict) -> dict:
         `names` make and that keep its verdict. `wrong_line`: an unsound one must still hold a wrong line."""
         after_N = before_N.copy()
         for n, (made, sound) in enumerate(zip(versions, is_sound_N, strict=True)):
-            kept = [row for row, name in made.items() if name in names]
-            if task:
-                kept = [row for row in kept if judge(*row) == sound]
+            kept = [row for row, name in made.items() if name in names and judge(*row) == sound]
             if wrong_line and not sound:
-                kept = [row for row in kept if 0 in task.step_labels(*row)]
+                kept = [row for row in kept if 0 in tasks.CHAIN.step_labels(*row)]
             after_N[n] = (min if sound else max)([before_N[n], *(p_of[row] for row in kept)])
         return measure(before_N, after_N, is_sound_N)
 
-    tables = {name: hand_in([name]) for name in edits} | {"worst": hand_in(edits)}
-    if task:
-        tables["worst_wrong_line"] = hand_in(edits, wrong_line=True)
+    tables = {name: hand_in([name]) for name in EDITS} | {"worst": hand_in(EDITS)}
+    tables["worst_wrong_line"] = hand_in(EDITS, wrong_line=True)
     before = measure(before_N, before_N, is_sound_N)
     return {"verifier": verifier.scorer.name, "solutions": len(rows), "before": before, "edits": tables}
 
@@ -192,7 +164,6 @@ def measure(before_N, after_N, is_sound_N) -> dict[str, float]:
 def main():
     parser = argparse.ArgumentParser(description="Attack a verifier by one edit a solution.")
     parser.add_argument("--checkpoint", help="as in evaluate.py; the newest finished run if it is left out")
-    parser.add_argument("--input", help="a file of labelled solutions or a graded pool")
     parser.add_argument("--harden", type=Path, help="only write training rows with edits into this folder")
     parser.add_argument("--share", type=float, default=0.5, help="of solutions that --harden edits")
     parser.add_argument("--seed", type=int, default=0)
@@ -201,8 +172,7 @@ def main():
     if args.harden:
         return harden(args.harden, load_chain(), args.share, args.seed)
     verifier = prm_jax.load(args.checkpoint, aggregator="prod")
-    solutions = read_file(args.input, 1000, args.seed) if args.input else sample_task(1000, args.seed)
-    results = attack(verifier, solutions, TEXT_EDITS if args.input else EDITS)
+    results = attack(verifier, sample_task(SOLUTIONS, args.seed))
     Path(args.output).write_text(json.dumps(results, indent=1))
     print(f"{results['solutions']} solutions, judged by {results['verifier']}")
     print(pd.DataFrame({"no edit": results["before"], **results["edits"]}).T)

@@ -180,7 +180,3 @@ class Countdown(EmbeddedTask):
 
 def solved(problem: str, steps: Sequence[str], answer) -> bool:
     return Countdown().solved(problem, steps)
-
-
-def labels(problem: str, steps: Sequence[str], answer) -> list[float]:
-    return Countdown().step_labels(problem, steps)

@@ -1,7 +1,6 @@
-"""A script that labels steps without completions: by scores, a checker or outcomes.
+"""A script that labels steps without completions: by a verifier, a checker or outcomes.
 
     python -m examples.relabel scorer POOL --checkpoint VERIFIER       its P(step good), to distil it
-    python -m examples.relabel scores POOL --scores NAME               step scores that the pool holds
     python -m examples.relabel td POOL --checkpoint embedded_orm       outcomes, by a value model
     python -m examples.relabel checker POOL --checker chain            an exact one, or FILE.py:FUNCTION
     python -m examples.relabel labels FILE --threshold 0.001 --after mask      soft labels of a file, hardened
@@ -21,9 +20,7 @@ import numpy as np
 import prm_jax
 from prm_jax import tasks
 from prm_jax.data import sources
-from prm_jax.data.pools import pool_solutions, read_pool
 from prm_jax.data.rows import read_rows, write_rows
-from prm_jax.data.units import as_probability
 from prm_jax.generate.labeling import read_input
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Solution, native_row, relabel_after_error
@@ -43,18 +40,6 @@ def by_scorer(args) -> Labelled:
     p_T = verifier.score([s.problem for s in solutions], [s.steps for s in solutions])
     kind = "value" if verifier.scorer.objective == "orm" else verifier.scorer.label_kind
     return Labelled(solutions, p_T, None if kind == "unknown" else kind)
-
-
-def by_scores(args) -> Labelled:
-    """Step scores that a pool holds, as probabilities."""
-    pool = read_pool(args.input)
-    labels = []
-    for p in pool:
-        unit = p.scores_unit.get(args.scores, "probability")
-        for c in p.candidates:
-            expect(args.scores in c.step_scores, "--scores", args.scores, "scores that all candidates have")
-            labels.append(as_probability(c.step_scores[args.scores], unit))
-    return Labelled([s for p in pool for s in pool_solutions(p)], labels, None)
 
 
 def td_targets(value_T: np.ndarray, outcome: float, lambda_: float) -> np.ndarray:
@@ -103,13 +88,7 @@ def read_labels(args) -> Labelled:
     return Labelled(solutions, [s.labels for s in solutions], kinds.pop() if len(kinds) == 1 else None)
 
 
-SOURCES = {
-    "scorer": by_scorer,
-    "scores": by_scores,
-    "td": by_td,
-    "checker": by_checker,
-    "labels": read_labels,
-}
+SOURCES = {"scorer": by_scorer, "td": by_td, "checker": by_checker, "labels": read_labels}
 
 
 def rows(found: Labelled, args) -> Iterator[dict]:
@@ -131,7 +110,6 @@ def main():
     parser.add_argument("--threshold", type=float, help="labels of at least this are 1, others 0")
     parser.add_argument("--after", default="keep", choices=["keep", "mask", "bad"], help="of the first error")
     parser.add_argument("--checkpoint", help="of scorer and td, as in evaluate.py")
-    parser.add_argument("--scores", help="of scores: their name")
     parser.add_argument("--td-lambda", type=float, default=0.8)
     parser.add_argument("--checker", help="of checker: a task, by default that of the rows; FILE.py:FUNCTION")
     args = parser.parse_args()

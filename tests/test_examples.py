@@ -28,13 +28,14 @@ def test_labels_from_what_is_there(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     steps = tuple(TEXTS[1].split())
-    scores = {"seen": (0.9, 0.25, 0.5, 0.75)}
-    candidate = Candidate(steps, "0", False, step_scores=scores)
-    write_pool("pool.jsonl", [Problem("0", PROBLEM, "4", (candidate,), {"seen": "probability"}, "chain")])
+    write_pool("pool.jsonl", [Problem("0", PROBLEM, "4", (Candidate(steps, "0", False),), {}, "chain")])
+    exact = tasks.CHAIN.step_labels(PROBLEM, steps)
+    to_the_first_0 = exact.index(0) + 1
     commands = {
-        "scores pool.jsonl --scores seen --threshold 0.5 --after mask": [1, 0, None, None],
-        "checker pool.jsonl": tasks.CHAIN.step_labels(PROBLEM, steps),
-        "scorer pool.jsonl --checkpoint checker": tasks.CHAIN.step_labels(PROBLEM, steps),
+        "checker pool.jsonl": exact,
+        "labels checker.jsonl --threshold 0.5 --after mask": exact[:to_the_first_0]
+        + [None] * (len(exact) - to_the_first_0),
+        "scorer pool.jsonl --checkpoint checker": exact,
         "td pool.jsonl --checkpoint embedded_orm --td-lambda 1": [0, 0, 0, 0],
     }
     for command, labels in commands.items():

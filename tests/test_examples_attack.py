@@ -21,9 +21,8 @@ def test_edits_by_hand():
         "idle": [(a, "1+0=1", b), (a, b, "2+0=2")],
         "blank": [("3 + 5 = 1", "1 * 2 = 2")],
     }
-    assert [*attack.TEXT_EDITS["rephrase"]((a,))] == [(a, f"In other words: {a}")]
     sound = {
-        name: {attack.is_sound(tasks.CHAIN, "3 +5 *2 mod7?", new) for new in attack.EDITS[name](steps)}
+        name: {attack.is_sound("3 +5 *2 mod7?", new) for new in attack.EDITS[name](steps)}
         for name in attack.EDITS
     }
     assert {name for name, kept in sound.items() if kept == {True}} == {"restate", "blank"}
@@ -31,7 +30,7 @@ def test_edits_by_hand():
 
 def test_the_exact_checker_cannot_be_attacked():
     checker = Verifier(CheckerScorer(lambda problem, steps: tasks.CHAIN.step_labels(problem, steps)))
-    results = attack.attack(checker, attack.sample_task(80, 0, "solver"), attack.EDITS)
+    results = attack.attack(checker, attack.sample_task(80, 0, "solver"))
     tables, before = results["edits"], results["before"]
     assert {table["sound_refused"] for table in [before, *tables.values()]} == {0}
     # What it accepts ends early: no line of it is wrong.
@@ -62,22 +61,18 @@ class Liker:
 
 def test_the_worst_edit_is_that_of_brute_force():
     solutions = attack.sample_task(80, 0, "solver")
-    results = attack.attack(Verifier(Liker(), "min"), solutions, attack.EDITS)
+    results = attack.attack(Verifier(Liker(), "min"), solutions)
     longest = []  # of each unsound solution, in the versions that are still unsound
     for (problem, steps), sound in zip(solutions.rows, solutions.is_sound_N, strict=True):
         if not sound:
             versions = [steps, *(new for edit in attack.EDITS.values() for new in edit(steps))]
-            longest.append(max(len(x) for x in versions if not attack.is_sound(tasks.CHAIN, problem, x)))
+            longest.append(max(len(x) for x in versions if not attack.is_sound(problem, x)))
     assert results["edits"]["worst"]["unsound_accepted"] == np.mean(np.array(longest) > 3.5)
 
 
 def test_the_command_prints_its_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    rows = [
-        '{"problem": "2+2?", "steps": ["2+2=4"], "labels": [1]}',
-        '{"problem": "2+3?", "steps": ["2+3=4"], "labels": [0]}',
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    monkeypatch.setattr(sys, "argv", ["", "--checkpoint", "embedded_prm", "--input", "rows.jsonl"])
+    monkeypatch.setattr(attack, "SOLUTIONS", 20)
+    monkeypatch.setattr(sys, "argv", ["", "--checkpoint", "embedded_prm"])
     attack.main()
     assert "unsound_accepted" in capsys.readouterr().out and (tmp_path / "attack.json").exists()

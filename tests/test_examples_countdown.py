@@ -65,7 +65,7 @@ def test_labels_values_and_grades_equal_an_independent_checker():
             hand = hand and spend(hand, step)
             sound.append(float(bool(hand)))
             in_reach.append(float(bool(hand) and target in outcomes(list(map(Fraction, hand)))))
-        assert countdown.labels(problem, steps, None) == sound
+        assert TASK.step_labels(problem, steps) == sound
         assert TASK.values(cfg, problem, steps) == in_reach
         assert countdown.solved(problem, steps, None) == (hand == [target])
         n_wrong += not hand
