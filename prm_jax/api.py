@@ -26,9 +26,8 @@ def load(
 ) -> "Verifier":
     """Opens a verifier by the name that every command takes as `checkpoint`: a run's folder, a Hugging Face
     folder or hub name, ...; None: the newest finished run under runs/. `format` (a name, or {"name": NAME,
-    KEY: VALUE}) and the fields of OpenOptions (`which`, `dtype`, `rows`, `reference`, ...) are keys of
-    conf/evaluate.yaml; `aggregator`, a name of rerank.AGGREGATORS, makes one score of a solution's, by
-    default `last` for an outcome model, else `min`."""
+    KEY: VALUE}) and the fields of OpenOptions (`which`, `dtype`, ...) are keys of conf/evaluate.yaml.
+    `aggregator`: a name of rerank.AGGREGATORS, by default `last` for an outcome model, else `min`."""
     expect(aggregator in (None, *AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS))
     changes = format if isinstance(format, dict) else {"name": format}
     options = parse(options, OpenOptions, format=read_format(**{"name": "auto"} | changes))

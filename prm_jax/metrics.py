@@ -84,8 +84,7 @@ def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def ece(p, y, bins: int = 15) -> float:
-    """Expected calibration error of P(good): sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the
-    probability of class 1, not top-label confidence). Few steps a bin bias it up."""
+    """Expected calibration error of P(good), sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017)."""
     mean_p, mean_y, count = reliability(p, y, bins)
     return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum()) if count.any() else math.nan
 
@@ -111,8 +110,7 @@ def first_error_f1(predicted, label) -> dict[str, float]:
 
 
 def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, int]:
-    """(mean AUROC over the mixed problems, their number): those with sound and unsound solutions. This, not
-    the pooled AUROC, is what best-of-N uses."""
+    """(mean AUROC over problems with sound and unsound solutions, their number): what best-of-N uses."""
     score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
     problem, _ = _checked(problem_numbers(problem_ids), score)
     order = np.argsort(problem, kind="stable")

@@ -96,8 +96,8 @@ def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
 
 
 def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
-    """For each X the mean of a - b over problems: difference, interval, p, p_method, and n_differ, the
-    problems that differ; with fewer than 6 no p can be small, and the interval says little."""
+    """For each X the mean of a - b over problems: difference, interval, p, p_method, and n_differ, how many
+    differ; with fewer than 6 no p can be small."""
     difference_PX = np.asarray(a_PX, np.float64) - np.asarray(b_PX, np.float64)
     difference_PX = np.where(np.abs(difference_PX) <= ROUNDING, 0.0, difference_PX)
     rows = []

@@ -93,8 +93,7 @@ def complete_steps(fmt: Format, steps: tuple[str, ...], sample: Continuation) ->
 
 
 class Completions:
-    """Counts of right completions of prefixes, each drawn once. Completions depend only on the seed, the
-    prefix's text and their number, so labels of any kind and file see the same ones."""
+    """Counts of right completions of prefixes, each drawn once: by seed, text and number alone."""
 
     def __init__(self, policy, golds: dict, k: int, seed: int, grade: Callable):
         self.policy = policy
@@ -138,8 +137,7 @@ def prefixes_of(s: Solution) -> list[Prefix]:
 
 
 def label_all_prefixes(solutions: Sequence[Solution], complete: Completions, cfg: Labels) -> list[list]:
-    """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome,
-    as in the programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
+    """Labels of all steps by completions of all prefixes; the last step's MC is the outcome, if known."""
     first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
     unknown = []
     for s in solutions:

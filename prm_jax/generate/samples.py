@@ -30,8 +30,7 @@ CODE += ["kernels/cpu.py", "kernels/accelerator.py", "kernels/draw.py"]
 
 
 def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:
-    """The problems with n samples each of the task's policy, graded by the task's checker as it is now. A
-    folder of the cache, named by a hash of all that samples depend on, keeps them."""
+    """The problems with n graded samples each, kept in a folder named by a hash of all they depend on."""
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
     code = [file_fingerprint(Path(__file__).parents[1] / file) for file in CODE]
     model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.eos_ids

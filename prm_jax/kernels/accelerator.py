@@ -18,8 +18,7 @@ LANES = 128  # of a TPU's vector register; tiles are multiples of it
 
 
 def cudnn_takes(q_BLHK) -> bool:
-    """Whether cuDNN can run it: in half precision with, for its masked backward pass, rows of even length and
-    head sizes that are multiples of 8 up to 128."""
+    """Whether cuDNN can run it and its masked backward pass, which asks for the multiples of 2 and 8."""
     _, L, _, K = q_BLHK.shape
     return q_BLHK.dtype in (jnp.bfloat16, jnp.float16) and L % 2 == 0 and K % 8 == 0 and K <= 128
 

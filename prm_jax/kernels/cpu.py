@@ -21,9 +21,8 @@ MASKED = -1e30  # finite, so that a masked score minus a masked maximum is 0 and
 
 
 def flatten_tokens(f):
-    """Decorates f(x_nD, ...) of single tokens to accept and return any leading axes (x_BLD, x_BTD, x_BLHK).
-    XLA's CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and
-    twice as long for the weight gradient of a 3-D product."""
+    """Decorates f(x_nD, ...) of single tokens to accept and return any leading axes (x_BLD, x_BLHK). XLA's
+    CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D]."""
 
     @functools.wraps(f)
     def call(x, *args, **options):
@@ -225,8 +224,7 @@ _one_product.defvjp(_one_product_forward, _one_product_backward)
 
 def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     """Softmax attention in a loop over the pairs (query tile, key tile) in which some query sees some key.
-    Cost and memory grow with the visible pairs and not with L x L. All rows are tiles of one long row, in
-    which no token sees one of another row."""
+    All rows are tiles of one long row, in which no token sees one of another row."""
     B, L, H, K = q_BLHK.shape
     G, t = k_BLGK.shape[2], TILE
     more = -L % t
@@ -256,8 +254,7 @@ def _loop_where(is_needed_N, f, carry):
 
 
 def _read(x_N, i):
-    """x_N[i]; of bfloat16 its bits, since XLA's CPU backend would make a float32 copy of x_N and round it
-    again at each read."""
+    """x_N[i]; of bfloat16 its bits, since XLA's CPU backend would copy all x_N as float32 at each read."""
     if x_N.dtype != jnp.bfloat16:
         return jax.lax.dynamic_index_in_dim(x_N, i, keepdims=False)
     return jax.lax.bitcast_convert_type(_read(jax.lax.bitcast_convert_type(x_N, jnp.uint16), i), x_N.dtype)

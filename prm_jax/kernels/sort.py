@@ -5,8 +5,7 @@ import jax.numpy as jnp
 
 
 def best_first(score_PN):
-    """Indices of rounded scores (`rerank.round_score`), the best first, of equal ones the lower index: a
-    radix sort in two passes over integers of half the key above the index."""
+    """Indices of rounded scores (`rerank.round_score`), the best first, of equal ones the lower index."""
     N = score_PN.shape[-1]
     index_bits, half_bits = max(N - 1, 1).bit_length(), 13
     if index_bits + half_bits > 32:
@@ -26,8 +25,7 @@ def best_first(score_PN):
 
 
 def ranks(key_PN):
-    """How many integers of its row are smaller than each, rank_PN. Their lowest bits are their index. At N =
-    64 comparing all pairs takes a seventh of the time of a sort."""
+    """How many integers of its row are smaller than each, rank_PN; their lowest bits are their index."""
     N = key_PN.shape[-1]
     if N <= 128:
         return sum((key_PN[:, n, None] < key_PN).astype(jnp.int32) for n in range(N))

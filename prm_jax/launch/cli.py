@@ -27,8 +27,8 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 
 def command(config_name: str, config: type | None = None):
     """Decorates a `main(cfg)` as the Hydra command of conf/{config_name}.yaml. What it returns, a number or
-    None, is the job's metric, which sweepers such as Optuna's minimise or maximise. `config` is the dataclass
-    that it parses: its defaults need no line in YAML. HYDRA_FULL_ERROR=1 shows the traceback of an error."""
+    None, is the job's metric. The defaults of the dataclass `config` need no line in YAML.
+    HYDRA_FULL_ERROR=1 shows the traceback of an error."""
     if config is not None:
         store_defaults(f"{config_name}_defaults", config)
     options = {"version_base": "1.3"}

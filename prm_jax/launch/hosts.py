@@ -35,8 +35,7 @@ def keep_freed_memory():
 
 
 def init_distributed(cfg):
-    """Connects this process to the others that `cfg.distributed` names, before jax initialises its devices.
-    The key is set to null, since it is no setting of the run. Only process 0 prints."""
+    """Connects this process to those that `cfg.distributed` names; the key, no setting, becomes null."""
     setting, cfg.distributed = cfg.distributed, None
     if setting is None or jax.distributed.is_initialized():
         return

@@ -151,7 +151,7 @@ def settings(folder: str | Path) -> dict:
 
 def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
     """[(its {key: value} that differ from others, indices of its runs)] of each setting. A missing key is no
-    difference, since older runs lack newer ones; `verifier`, of what is no run, always is one."""
+    difference; `verifier`, of what is no run, always is one."""
     values, groups = {}, {}
     for setting in settings:
         for key, value in setting.items():
