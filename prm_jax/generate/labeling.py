@@ -26,7 +26,7 @@ from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
 from prm_jax.data.rows import append_rows, is_pool, is_sample, read_rows, require_same
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
-from prm_jax.generate.sampling import PolicyConfig, fingerprint, keep_rows, policy_at_work
+from prm_jax.generate.sampling import PolicyConfig, describe, keep_rows, policy_at_work
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import writable_folder
@@ -196,12 +196,7 @@ def label_file(
     is_search = cfg.label == "first_error"
     used = [s for s in solutions if s.outcome is not None or not is_search]
     origin = {"label_kind": cfg.kind, "completer": policy.name, "seed": seed}
-    about = origin | {name: getattr(cfg, name) for name in ("label", "threshold", "k")}
-    about["weights"] = fingerprint(policy.model)
-    about["format"] = dataclasses.asdict(policy.format)
-    about["prompt"] = policy.prompt("{problem}")
-    about["sampling"] = dataclasses.asdict(policy.sampling)
-    about["batch_rows"] = policy.batch_rows
+    about = origin | {name: getattr(cfg, name) for name in ("label", "threshold", "k")} | describe(policy)
 
     def label_rows(chunk: list[Solution], _, old: int) -> list[dict]:
         complete = Completions(policy, golds, cfg.k, seed, grade)

@@ -343,6 +343,13 @@ def fingerprint(model: PRM | Served) -> str:
     return digest.hexdigest()
 
 
+def describe(policy) -> dict:
+    """What about.json says of a policy beside its name."""
+    about = {"weights": fingerprint(policy.model), "format": dataclasses.asdict(policy.format)}
+    about |= {"prompt": policy.prompt("{problem}"), "sampling": dataclasses.asdict(policy.sampling)}
+    return about | {"batch_rows": policy.batch_rows}
+
+
 def keep_rows(path: Path, about: dict, appended: Iterable, count: Callable, counts: dict, bar) -> dict:
     """Runs `append_rows` (`appended`) with about.json beside; returns `counts` and sums of count(row)."""
     with described_file(path, about) as kept:
@@ -360,12 +367,7 @@ def draw_pool(
 ) -> dict:
     """Appends one graded problem a line to `path`, n solutions each, with about.json beside it; returns the
     counts. A stopped call is resumed byte for byte, since problems are drawn in fixed chunks."""
-    about = {"policy": policy.name, "weights": fingerprint(policy.model), "dtype": policy.dtype}
-    about |= {"n": n, "seed": seed}
-    about["format"] = dataclasses.asdict(policy.format)
-    about["prompt"] = policy.prompt("{problem}")
-    about["sampling"] = dataclasses.asdict(policy.sampling)
-    about["batch_rows"] = policy.batch_rows
+    about = {"policy": policy.name, "dtype": policy.dtype, "n": n, "seed": seed} | describe(policy)
 
     def check(row: dict, q):
         require_same(row, id=q.id, problem=q.problem)
