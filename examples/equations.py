@@ -4,9 +4,9 @@ r"""Judges the numeric equations in steps of plain text: labels of steps, and gr
     python evaluate.py task=best_of_n input=POOL checkpoint=RUN checker=examples/equations.py:holds
 
 It reads `48/2=24`, `<<48/2=24>>`, `$48 / 2 = $24`, `\frac{48}{2} = 24 \text{ apples}`, but no variables, no
-functions, no lists, no percentages, no approximations. A mismatch that may be no error has no verdict (other units, a rounded number, a running
-calculation 2 + 3 = 5 * 4 = 20, a value that is tried): a false "wrong" is worse than none.
-"""
+functions, no lists, no percentages, no approximations, no units but the result's. A mismatch that may be no
+error has no verdict (other units, a rounded number, a running calculation 2 + 3 = 5 * 4 = 20, a value that is
+tried): a false "wrong" is worse than none. """
 
 import ast
 import functools
@@ -62,10 +62,7 @@ RISKY = re.compile(
     r"|to|from|through|choose|sin|cos|tan|cot|sec|csc|log|ln|sqrt|root|squared?|cubed|power|gcd|lcm|max|min"
     r"|det|mod|base|remainder|pi|[ap]m|hundred|thousand|million|billion|trillion|dozens?|pairs?)\b"
 )
-WORD = r"[A-Za-z][A-Za-z'-]+(?:/[a-z]+)?(?:\^\(?[23]\)?)?"
-WORDS = rf"({WORD}(?: {WORD}){{0,2}})"
 GLUED = r"(?:[cmk]m|[km]g|ml|ft|lbs?|oz|hrs?|mins?|sec|cents|mph|kmh)\b"  # 5cm, but not 5ab
-UNIT = re.compile(rf"(?<=[\d)])(?: ?/ ?| |(?={GLUED}))(?:{WORDS}|\({WORDS}\)) ?(?=[-+*/)]|$)")
 LEFT = re.compile(r"[-+*/^().,\d ]{1,400}$")
 RIGHT = re.compile(r"[-+*/^().,\d ]{1,400}")
 # 6/2(3) and -3^2 have two values, to different people; 27/3/4 may mean 27 by 3/4, and 5 (6) no product.
@@ -76,9 +73,9 @@ OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 class Side(NamedTuple):
     """One side of an equation."""
 
-    text: str  # plain arithmetic, without thousands separators and units
+    text: str  # plain arithmetic, without thousands separators
     value: Fraction
-    units: frozenset[str]  # the words behind its numbers
+    unit: str  # the word behind it
     doubt: bool  # it may mean another value
 
     @property
@@ -120,22 +117,15 @@ def evaluate(text: str) -> Fraction:
         raise ValueError(text) from error
 
 
-def make_side(text: str, units=frozenset(), doubt: bool = False) -> Side | None:
+def make_side(text: str, unit: str = "", doubt: bool = False) -> Side | None:
     """The side of this text, None where it is not an expression of numbers."""
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text).strip(" ,").rstrip(".").strip()
     if len(text) > LONGEST or AMBIGUOUS.search(text):
         return None
-    is_odd = any(" " in unit or RISKY.search(unit) for unit in units)
     try:
-        return Side(text, evaluate(text), units, doubt or is_odd)
+        return Side(text, evaluate(text), unit, doubt or RISKY.search(unit) is not None)
     except ValueError:
         return None
-
-
-def without_units(text: str) -> tuple[str, frozenset[str]]:
-    """The text without the words behind its numbers, and these words."""
-    units = frozenset((match[1] or match[2]).lower().rstrip("s") for match in UNIT.finditer(text))
-    return UNIT.sub("", text), units
 
 
 def inside(text: str) -> str:
@@ -150,7 +140,6 @@ def inside(text: str) -> str:
 
 def read_right(text: str) -> Side | None:
     """The side that follows an equality sign."""
-    text, units = without_units(text)
     match = RIGHT.match(inside(text))
     if not match:
         return None
@@ -159,16 +148,12 @@ def read_right(text: str) -> Side | None:
     is_glued = match[0][-1] != " " and not re.match(GLUED, word) if word else rest[:1] in set("_\\|!≠{^%")
     if is_glued or len(word) == 1 or re.match(r"[A-Za-z' ]*[-+*/^]", rest):
         return None
-    if word:
-        units |= {word.lower().rstrip("s")}
-    return make_side(match[0].rstrip(" ("), units, doubt=match[0].rstrip().endswith("("))
+    return make_side(match[0].rstrip(" ("), word, doubt=match[0].rstrip().endswith("("))
 
 
 def read_left(text: str) -> Side | None:
     """The side before an equality sign: the longest end of the text that is an expression of numbers."""
     text = text.rstrip()
-    ends_with_unit = any(match.end() == len(text) for match in UNIT.finditer(text))
-    text, units = without_units(text)
     match = LEFT.search(text)
     if not match:
         return None
@@ -180,10 +165,10 @@ def read_left(text: str) -> Side | None:
     is_glued |= expression[:1] != " " and text[len(before) :] == expression and before[-1:].isalnum()
     words = re.findall(r"[\w'-]+$", before)
     is_variable = bool(words) and (len(words[0]) == 1 or expression.lstrip()[:1] in tuple("+-*/^"))
-    side = make_side(expression, units)
+    side = make_side(expression)
     if is_glued or is_variable or side is None or side.is_number and before not in ("", "("):
         return None
-    doubt = side.doubt or ends_with_unit or opens_line or bool(words) and side.value < 0  # Weeks 1-2
+    doubt = opens_line or bool(words) and side.value < 0  # Weeks 1-2
     if words and RISKY.fullmatch(words[0]) and not before.lower().endswith("total of"):
         doubt = True
     return side._replace(doubt=doubt)
@@ -191,16 +176,15 @@ def read_left(text: str) -> Side | None:
 
 def judge(left: Side, right: Side) -> bool | None:
     """Whether left = right; None if a mismatch need not be an error."""
-    units = left.units | right.units
     small, large = sorted((left.value, right.value), key=abs)
     ratio = large / small if small else Fraction(0)
     number = re.search(r"\d+(?:\.\d+)?|\.\d+", right.text)
     in_doubt = (
-        left.doubt or right.doubt or len(units) > 1,
+        left.doubt or right.doubt,
         left.is_number and right.is_number,
         ratio == -1,  # 3 - 5 = 2
         number and Fraction(number[0]) == abs(left.value),  # 2 + 3 = 5 * 4
-        abs(ratio) in (100, 1000, 10**6) or bool(units) and ratio.denominator == 1,  # 25 cents, 5 thousand
+        abs(ratio) in (100, 1000, 10**6) or right.unit and ratio.denominator == 1,  # 25 cents, 5 thousand
         "." in left.text + right.text and abs(large - small) * 2000 <= abs(large),  # of rounded numbers
     )
     is_equal = agree(left, right)
@@ -237,7 +221,7 @@ def equations(text: str) -> list[bool | None]:
             if right is None:
                 continue
             verdicts.append(judge(left, right))
-            is_value = left.is_number and right.is_number and not left.units | right.units
+            is_value = left.is_number and right.is_number and not right.unit
             is_tried |= is_value and not verdicts[-1]
     if is_tried or DENIED.search(text):  # 31 = 50: a value was tried, and the text shows that it fails
         return [holds or None for holds in verdicts]

@@ -17,7 +17,7 @@ $48 / 2 = $24
 2(3+4)=14
 \frac{\frac{1}{2}}{2} = \frac14
 10/3 = 3.3333
-6 \text{ feet} \times 12 \text{ inches/foot} = 72 \text{ inches}
+6 \times 12 = 72 \text{ inches}
 x = 3 + 4 = \boxed{7}
 """
 WRONG = r"""
@@ -38,6 +38,7 @@ If we try 3, 2 * 3 + 1 = 8.
 7/2 \approx 4
 \frac{10}{20} \times 100\% = 50\%
 48 = 100% + 20%
+6 \text{ feet} \times 12 \text{ inches/foot} = 72 \text{ inches}
 no equation
 """
 TABLE = [(line, True) for line in RIGHT.strip().splitlines()]

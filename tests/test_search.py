@@ -16,7 +16,6 @@ from conftest import printed
 from omegaconf import OmegaConf
 
 import evaluate
-from examples.papers.search import choose_by_difficulty
 from prm_jax import tasks
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.evals.pool_arrays import pool_arrays
@@ -397,19 +396,6 @@ def test_every_final_choice_on_one_small_tree():
     expected = {"best": [1, 0, 0], "vote": [0, 1, 0]}
     assert {rule: found[rule]["solved"] for rule in expected} == expected
     assert (found["tokens"], found["unfinished_problems"]) == ([8] * 3, 0)
-
-
-def test_a_method_is_chosen_by_difficulty_on_the_other_half():
-    """Method 0 solves the easy problems and 1 the hard ones: 6 of 8 alone, 8 by choice. What a half says is
-    not used on itself: where each problem is solved by the method that fails in the other half nothing is."""
-    bins = np.array([0, 2, 4, 6]), np.array([1, 3, 5, 7])
-
-    def solved(*methods):
-        solved_MP = np.stack([np.isin(np.arange(8), own).astype(float) for own in methods])
-        return np.choose(choose_by_difficulty(solved_MP, bins), solved_MP).sum()
-
-    assert solved(bins[0], [1, 3, 5, 7, 0, 2]) == 8
-    assert solved([0, 4, 1, 5], [2, 3, 6, 7]) == 0
 
 
 @pytest.mark.slow

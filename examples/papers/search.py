@@ -8,7 +8,6 @@ import numpy as np
 from examples.papers.run import Difference, Figure, Table, draw_panels
 
 LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS"}
-LABELS |= {"optimal": "compute-optimal"}
 GROUPS = 3  # of equal size by the share of right samples, the easiest first
 BUDGET, HARDEST = "solved at a budget", "solved of the hardest group"
 
@@ -16,7 +15,7 @@ BUDGET, HARDEST = "solved at a budget", "solved of the hardest group"
 def gather(stages: dict) -> Table:
     table, runs = Table(), [stage.results()["verifiers"][0] for stage in stages["search"]]
     groups = [np.array_split(np.argsort(-np.array(run["right"]), kind="stable"), GROUPS) for run in runs]
-    found = [outcomes(run, own) for run, own in zip(runs, groups, strict=True)]
+    found = [outcomes(run) for run in runs]
     budgets = list(dict.fromkeys(budget for _, budget in found[0]))
     for method in dict.fromkeys(method for method, _ in found[0]):
         name, own = LABELS.get(method, method), [[x[method, budget] for budget in budgets] for x in found]
@@ -34,29 +33,13 @@ def gather(stages: dict) -> Table:
     return table
 
 
-def outcomes(run: dict, groups: list[np.ndarray]) -> dict[tuple[str, int], dict[str, np.ndarray]]:
-    """{(method, budget): `tokens` of each problem, its chance to be solved by the `best` score and the `vote`},
-    and of `optimal`, the method by difficulty."""
+def outcomes(run: dict) -> dict[tuple[str, int], dict[str, np.ndarray]]:
+    """{(method, budget): `tokens` of each problem, its chance to be solved by the `best` score and the `vote`}."""
     found = {}
     for x in run["searches"]:
         solved = {rule: np.array(x[rule]["solved"]) for rule in ("best", "vote")}
         found[x["method"], x["budget"]] = {"tokens": np.array(x["tokens"])} | solved
-    for budget in dict.fromkeys(budget for _, budget in found):
-        rivals = [x for (_, own), x in found.items() if own == budget]
-        choice_P = choose_by_difficulty(np.stack([x["best"] for x in rivals]), groups)
-        names = "tokens", "best", "vote"
-        found["optimal", budget] = {name: np.choose(choice_P, [x[name] for x in rivals]) for name in names}
     return found
-
-
-def choose_by_difficulty(solved_MP: np.ndarray, groups: list[np.ndarray]) -> np.ndarray:
-    """choice_P, the compute-optimal method of each problem (Snell et al. 2024): in each group of difficulty
-    every second problem gets the method that solves most of the others, and they get theirs."""
-    choice_P = np.zeros(solved_MP.shape[1], int)
-    for members in groups:
-        for half, others in ((members[::2], members[1::2]), (members[1::2], members[::2])):
-            choice_P[half] = solved_MP[:, others].mean(1).argmax()
-    return choice_P
 
 
 def draw(table):
