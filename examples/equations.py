@@ -6,7 +6,7 @@ r"""Judges the numeric equations in steps of plain text: labels of steps, and gr
 It reads `48/2=24`, `<<48/2=24>>`, `$48 / 2 = $24`, `\frac{48}{2} = 24 \text{ apples}`, but no variables, no
 functions, no lists, no percentages, no approximations, no units but the result's. A mismatch that may be no
 error has no verdict (other units, a rounded number, a running calculation 2 + 3 = 5 * 4 = 20, a value that is
-tried): a false "wrong" is worse than none. """
+tried): a false "wrong" is worse than none."""
 
 import ast
 import functools
