@@ -46,9 +46,6 @@ class Config:
 
     def __post_init__(self):
         expect(2 <= self.numbers <= 6, "data.task.numbers", self.numbers, "2 to 6")
-        expect(self.max_number <= LARGEST, "data.task.max_number", self.max_number, f"at most {LARGEST}")
-        is_range = self.min_target <= self.max_target <= LARGEST
-        expect(is_range, "data.task.max_target", self.max_target, f"min_target to {LARGEST}")
 
 
 class Move(NamedTuple):

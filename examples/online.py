@@ -1,14 +1,11 @@
-"""A Hydra command with the keys of `python -m prm_jax.rl`: RL in which the verifier learns from the
-policy's roll-outs.
+"""A Hydra command with the keys of `python -m prm_jax.rl`: PRIME, RL in which the verifier learns from the
+policy's roll-outs (Cui et al. 2025, arXiv 2502.01456).
 
-python -m examples.online algorithm=prime                                                PRIME, by steps
-python -m examples.online reward.prm=0.5 reward.prm_checkpoint=RUN advantage=pure         a PRM, trained again
+    python -m examples.online algorithm=prime
 
-A language model as reward.prm_checkpoint is PRIME's verifier (Cui et al. 2025, arXiv 2502.01456): an
-implicit PRM, at first the policy itself, learns by cross-entropy whether answers are right, and a step's
-reward is beta log PRM / reference of its tokens. A PRM of correctness learns the exact checker's labels up
-to the first wrong step; a PRM of values or an outcome model learns a response's outcome at each step (a
-Monte-Carlo label of K = 1). Edit the constants below.
+reward.prm_checkpoint is a language model, at first the policy itself. It becomes an implicit PRM, which learns
+by cross-entropy whether answers are right; a step's reward is beta log PRM / reference of its tokens. Edit the
+constants below.
 """
 
 import dataclasses
@@ -16,17 +13,17 @@ import dataclasses
 import jax
 from flax import nnx
 
-from prm_jax import tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import needs_folder
 from prm_jax.examples import make_example
 from prm_jax.launch import cli
+from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch
 from prm_jax.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.rl.__main__ import Trainer, train_policy
 from prm_jax.rl.rewards import as_scored
 from prm_jax.scoring import RatioScorer
-from prm_jax.solutions import Solution, relabel_after_error
+from prm_jax.solutions import Solution
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step, with_reference
 
 EVERY = 1  # steps of the policy between updates of the verifier
@@ -41,10 +38,9 @@ class OnlineTrainer(Trainer):
     def __init__(self, cfg, problems):
         super().__init__(cfg, problems)
         self.verifier = self.rewards.prm
-        self.is_implicit = isinstance(self.verifier, RatioScorer)
-        objective = "implicit" if self.is_implicit else "prm"
-        beta = self.verifier.format.beta
-        self.loss = LossConfig(objective, "bce", pos_weight=1.0, lm_weight=0.0, beta=beta)
+        name = cfg.reward.prm_checkpoint
+        expect(isinstance(self.verifier, RatioScorer), "reward.prm_checkpoint", name, "a language model")
+        self.loss = LossConfig("implicit", "bce", pos_weight=1.0, lm_weight=0.0, beta=BETA)
         steps = cfg.steps // EVERY * PASSES
         self.verifier_opt = make_optimizer(self.verifier.model, OptimizerConfig(**OPTIMIZER), steps)
 
@@ -70,14 +66,14 @@ class OnlineTrainer(Trainer):
             return {}
         width = self.cfg.batch.tokens
         examples = [self.example(r, i, scores) for i, r in enumerate(rollouts)]
-        if self.is_implicit:
-            examples = with_reference(examples, self.verifier.reference, width, ROWS)
-        share = not self.is_implicit  # each token of an implicit PRM needs one next token
-        groups = make_groups(examples, width, share)
-        plan = Plan(width, width, groups, share)
+        examples = with_reference(examples, self.verifier.reference, width, ROWS)
+        groups = make_groups(examples, width, share=False)  # each token needs one next token
+        plan = Plan(width, width, groups, share=False)
         packs = plan.rows(range(len(groups)))
         packs += [[]] * (doubled(ROWS, len(packs)) - len(packs))
-        batch = pack_batch([[examples[i] for i in pack] for pack in packs], width, plan.step_slots, share)
+        batch = pack_batch(
+            [[examples[i] for i in pack] for pack in packs], width, plan.step_slots, share=False
+        )
         batch = shard_batch({k: x.reshape(-1, ROWS, x.shape[1]) for k, x in batch.items()}, ROWS, axis=1)
         for _ in range(PASSES):
             new = train_step(self.verifier.model, self.verifier_opt, batch, self.loss, jax.random.key(0))
@@ -85,13 +81,9 @@ class OnlineTrainer(Trainer):
         return {f"online_{name}": metrics[name] for name in ("loss", "accuracy")}
 
     def example(self, r, i, scores):
-        """Roll-out i as a training example: labels of its steps, or the outcome at every step."""
+        """Roll-out i as a training example, the outcome at every step."""
         outcome = float(scores.right_N[i])
-        if self.verifier.label_kind == "correctness" and self.verifier.objective == "prm":
-            labels = tuple(tasks.correctness(scores.verdicts[i]))
-            solution = relabel_after_error(Solution(r.problem, r.steps, labels, outcome=outcome), "mask")
-        else:
-            solution = Solution(r.problem, r.steps, (outcome,) * len(r.steps), outcome=outcome)
+        solution = Solution(r.problem, r.steps, (outcome,) * len(r.steps), outcome=outcome)
         return make_example(as_scored(self.policy, r), solution, self.loss.objective, "uniform")
 
 

@@ -6,8 +6,7 @@
     curl localhost:8000/score -d '{"problem": "4 +5 *3 mod7?", "candidates": [["4+5=2", "2*3=6"], ["4+5=3"]]}'
 
 POST /score takes {"problem": TEXT, "steps": [TEXT, ...]}, {"problem": TEXT, "candidates": [STEPS, ...]} or
-{"problems": [such objects]}, each with "aggregator" if the default is not wanted. The answer has for each
-problem its `candidates`, with `probability` and `log_odds` of each step, the solution's `log_score` (in nats)
+{"problems": [such objects]}. The answer has for each problem its `candidates`, with `probability` and `log_odds` of each step, the solution's `log_score` (in nats)
 and `weakest_step` (from 1), and its `ranking`, indices of candidates, best first. GET /health: who scores.
 
 Requests that wait are scored together. One beyond a limit below is refused by one line, {"error": TEXT}.
@@ -23,7 +22,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import uvicorn
@@ -75,24 +74,22 @@ class Job(BaseModel, extra="forbid", strict=True):
     """The solutions of one request, problem by problem."""
 
     problems: Annotated[list[Problem], Field(min_length=1)]
-    aggregator: Literal[tuple(AGGREGATORS)]
 
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
         return [row for problem in self.problems for row in problem.rows]
 
 
-def read_job(body: bytes, aggregator: str) -> Job:
+def read_job(body: bytes) -> Job:
     """The job of a request's body; a refusal names the first field that is wrong."""
     try:
         fields = json.loads(body)
-        named = {"aggregator": fields.pop("aggregator", aggregator)}
-        job = Job.model_validate({"problems": [fields]} | named if "problem" in fields else fields | named)
+        job = Job.model_validate({"problems": [fields]} if "problem" in fields else fields)
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in first["loc"]).lstrip(".")
         raise HTTPException(400, f"{place}: {first['msg']}") from None
-    except (ValueError, AttributeError) as error:  # no JSON, or no object
+    except (ValueError, TypeError) as error:  # no JSON, or no object
         raise HTTPException(400, f"the body: {error}") from None
     if len(job.rows) > MOST_SOLUTIONS:
         raise HTTPException(413, f"candidates: expected at most {MOST_SOLUTIONS} solutions")
@@ -168,9 +165,9 @@ class Batcher:
         return [[next(scores) for _ in job.rows] for job in jobs]
 
 
-def describe(job: Job, scores: list[np.ndarray]) -> Iterator[dict]:
+def describe(job: Job, scores: list[np.ndarray], aggregator: str) -> Iterator[dict]:
     """The answer's problems, from the log-odds of each solution's steps."""
-    log_score_N = solution_scores(scores, job.aggregator, rounded=True)
+    log_score_N = solution_scores(scores, aggregator, rounded=True)
     pairs = iter(zip(scores, log_score_N.tolist(), strict=True))
     for problem in job.problems:
         candidates = []
@@ -187,17 +184,18 @@ def make_app(verifier: Verifier, token: str | None) -> Starlette:
     batcher = Batcher(verifier)
     scorer = verifier.scorer
     about = {"model": scorer.name, "unit": scorer.unit, "label_kind": scorer.label_kind}
+    about |= {"aggregator": verifier.aggregator}
 
     async def score(request: Request) -> JSONResponse:
         sent = request.headers.get("authorization", "").encode()
         if token and not hmac.compare_digest(sent, f"Bearer {token}".encode()):  # in constant time
             raise HTTPException(401, "authorization: expected `Bearer` and the server's token")
-        job = read_job(await read_body(request), verifier.aggregator)
+        job = read_job(await read_body(request))
         scores = await batcher.submit(job)
-        return JSONResponse(about | {"aggregator": job.aggregator, "problems": [*describe(job, scores)]})
+        return JSONResponse(about | {"problems": [*describe(job, scores, verifier.aggregator)]})
 
     async def health(request: Request) -> JSONResponse:
-        return JSONResponse(about | {"status": "ok", "aggregator": verifier.aggregator})
+        return JSONResponse(about | {"status": "ok"})
 
     async def refuse(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": error.detail}, error.status_code, {"connection": "close"})
@@ -227,7 +225,7 @@ def make_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", help="as in evaluate.py; the newest finished run if it is left out")
-    parser.add_argument("--aggregator", choices=AGGREGATORS, help="where a request names none")
+    parser.add_argument("--aggregator", choices=AGGREGATORS, help="of a solution's steps")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     args = parser.parse_args()
