@@ -8,27 +8,27 @@ import numpy as np
 from examples.papers.objectives import scorer_of, share_solved
 from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 from prm_jax import rerank
-from prm_jax.data.pools import Problem, read_pool
+from prm_jax.data.pools import read_pool
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 
 BETAS = [0.0, *np.geomspace(1e-3, 1e3, 64), np.inf]  # from the arg max to the reference
-LAWS = {"reweighted": "", "with_policy": ", the policy's law"}
 NUMBERS = {"gold": "accuracy", "proxy": "score"}
 
 
 def gather(stages: dict) -> Table:
     table, pools = Table(), {stage.sweep["seed"]: stage.results() for stage in stages["pool"]}
-    drawn = {stage.sweep["seed"]: read_pool(stage.folder / "pool.jsonl.gz") for stage in stages["pool"]}
+    files = {stage.sweep["seed"]: stage.folder / "pool.jsonl.gz" for stage in stages["pool"]}
+    drawn = {seed: pool_arrays(read_pool(path)) for seed, path in files.items()}
     first = next(iter(pools.values()))
     N, weight = first["n_candidates"], first["policy_weight"]
     for steps, members in by_value(stages["by_steps"], "training").items():
         pairs, series = [(pools[stage.sweep["seed"]], stage) for stage in members], f"{steps} steps"
         runs = [reward_against_kl(drawn[x.sweep["seed"]], scorer_of(pool, x)) for pool, x in pairs]
-        for law in [law for law in LAWS if law in runs[0]]:
-            ends = [np.sqrt(np.array(run[law]["kl"], float)) for run in runs]
-            kl_X = np.linspace(max(map(min, ends)), min(map(max, ends)), 24) ** 2  # that all runs have
-            for panel, key in NUMBERS.items():
-                table.curve(panel, series + LAWS[law], kl_X, [along(run[law], key, kl_X) for run in runs])
+        laws = [run["reweighted"] for run in runs]
+        ends = [np.sqrt(np.array(law["kl"], float)) for law in laws]
+        kl_X = np.linspace(max(map(min, ends)), min(map(max, ends)), 24) ** 2  # that all runs have
+        for panel, key in NUMBERS.items():
+            table.curve(panel, series, kl_X, [along(law, key, kl_X) for law in laws])
         for n in (4, N):
             table.number("gold", f"{series}, best of {n}", [share_solved(*pair, n) for pair in pairs], n)
         solved_S = [share_solved(*pair, N, rule="with_policy") for pair in pairs]
@@ -39,11 +39,10 @@ def gather(stages: dict) -> Table:
     return table
 
 
-def reward_against_kl(problems: list[Problem], scorer: str) -> dict[str, dict]:
+def reward_against_kl(pool: Pool, scorer: str) -> dict[str, dict]:
     """{law: its `accuracy` and mean `score`, the product of step scores that it climbs, against `kl`, both in
     nats}; means over problems. `reweighted` by BETAS and `best_of_n` by n = 1, 2, 4, ... start at the uniform
-    distribution over a problem's candidates, `with_policy` at the policy's law over its distinct texts."""
-    pool = pool_arrays(problems)
+    distribution over a problem's candidates."""
     score_PN, able_PN, present_PN = pool_scores(pool, scorer, "prod"), pool.eligible_PN, pool.present_PN
     uniform_PN = present_PN / present_PN.sum(-1, keepdims=True)
 
@@ -55,16 +54,13 @@ def reward_against_kl(problems: list[Problem], scorer: str) -> dict[str, dict]:
             rows.append((kl_P.mean(), accuracy_P.mean(), np.nanmean(score_P)))
         return dict(zip(("kl", "accuracy", "score"), np.transpose(rows).astype(float), strict=True))
 
-    def tilted(ref_PN) -> dict:
-        laws = [rerank.reweight(score_PN, beta, ref_PN, able_PN, present_PN) for beta in BETAS]
-        return measure([(law.weight_PN, law.kl_P) for law in laws])
-
+    laws = [rerank.reweight(score_PN, beta, None, able_PN, present_PN) for beta in BETAS]
+    tilted = measure([(law.weight_PN, law.kl_P) for law in laws])
     best = []
     for n in 2 ** np.arange(score_PN.shape[1].bit_length()):
         weight_PN = rerank.winner_probs(score_PN, n, able_PN, present_PN)
         best.append((weight_PN, rerank.kl_divergence(weight_PN, uniform_PN)))
-    curves = {"reweighted": tilted(None), "best_of_n": measure(best)}
-    return curves | ({} if pool.logp_PN is None else {"with_policy": tilted(policy_law(problems, pool))})
+    return {"reweighted": tilted, "best_of_n": measure(best)}
 
 
 def pool_scores(pool: Pool, scorer: str, how: str) -> np.ndarray:
@@ -72,16 +68,6 @@ def pool_scores(pool: Pool, scorer: str, how: str) -> np.ndarray:
     step_PNT, mask_PNT, unit = log_scores(pool, scorer, pool.unit(scorer, "probability"))
     score_PN = np.asarray(rerank.aggregate(step_PNT, mask_PNT, how, unit=unit), float)
     return np.where(pool.eligible_PN, score_PN, -np.inf)
-
-
-def policy_law(problems: list[Problem], pool) -> np.ndarray:
-    """ref_PN: the policy's law over the distinct texts of a problem; equal texts share evenly."""
-    log_law_PN = pool.logp_PN.copy()
-    for log_law_N, problem in zip(log_law_PN, problems, strict=True):
-        texts = [c.steps for c in problem.candidates]
-        log_law_N[: len(texts)] -= np.log([texts.count(text) for text in texts])
-    total_P1 = np.logaddexp.reduce(log_law_PN, axis=1, keepdims=True)
-    return np.exp(log_law_PN - np.where(np.isfinite(total_P1), total_P1, 0.0))
 
 
 def along(curve: dict, key: str, kl_X) -> np.ndarray:
