@@ -25,7 +25,7 @@ from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.splits import Data, TaskData, data_config, load_splits
 from prm_jax.data.units import probability
 from prm_jax.examples import Example, make_examples, row_limit
-from prm_jax.formats import Format, policy_format
+from prm_jax.formats import Format, policy_format, train_tokenizer
 from prm_jax.launch import cli, run_folder, run_log
 from prm_jax.launch.config import CONF, Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, writable_folder
@@ -65,6 +65,7 @@ class TrainConfig:
     outcome_at: Literal["last", "tokens"]
     init: str
     tokenizer: str | None
+    tokenizer_vocab: Count
     steps: Count
     resume: str | None
     log_every: Count
@@ -122,7 +123,7 @@ def main(cfg) -> float:
     fill_optimizer(raw_cfg)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     cfg = with_lm_weight(cfg, data_cfg)
-    for name in {cfg.init, cfg.tokenizer} - {"random", None}:
+    for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         locate(name)  # refused before samples are drawn
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
     run_folder.claim_folder(texts, raw_cfg, resumes)
@@ -136,8 +137,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     Returns the best validation value of `eval.best_by`."""
     data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     data.record(texts / "data.json")
-    given = "embedded" if cfg.init == "random" else cfg.init
-    tokenizer = load_tokenizer(locate(cfg.tokenizer or given))
+    tokenizer = make_tokenizer(cfg, data.splits["train"])
     model_cfg = read_model_config(cfg, tokenizer)
     examples = tokenise(cfg, data_cfg, data, tokenizer, model_cfg.max_positions)
     del data  # the texts
@@ -336,6 +336,16 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str) -> 
     names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
     defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
     return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}
+
+
+def make_tokenizer(cfg: TrainConfig, solutions):
+    if cfg.tokenizer == "new":
+        why = f"another, or init=random: the embeddings of {cfg.init} are of its own tokens"
+        expect(cfg.init == "random", "tokenizer", "new", why)
+        texts = (text for s in solutions for text in (s.problem, *s.steps))
+        return train_tokenizer(texts, cfg.tokenizer_vocab)
+    name = cfg.tokenizer or ("embedded" if cfg.init == "random" else cfg.init)
+    return load_tokenizer(locate(name))
 
 
 def read_model_config(cfg: TrainConfig, tokenizer) -> ModelConfig:

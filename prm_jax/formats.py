@@ -378,3 +378,12 @@ def check_marks(encoded: Encoded, n_steps: int, where: str):
     marks, n_tokens = encoded.step_end_T.tolist(), len(encoded.ids_L)
     if len(marks) != n_steps or (np.diff([-1, *marks, n_tokens]) <= 0).any():
         raise InputError(f"{where}: {len(marks)} step marks {marks} for {n_steps} steps in {n_tokens} tokens")
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int):
+    """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a
+    token. It is of the class with which transformers reads every `qwen2` folder, whatever its files say."""
+    from transformers import Qwen2Tokenizer
+
+    untrained = Qwen2Tokenizer(eos_token="<|endoftext|>", pad_token="<|endoftext|>", unk_token=None)
+    return untrained.train_new_from_iterator(texts, vocab, show_progress=False)

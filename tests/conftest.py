@@ -210,11 +210,3 @@ def call(main, monkeypatch, script, *overrides):
     with pytest.raises(SystemExit) as caught:
         main()
     return str(caught.value.code)
-
-
-def train_tokenizer(texts, vocab: int):
-    """A byte-level BPE tokenizer: any text encodes, each digit is a token."""
-    from transformers import Qwen2Tokenizer
-
-    untrained = Qwen2Tokenizer(eos_token="<|endoftext|>", pad_token="<|endoftext|>", unk_token=None)
-    return untrained.train_new_from_iterator(texts, vocab, show_progress=False)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TINY, train_tokenizer
+from conftest import TINY
 
 from prm_jax import InputError, packing, visibility
 from prm_jax.examples import (
@@ -20,7 +20,7 @@ from prm_jax.examples import (
     row_limit,
     truncate,
 )
-from prm_jax.formats import Encoded, Format, encode
+from prm_jax.formats import Encoded, Format, encode, train_tokenizer
 from prm_jax.packing import (
     TrainingRows,
     choose_width,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DATA, TINY, printed, real_data, train_tokenizer
+from conftest import DATA, TINY, printed, real_data
 from flax import nnx
 
 import evaluate
@@ -18,6 +18,7 @@ from prm_jax.data.units import probability
 from prm_jax.evals import benchmarks, prmbench, processbench
 from prm_jax.evals.benchmarks import Row, Source
 from prm_jax.figures import benchmarks as benchmark_figures
+from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
 from prm_jax.solutions import Solution
 

@@ -6,7 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from conftest import printed, real_model, train_tokenizer
+from conftest import printed, real_model
 from test_hf import torch_model
 
 from prm_jax import InputError
@@ -14,7 +14,7 @@ from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.questions import Question, make_candidate
 from prm_jax.data.rows import write_rows
 from prm_jax.data.steps import format_steps
-from prm_jax.formats import read_format
+from prm_jax.formats import read_format, train_tokenizer
 from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import Policy, open_policy

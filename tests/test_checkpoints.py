@@ -8,7 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from conftest import TINY, refuses, train_tokenizer
+from conftest import TINY, refuses
 from flax import nnx
 from omegaconf import OmegaConf
 from safetensors.numpy import save_file
@@ -18,7 +18,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import export, folders, hf, hf_config, orbax
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import Checkpoints, restore_run
-from prm_jax.formats import Format, read_format
+from prm_jax.formats import Format, read_format, train_tokenizer
 from prm_jax.model import PRM, ModelConfig
 from prm_jax.training import make_optimizer
 

@@ -7,7 +7,7 @@ import json
 import hydra
 import numpy as np
 import pytest
-from conftest import real_data, train_tokenizer
+from conftest import real_data
 from omegaconf import OmegaConf
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +16,7 @@ import train  # noqa: F401 (its keys)
 from prm_jax import InputError
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.examples import make_examples
-from prm_jax.formats import Encoded, Format, check_marks, encode, read_format
+from prm_jax.formats import Encoded, Format, check_marks, encode, read_format, train_tokenizer
 from prm_jax.launch.config import CONF, parse
 
 PLAIN = Format("plain", "\n")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TINY, refuses, train_tokenizer
+from conftest import TINY, refuses
 from flax import nnx
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save_file
@@ -22,7 +22,7 @@ from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.checkpoints.tokenizer import load_tokenizer
-from prm_jax.formats import Format
+from prm_jax.formats import Format, train_tokenizer
 from prm_jax.heads import good_logit
 from prm_jax.launch.config import parse
 from prm_jax.model import PRM, RopeScaling, make_cache

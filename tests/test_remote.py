@@ -10,13 +10,13 @@ import types
 import jax
 import numpy as np
 import pytest
-from conftest import call, printed, train_tokenizer
+from conftest import call, printed
 from tokenizers.processors import TemplateProcessing
 
 import evaluate
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.formats import read_format
+from prm_jax.formats import read_format, train_tokenizer
 from prm_jax.generate import samples as lab
 from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling, Served, Server

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, call, printed, train_tokenizer, with_devices
+from conftest import ROOT, TINY, call, printed, with_devices
 from flax import nnx
 from test_hf import torch_model
 
@@ -20,7 +20,7 @@ from prm_jax.data.numbers import as_number
 from prm_jax.data.pools import Candidate, iter_pool
 from prm_jax.data.questions import make_candidate, read_questions
 from prm_jax.data.rows import write_rows
-from prm_jax.formats import Format, encode, read_format
+from prm_jax.formats import Format, encode, read_format, train_tokenizer
 from prm_jax.generate import sampling
 from prm_jax.generate.sampling import Policy, Sampling
 from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded

@@ -6,13 +6,13 @@ import json
 import jax
 import numpy as np
 import pytest
-from conftest import TINY, train_tokenizer
+from conftest import TINY
 from flax import nnx
 
 from prm_jax import InputError, scoring
 from prm_jax.data import score_files
 from prm_jax.data.score_files import score_into, stored_scores
-from prm_jax.formats import Encoded, Format
+from prm_jax.formats import Encoded, Format, train_tokenizer
 from prm_jax.model import PRM
 from prm_jax.scorers import CheckerScorer, RandomScorer
 from prm_jax.scoring import HeadScorer, ScoringStats, step_ratios

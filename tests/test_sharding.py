@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import ROOT, TINY, printed, start, train_tokenizer, with_devices
+from conftest import ROOT, TINY, printed, start, with_devices
 from devices import CFG, MESHES, leaves
 from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
@@ -26,6 +26,7 @@ from test_train import SMALL, THIN, records
 import evaluate
 import train
 from prm_jax.checkpoints import hf
+from prm_jax.formats import train_tokenizer
 from prm_jax.launch.mesh import map_layout, path_names
 from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, platform, spec
 from prm_jax.lora import LoraConfig, attach
