@@ -161,7 +161,8 @@ def abstract_state(model_cfg: ModelConfig) -> dict:
 
 
 def bench_memory(cfg: BenchConfig) -> Numbers:
-    """What a train step takes of each device of the mesh, whose share is a row of 4,096 tokens; nothing runs."""
+    """What a train step takes of each device of the mesh, whose share is a row of 4,096 tokens; nothing
+    runs."""
     state = abstract_state(model_config(cfg, remat="full", tied=False))
     used = training.memory_estimate(state["model"], state["opt"], 4096 * mesh.row_shards(), all_logits=False)
     return {f"{name}_gb": x for name, x in used.items()}

@@ -17,7 +17,8 @@ MEANING = {
     "unknown": "what its data say",
 }
 SCORES = """
-A step's score: {meaning} ({kind} labels). It is read at the step tag, token {tag} (step_tag_id of vLLM's pooler).
+A step's score: {meaning} ({kind} labels). It is read at the step tag, token {tag} (step_tag_id of vLLM's
+pooler).
 
 ```python
 import prm_jax

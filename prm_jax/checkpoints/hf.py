@@ -81,7 +81,8 @@ def is_less_one(key: str, cfg: ModelConfig) -> bool:
 
 def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one. Of
-    several heads with this number of outputs it is the one that our export `named`, else the first of HEADS."""
+    several heads with this number of outputs it is the one that our export `named`, else the first of
+    HEADS."""
     layers = dict.fromkeys(fmt.layer for fmt in all_formats() if fmt.layer != "lm_head")
     present = [layer for layer in layers if f"{layer}.weight" in tensors]
     expect(len(present) < 2, f"{where}: step heads", present, "one")

@@ -55,9 +55,9 @@ class Loaded:
 
 
 def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str, reference=None) -> Loaded:
-    """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name. Runs and our exports
-    bring their format. Others are read with `fmt`, with `auto` by their step head, with None as a language
-    model. `reference` names the second model of an implicit PRM."""
+    """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name. Runs and our
+    exports bring their format. Others are read with `fmt`, with `auto` by their step head, with None as a
+    language model. `reference` names the second model of an implicit PRM."""
     path, is_implicit = str(path), fmt is not None and fmt.head == "implicit"
     is_right = is_implicit == (reference is not None)
     expect(is_right, "reference", reference, "a model with an implicit format, null with others")

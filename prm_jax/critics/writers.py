@@ -43,7 +43,8 @@ class Writer:
         return self.log_odds(self.encode(texts))
 
     def log_odds(self, encoded: Sequence) -> np.ndarray:
-        """Log-odds logit_n of a verdict behind what `encode` and `cut` give, NaN for None; equals read once."""
+        """Log-odds logit_n of a verdict behind what `encode` and `cut` give, NaN for None; equals read
+        once."""
         distinct = list(dict.fromkeys(x for x in encoded if x is not None))
         logits = self.read(distinct) if distinct else []
         expect(np.isfinite(logits).all(), f"{self.name}: log-odds of verdicts", logits, "numbers")

@@ -70,7 +70,8 @@ class Checker:
         return extract("\n".join(steps), numbers=self.rule == "number")
 
     def judge(self, problem) -> tuple:
-        """(the pools.Problem with graded candidates, their VERDICTS); an answer that lacks is read from steps."""
+        """(the pools.Problem with graded candidates, their VERDICTS); an answer that lacks is read from
+        steps."""
         candidates, verdicts = [], []
         for c in problem.candidates:
             answer = self.read(c.steps) if c.answer is None else c.answer

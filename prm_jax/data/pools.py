@@ -161,8 +161,8 @@ def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> P
 
 
 def whole_texts(row: dict) -> list[dict]:
-    """The candidates of a row with texts under completions, as search-and-learn writes it; lists beside it have
-    a value of each: scores (of its steps), correct, answers."""
+    """The candidates of a row with texts under completions, as search-and-learn writes it; lists beside it
+    have a value of each: scores (of its steps), correct, answers."""
     candidates = [{"response": text} for text in texts(row, "completions")]
     for name, part in {"scores": "step_scores", "correct": "correct", "answers": "answer"}.items():
         values = optional(row, name, list) or [None] * len(candidates)

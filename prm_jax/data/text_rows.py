@@ -1,4 +1,5 @@
-"""Readers of rows that are texts, as in sources.py: with marks of steps, as turns of a conversation, or plain."""
+"""Readers of rows that are texts, as in sources.py: with marks of steps, as turns of a conversation, or
+plain."""
 
 import re
 

@@ -59,8 +59,8 @@ def f1_results(rows: list[Row], scores, threshold: float, tuned_on: str | None =
     """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1; nan without
     erroneous or without clean solutions. tuned_on: the split whose best threshold is used for all splits, as
     the paper does for scalar PRMs with gsm8k; else `threshold`. Intervals: 95 %, bootstrap over problems, the
-    threshold held fixed. `cross_fitted` are mean F1s at thresholds from other problems, of the verifier and of
-    rules that read nothing; `lead`: F1 over the better rule's, paired by problem."""
+    threshold held fixed. `cross_fitted` are mean F1s at thresholds from other problems, of the verifier and
+    of rules that read nothing; `lead`: F1 over the better rule's, paired by problem."""
     error = np.array([first_error(row.solution.labels) for row in rows])
     problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
     names = list(dict.fromkeys(row.group for row in rows))

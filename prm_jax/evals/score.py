@@ -106,7 +106,8 @@ def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
 
 
 def rank(solutions: Iterable, scores: Iterable, unit: str, aggregator: str) -> list[dict]:
-    """Problems in the order of the file; in each, solutions by their lowest or last step score, best first."""
+    """Problems in the order of the file; in each, solutions by their lowest or last step score, best
+    first."""
     by_problem = {}
     for (i, problem, steps), logit_T in zip(solutions, scores, strict=True):
         weakest = int(logit_T.argmin())

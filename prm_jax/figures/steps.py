@@ -47,8 +47,8 @@ def step_page(group: dict, runs: list[dict]):
 
 
 def reliability(axes, curves):
-    """Draws mean label against mean score of each bin, larger dots for more steps. curves: (reliability table,
-    index of the line style, label) of each."""
+    """Draws mean label against mean score of each bin, larger dots for more steps. curves: (reliability
+    table, index of the line style, label) of each."""
     for curve, i, label in curves:
         n, x, y = (floats(curve[name]) for name in ("n", "mean_score", "mean_label"))
         n, x, y, style = n[n > 0], x[n > 0], y[n > 0], line_style(i)
