@@ -184,9 +184,8 @@ def main(words: list[str] | None = None):
     root = Path("runs/papers").resolve()
     root.mkdir(parents=True, exist_ok=True)
     for name, figure in importlib.import_module(f"examples.papers.{args.name}").FIGURES.items():
-        path = STORED / f"{name}.csv"
+        path = (STORED if args.redraw else root) / f"{name}.csv"
         if not args.redraw:
-            path = root / path.name
             lines = make_stages(figure, root / "stages")
             for stage in itertools.chain(*lines.values()):
                 run_stage(stage)
