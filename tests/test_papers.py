@@ -41,7 +41,7 @@ PRIMARY = {
 @pytest.mark.parametrize("name", PRIMARY)
 def test_the_declared_differences_are_what_they_were(name):
     """The stored rows, to the digits of the runs' values, and the primary one with its test."""
-    table = read_table(run.STORED / f"{name}.csv")
+    table = read_table(run.ROOT / "docs/gallery" / f"{name}.csv")
     found = differences(table, FIGURES[name].compare)
     stored = table[table.panel.str.startswith("difference of ")]
     for (item, difference_S), row in zip(found.items(), stored.itertuples(), strict=True):
@@ -53,7 +53,7 @@ def test_the_declared_differences_are_what_they_were(name):
 
 
 def test_holm_is_over_the_secondary_differences():
-    says = statements(differences(read_table(run.STORED / "rl.csv"), FIGURES["rl"].compare))
+    says = statements(differences(read_table(run.ROOT / "docs/gallery" / "rl.csv"), FIGURES["rl"].compare))
     assert "at equal tokens - checker (RLOO): -0.158 [-0.179, -0.137], p 0.008, by Holm 0.031 " in says[1]
 
 

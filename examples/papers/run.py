@@ -4,10 +4,9 @@
     python -m examples.papers.run NAME --redraw    draws the table of docs/gallery; runs nothing
 
 A line of `stages` in NAME.py is a command without `python`, run for each combination of the sweep keys. In it
-{seed} is a value of the sweep key `seed`; {prm} is the folder of the line `prm` at the same combination;
-[{prm}] are all of its folders that agree in the keys that the line names. A Hydra command gets its folder as
-hydra.run.dir, another one where it says {out}. Figures share folders, which are named by a hash of their
-command: remove runs/papers after a change of code.
+{seed} is a value of the key `seed`, {prm} the folder of the line `prm` at the same combination, [{prm}] all
+its folders that agree in the line's keys. Hydra commands write to hydra.run.dir, others where they say {out}.
+Folders are named by a hash of the command: remove runs/papers after a change of code.
 """
 
 import argparse
@@ -16,6 +15,7 @@ import importlib
 import itertools
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -29,7 +29,6 @@ from prm_jax.figures.style import band, line_style, over_seeds, panels, plain, s
 from prm_jax.stats import sign_flip_test
 
 ROOT = Path(__file__).resolve().parents[2]
-STORED = ROOT / "docs/gallery"
 NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"run"})
 SEEDS = {"seed": range(8)}
 
@@ -117,7 +116,8 @@ def run_stage(stage: Stage):
     if (stage.folder / "DONE").exists():
         return
     print(f"stage       {stage.folder.name}: {shlex.join(stage.words)}", flush=True)
-    stage.folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(stage.folder, ignore_errors=True)  # of a run that was stopped
+    stage.folder.mkdir(parents=True)
     if code := subprocess.run([sys.executable, *stage.words], cwd=ROOT, check=False).returncode:
         sys.exit(f"error: {stage.folder}: exit {code}")
     (stage.folder / "DONE").touch()
@@ -184,7 +184,7 @@ def main(words: list[str] | None = None):
     root = Path("runs/papers").resolve()
     root.mkdir(parents=True, exist_ok=True)
     for name, figure in importlib.import_module(f"examples.papers.{args.name}").FIGURES.items():
-        path = (STORED if args.redraw else root) / f"{name}.csv"
+        path = (ROOT / "docs/gallery" if args.redraw else root) / f"{name}.csv"
         if not args.redraw:
             lines = make_stages(figure, root / "stages")
             for stage in itertools.chain(*lines.values()):
