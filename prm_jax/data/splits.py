@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -230,8 +231,18 @@ def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "v
     return splits
 
 
+def normal_text(problem: str) -> str:
+    """The problem's text without white space and case; problems with equal ones count as one."""
+    return "".join(problem.split()).casefold()
+
+
+def template(problem: str) -> str:
+    """`normal_text` with # for each number; problems with equal ones differ in their numbers alone."""
+    return normal_text(re.sub(r"\d+(?:[.,]\d+)*", "#", problem))
+
+
 def problem_hash(problem: str) -> str:
-    return sha256("".join(problem.split()))[:16]
+    return sha256(normal_text(problem))[:16]
 
 
 def problem_hashes(solutions: Iterable[Solution]) -> list[str]:
