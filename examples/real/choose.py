@@ -2,25 +2,13 @@
 
     python -m examples.real.choose VALIDATION TEST --csv real.csv
 
-VALIDATION and TEST are folders of `evaluate.py task=best_of_n` on the two pools, by runs named ARM_SEED.
-
-Design, written before any number of the test problems was seen.
-Question: does a verifier that learns from samples of a 135M policy choose better among 16 than a vote, the
-  likelihood, the number of steps and an exact check of the equations?
-Arms: labels of equations (exact) and of completions, outcomes, and outcomes by the log-ratio (implicit). Each
-  begins as the policy; optimiser, updates and tokens of an update are the same; three seeds.
-Primary: on 300 test problems the verifier minus the best rule. Arm, aggregator, w of score + w log p, and
-  whether only samples with true equations compete, have the highest mean over seeds on 160 validation
-  problems; so has the rule. Intervals are bootstraps over problems, whose values are means over seeds.
-Power: where 25 % of the problems differ the standard error is .029, and .08 is found with power .8.
-Gate, on validation problems, before the verifiers: pass@1 at least .3, oracle at most .9.
-Expectation, from a pilot with 268 training problems: alone no arm is above the likelihood, and equations are
-  the worst, since short, irrelevant ones are never wrong. With log p, outcomes and completions gain .04 to .07
-  on the likelihood, and -.01 to .07 among samples with true equations. So the primary is +.03, and its
-  interval is as likely as not to hold 0.
+VALIDATION and TEST are folders of `evaluate.py task=best_of_n` on the two pools, by runs named ARM_SEED. What
+is chosen on VALIDATION is measured on TEST; README.md has the design.
 """
 
 import argparse
+import collections
+import itertools
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +19,7 @@ import pandas as pd
 from examples.equations import holds
 from prm_jax import rerank, stats, votes
 from prm_jax.data.pools import read_pool
-from prm_jax.evals.pool_arrays import POLICY, log_scores, pool_arrays
+from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 from prm_jax.launch.cli import USER_ERRORS, one_line
 from prm_jax.launch.run_folder import read_json
 
@@ -40,48 +28,93 @@ WEIGHTS = 0.0, 0.25, 0.5, 1.0  # w, of the policy's log p
 
 
 class Choice(NamedTuple):
-    """One way to choose; a rule has neither an aggregator nor a weight."""
+    """One way to choose; a rule that nobody trained has no aggregator."""
 
     by: str
-    aggregator: str
+    aggregator: str | None
     weight: float
     checked: bool  # only samples with true equations compete, where there is one
 
 
-def measure(folder: Path) -> tuple[dict[Choice, np.ndarray], dict[Choice, np.ndarray], np.ndarray]:
-    """({choice by a verifier: value_P}, {by a rule: value_P}, whether a problem needs two operations): how
-    often the chosen one of all samples is right."""
-    problems, arms, rules = read_pool(folder / "pool.jsonl.gz"), {}, {}
-    pool = pool_arrays(problems)
-    holds_PN, steps_PN = (np.zeros(pool.present_PN.shape) for _ in range(2))
-    holds_PN[pool.present_PN] = [holds(p.problem, c.steps, None) for p in problems for c in p.candidates]
+def rule_scores(pool: Pool, eligible_PN) -> dict[str, np.ndarray]:
+    """{rule: score_PN}; a vote's score is the winner's probability."""
+    steps_PN = np.zeros(pool.present_PN.shape)
     steps_PN[pool.present_PN] = pool.steps_n
-    checked_PN = pool.eligible_PN & (holds_PN > 0)
+    answer_PN = np.where(eligible_PN, pool.answer_PN, -1)
+    return {
+        "a sample": np.zeros_like(steps_PN),
+        "vote": votes.vote(answer_PN, None, pool.present_PN),
+        "vote by likelihood": votes.vote(answer_PN, pool.logp_PN, pool.present_PN),
+        "likelihood": pool.logp_PN,
+        "fewest steps": -steps_PN,
+        "most steps": steps_PN,
+        "most steps, then likelihood": 1000 * steps_PN + np.maximum(pool.logp_PN, -900),
+    }
+
+
+def verifier_scores(pool: Pool, verifiers: dict) -> dict[tuple, list]:
+    """{(arm, aggregator, w): score_PN of each seed}; verifiers: those of results.json."""
+    scores = collections.defaultdict(list)
+    for name, verifier in verifiers.items():
+        arm = Path(verifier["verifier"].partition(" step ")[0]).name.rpartition("_")[0]
+        step_PNT, mask_PNT, unit = log_scores(pool, name, pool.unit(name, "logit"))
+        for aggregator, w in itertools.product(AGGREGATORS, WEIGHTS):
+            score_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit)
+            combined_PN = rerank.with_reference(score_PN, pool.logp_PN, w) if w else score_PN
+            scores[arm, aggregator, w].append(combined_PN)
+    return scores
+
+
+def measure(folder: Path) -> tuple[dict[Choice, np.ndarray], np.ndarray]:
+    """({choice: value_P, how often the chosen one of all samples is right, the mean over seeds}, whether a
+    problem needs two operations)."""
+    problems = read_pool(folder / "pool.jsonl.gz")
+    pool, values = pool_arrays(problems), {}
+    holds_PN = np.zeros(pool.present_PN.shape, bool)
+    holds_PN[pool.present_PN] = [holds(p.problem, c.steps, None) for p in problems for c in p.candidates]
+    checked_PN = pool.eligible_PN & holds_PN
     checked_PN = np.where(checked_PN.any(1, keepdims=True), checked_PN, pool.eligible_PN)
-    scores = {"a sample": 0 * steps_PN, "likelihood": pool.logp_PN}
-    scores |= {"fewest steps": -steps_PN, "most steps": steps_PN}
-    scores["most steps, then likelihood"] = 1000 * steps_PN + pool.logp_PN
-    verifiers = read_json(folder / "results.json", verifiers=dict)["verifiers"]
-
+    trained = verifier_scores(pool, read_json(folder / "results.json", verifiers=dict)["verifiers"])
     for checked, eligible_PN in ((False, pool.eligible_PN), (True, checked_PN)):
+        rules = {(rule, None, 0.0): [x_PN] for rule, x_PN in rule_scores(pool, eligible_PN).items()}
+        for how, scores in (rules | trained).items():
+            curves = [rerank.best_of_n(x_PN, pool.right_PN, eligible_PN, pool.present_PN) for x_PN in scores]
+            values[Choice(*how, checked)] = np.mean(curves, 0, dtype=float)[:, -1]
+    return values, np.array([p.id.startswith("multiarith") for p in problems])
 
-        def best(score_PN) -> np.ndarray:
-            curve_PN = rerank.best_of_n(score_PN, pool.right_PN, eligible_PN, pool.present_PN)
-            return np.asarray(curve_PN, float)[:, -1]
 
-        for rule, score_PN in scores.items():
-            rules[Choice(rule, "", 0.0, checked)] = best(score_PN)
-        for rule, log_weight_PN in {"vote": None, "vote by likelihood": pool.logp_PN}.items():
-            answer_PN = np.where(eligible_PN, pool.answer_PN, -1)
-            p_PN = votes.vote(answer_PN, log_weight_PN, pool.present_PN)
-            rules[Choice(rule, "", 0.0, checked)] = np.asarray(rerank.expectation(p_PN, pool.right_PN), float)
-        for name, verifier in verifiers.items():
-            step_PNT, mask_PNT, unit = log_scores(pool, name, pool.unit(name, "logit"))
-            for aggregator in AGGREGATORS:
-                score_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit)
-                for w in WEIGHTS:
-                    combined_PN = rerank.with_reference(score_PN, pool.logp_PN, w) if w else score_PN
-                    choice = Choice(arm_of(verifier["verifier"]), aggregator, w, checked)
-                    arms.setdefault(choice, []).append(best(combined_PN))
-    arms = {choice: np.mean(values, 0) for choice, values in arms.items()}
-    return arms, rules, np.array([p.id.startswith("multiarith") for p in problems])
+def main():
+    parser = argparse.ArgumentParser(description="Choose on validation problems, measure on test problems.")
+    parser.add_argument("validation", type=Path)
+    parser.add_argument("test", type=Path)
+    parser.add_argument("--csv", type=Path, default="real.csv")
+    args = parser.parse_args()
+    (known, _), (new, is_two_P) = measure(args.validation), measure(args.test)
+
+    def best(choices) -> Choice:
+        return max(choices, key=lambda choice: round(known[choice].mean(), 6))  # the first of equals
+
+    groups = collections.defaultdict(list)
+    for choice in known:
+        groups[choice.by, choice.checked, choice.weight > 0].append(choice)
+    rows = []
+    for choice in map(best, groups.values()):
+        low, high = stats.mean_interval(new[choice])
+        row = {"validation": known[choice].mean(), "test": new[choice].mean(), "low": low, "high": high}
+        row |= {"two operations": new[choice][is_two_P].mean(), "one": new[choice][~is_two_P].mean()}
+        rows.append(choice._asdict() | row)
+    table = pd.DataFrame(rows).round(4)
+    table.to_csv(args.csv, index=False)
+    print(table.to_string(index=False))
+    for name, choices in {"primary": known, "unchecked": [x for x in known if not x.checked]}.items():
+        verifier = best(x for x in choices if x.aggregator)
+        rule = best(x for x in choices if not x.aggregator)
+        (x,) = stats.paired_differences(new[verifier][:, None], new[rule][:, None])
+        print(f"{name}: {verifier} minus {rule}:\n  {x['difference']:+.4f} {x['interval']}, p {x['p']:.4f}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except USER_ERRORS as error:
+        sys.exit(one_line(error))
