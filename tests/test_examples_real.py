@@ -1,19 +1,23 @@
-"""examples/real/: a GGUF file becomes the folder that transformers would have written."""
+"""examples/real/: a GGUF file becomes the folder that transformers would have written, equations become
+solutions, and what is chosen on one pool is measured on another."""
 
+import json
 import re
 
 import gguf
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from conftest import real_model
+from conftest import jsonl, real_model
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import prm_jax
-from examples.real import smollm2
+from examples.real import choose, problems, smollm2
 from prm_jax import InputError
+from prm_jax.data.pools import Candidate, Problem, write_pool
 
 HEADS = {"attn_q": 4, "attn_k": 2}
 TEXT = "Tom has 48 pens, and 12 books.\n\nHow many? √2"
@@ -114,3 +118,89 @@ def test_smollm2_has_the_logits_of_transformers():
         largest_difference(real_model("smollm2"), [TEXT, "<|im_start|>user\nHi<|im_end|>\n", "1 + 1 = "])
         < 1e-3
     )
+
+
+NAMES = "Ann Ben Cleo Dan Eve Finn Gus Hal Ida Jon Kim Leo Mia Ned Ola Pam Quin Rob Sue Tim".split()
+THINGS = "pens figs cups dogs hats keys maps nuts".split()
+
+
+def write_sets(folder) -> None:
+    """Synthetic sets with the columns of the real ones: 160 problems of one and as many of two operations."""
+    rows = {source: [] for source in problems.FILES}
+    for number, (name, thing) in enumerate((name, thing) for name in NAMES for thing in THINGS):
+        a, b, c = 50 + number, 10 + number % 7, 3 + number % 5
+        text = f"{name} has {a} {thing} and buys {b} {thing} more."
+        rows["multiarith"].append(
+            {"input": f"{text} {name} loses {c}. How many are left?", "target": a + b - c}
+        )
+        body = {"Body": f"At home {text}", "Question": "How many are there?", "Answer": float(a + b)}
+        rows["svamp"].append(body | {"Equation": f"( {a}.0 + {b}.0 )"})
+    rows["singleeq"] = [
+        {"input": "He has 8 figs and 2 pens. How many figs?", "target": 8.0},  # without an expression
+        {"input": "She gives 4 to each of 2 cats , 2 times. How many?", "target": 16.0},
+        {"input": "A ton is 1,000 kg. How many kg are 2.5 tons?", "target": 2500.0},
+        {"input": "Tim cuts 7 m into 3 parts. How long is one?", "target": 2.3333333333},
+    ]
+    for source, own in rows.items():
+        jsonl(folder, *(own or rows["singleeq"]), name=f"{source}.jsonl")
+
+
+def write_problems(folder, monkeypatch, scale) -> dict[str, list[dict]]:
+    """The rows of each side."""
+    write_sets(folder)
+    arguments = ["", str(folder / "data"), "--source", str(folder), "--scale", str(scale)]
+    monkeypatch.setattr("sys.argv", arguments)
+    problems.main()
+    return {
+        side: [json.loads(line) for line in open(folder / f"data/{side}.jsonl")]
+        for side in ("train", "validation", "test")
+    }
+
+
+def test_solutions_follow_from_equations_and_sides_are_apart(tmp_path, monkeypatch):
+    sides = write_problems(tmp_path, monkeypatch, 0.1)
+    rows = {row["problem"]: row for rows in sides.values() for row in rows}
+    ann = next(row for text, row in rows.items() if text.startswith("Ann has 50 pens"))
+    assert ann["steps"] == ["50 + 10 = 60.", "60 - 3 = 57.", "The answer is 57."]
+    assert rows["A ton is 1,000 kg. How many kg are 2.5 tons?"]["steps"][0] == "1000 * 2.5 = 2500."
+    assert not any(text.startswith(("He", "She", "Tim cuts")) for text in rows)  # none, two meanings, no end
+    assert [len(sides[side]) for side in ("validation", "test")] == [12, 24]
+    kinds = [(row["id"].split("-")[0], len(row["steps"])) for row in sides["test"]]
+    assert sorted(set(kinds)) == [("multiarith", 3), ("singleeq", 2), ("svamp", 2)]
+    beginnings = [{tuple(row["problem"].split()[:6]) for row in rows} for rows in sides.values()]
+    assert not any(a & b for i, a in enumerate(beginnings) for b in beginnings[:i])
+
+
+CANDIDATES = {"right": "4 + 2 = 6.", "wrong": "4 - 2 = 2.", "false": "4 * 2 = 7."}
+
+
+def write_evaluation(folder, knowing):
+    """What evaluate.py leaves of four problems, each with one candidate of each kind: the arm `knowing` likes
+    the right one, the other arm the wrong one, and the likelihood the one whose equation does not hold."""
+    folder.mkdir()
+    verifiers, scores = {}, {}
+    for name, arm in {"prm": "outcome", "orm": "equations"}.items():
+        verifiers[name] = {"verifier": f"runs/{arm}_0 step 5"}
+        scores[name] = [2.0, -2.0, -2.0] if arm == knowing else [-2.0, 2.0, -2.0]
+    candidates = []
+    for i, (kind, step) in enumerate(CANDIDATES.items()):
+        own = {name: (x[i],) for name, x in scores.items()}
+        candidates.append(Candidate((step,), kind, kind == "right", True, own, (i - 3.0,)))
+    units = dict.fromkeys(scores, "logit")
+    rows = [Problem(f"multiarith-{i}", "4 and 2?", "6", tuple(candidates), units) for i in range(4)]
+    write_pool(folder / "pool.jsonl.gz", rows)
+    (folder / "results.json").write_text(json.dumps({"verifiers": verifiers}))
+
+
+def test_what_is_chosen_on_one_pool_is_measured_on_another(tmp_path, monkeypatch, capsys):
+    write_evaluation(tmp_path / "validation", "outcome")
+    write_evaluation(tmp_path / "test", "equations")
+    words = [str(tmp_path / "validation"), str(tmp_path / "test"), "--csv", str(tmp_path / "real.csv")]
+    monkeypatch.setattr("sys.argv", ["", *words])
+    choose.main()
+    table = pd.read_csv(tmp_path / "real.csv").set_index(["by", "checked"])
+    assert table.loc[("outcome", False), "validation"].tolist() == [1, 1]  # without and with log p
+    assert table.loc[("outcome", False), "test"].tolist() == [0, 0]
+    assert table.loc[("likelihood", False), "test"].item() == 0
+    assert table.loc[("a sample", True), "test"].item() == 0.5  # the false one may not win
+    assert "-0.5000 [-0.5, -0.5]" in capsys.readouterr().out.partition("unchecked")[0]

@@ -115,7 +115,7 @@ def read_problems(folder: Path | None) -> list[dict]:
     return list(problems.values())
 
 
-def split(problems: Sequence[dict], seed: int) -> dict[str, list[dict]]:
+def split(problems: Sequence[dict], seed: int, scale: float) -> dict[str, list[dict]]:
     """{test, validation, train}: a family of problems that begin alike is on one side, in test and validation
     with its first one alone."""
     families = collections.defaultdict(list)
@@ -125,7 +125,7 @@ def split(problems: Sequence[dict], seed: int) -> dict[str, list[dict]]:
     order = list(families.values())
     random.Random(seed).shuffle(order)
     sides = {side: [] for side in (*SIDES, "train")}
-    left = {side: dict(wanted) for side, wanted in SIDES.items()}
+    left = {side: {kind: round(scale * n) for kind, n in wanted.items()} for side, wanted in SIDES.items()}
     for family in order:
         kind = family[0]["kind"]
         side = next((side for side in SIDES if left[side].get(kind)), "train")
@@ -144,8 +144,9 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--source", type=Path, help="the folder of the five files; else the hub's data sets")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the sizes of test and validation")
     args = parser.parse_args()
-    for side, rows in split(read_problems(args.source), args.seed).items():
+    for side, rows in split(read_problems(args.source), args.seed, args.scale).items():
         n_two = sum(row.pop("kind")[1] == 2 for row in rows)
         write_rows(args.folder / f"{side}.jsonl", rows)
         print(f"{side}.jsonl: {len(rows)} problems, {n_two} of two operations")
