@@ -1,8 +1,12 @@
 """examples/real/: a GGUF file becomes the folder that transformers would have written, equations become
 solutions, and what is chosen on one pool is measured on another."""
 
+import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 
 import gguf
 import jax.numpy as jnp
@@ -10,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import jsonl, real_model
+from conftest import ROOT, jsonl, real_model
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -124,10 +128,11 @@ NAMES = "Ann Ben Cleo Dan Eve Finn Gus Hal Ida Jon Kim Leo Mia Ned Ola Pam Quin 
 THINGS = "pens figs cups dogs hats keys maps nuts".split()
 
 
-def write_sets(folder) -> None:
-    """Synthetic sets with the columns of the real ones: 160 problems of one and as many of two operations."""
+def write_sets(folder, names=NAMES):
+    """Synthetic sets with the columns of the real ones: for each name eight problems of one operation, and
+    eight of two."""
     rows = {source: [] for source in problems.FILES}
-    for number, (name, thing) in enumerate((name, thing) for name in NAMES for thing in THINGS):
+    for number, (name, thing) in enumerate(itertools.product(names, THINGS)):
         a, b, c = 50 + number, 10 + number % 7, 3 + number % 5
         text = f"{name} has {a} {thing} and buys {b} {thing} more."
         rows["multiarith"].append(
@@ -187,7 +192,8 @@ def write_evaluation(folder, knowing):
         own = {name: (x[i],) for name, x in scores.items()}
         candidates.append(Candidate((step,), kind, kind == "right", True, own, (i - 3.0,)))
     units = dict.fromkeys(scores, "logit")
-    rows = [Problem(f"multiarith-{i}", "4 and 2?", "6", tuple(candidates), units) for i in range(4)]
+    ids = "multiarith-0", "multiarith-1", "svamp-2", "svamp-3"
+    rows = [Problem(i, "4 and 2?", "6", tuple(candidates), units) for i in ids]
     write_pool(folder / "pool.jsonl.gz", rows)
     (folder / "results.json").write_text(json.dumps({"verifiers": verifiers}))
 
@@ -204,3 +210,43 @@ def test_what_is_chosen_on_one_pool_is_measured_on_another(tmp_path, monkeypatch
     assert table.loc[("likelihood", False), "test"].item() == 0
     assert table.loc[("a sample", True), "test"].item() == 0.5  # the false one may not win
     assert "-0.5000 [-0.5, -0.5]" in capsys.readouterr().out.partition("unchecked")[0]
+
+
+# Keys of the page's commands at the size of a test.
+SMALL = {
+    "batch.rows": 1,
+    "batch.tokens": 256,
+    "batch.accumulate": 1,
+    "checkpoint_every": 2,
+    "data.folds": 3,
+    "eval.every": 1,
+    "eval.problems": 2,
+    "k": 1,
+    "n": 2,
+    "problems": 2,
+    "sampling.max_tokens": 24,
+    "seed": 0,
+    "steps": 1,
+}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_one_after_another(tmp_path):
+    (tmp_path / "smollm2").symlink_to(real_model("smollm2"))
+    (tmp_path / "math_word_problems").mkdir()
+    write_sets(tmp_path / "math_word_problems", NAMES[:2])
+    page = (ROOT / "examples/real/README.md").read_text()
+    script = "".join(re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL))
+    script = re.sub(r"^(pip|python -m examples.real.smollm2) .*\n", "", script, flags=re.MULTILINE)
+    for key, value in SMALL.items():
+        script = re.sub(rf"(?<![\w.]){re.escape(key)}=[\w.,]+", f"{key}={value}", script)
+    script = script.replace("--source", "--scale 0.02 --source").replace("examples/eq", f"{ROOT}/examples/eq")
+    script = re.sub(r"python (\w+\.py)", rf"python {ROOT}/\1", script).replace("python ", f"{sys.executable} ")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = pd.read_csv(tmp_path / "real/real.csv")
+    assert {"equations", "completions", "outcome", "implicit", "vote", "likelihood"} <= {*table["by"]}
+    assert "primary: " in done.stdout

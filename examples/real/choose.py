@@ -9,7 +9,6 @@ is chosen on VALIDATION is measured on TEST; README.md has the design.
 import argparse
 import collections
 import itertools
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from examples.equations import holds
 from prm_jax import rerank, stats, votes
 from prm_jax.data.pools import read_pool
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
-from prm_jax.launch.cli import USER_ERRORS, one_line
 from prm_jax.launch.run_folder import read_json
 
 AGGREGATORS = "min", "prod", "last", "sum_logit"
@@ -42,7 +40,7 @@ def rule_scores(pool: Pool, eligible_PN) -> dict[str, np.ndarray]:
     steps_PN[pool.present_PN] = pool.steps_n
     answer_PN = np.where(eligible_PN, pool.answer_PN, -1)
     return {
-        "a sample": np.zeros_like(steps_PN),
+        "a sample": 0 * steps_PN,
         "vote": votes.vote(answer_PN, None, pool.present_PN),
         "vote by likelihood": votes.vote(answer_PN, pool.logp_PN, pool.present_PN),
         "likelihood": pool.logp_PN,
@@ -114,7 +112,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except USER_ERRORS as error:
-        sys.exit(one_line(error))
+    main()

@@ -15,7 +15,6 @@ import itertools
 import operator
 import random
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import NamedTuple
 
 from prm_jax.data.rows import read_rows, write_rows
 from prm_jax.data.splits import normal_text
-from prm_jax.launch.cli import USER_ERRORS, one_line
 
 FILES = "svamp", "multiarith", "singleeq", "singleop", "addsub"
 HUB = {"svamp": "ChilleD/SVAMP", "multiarith": "ChilleD/MultiArith", "singleeq": "MU-NLPC/Calc-mawps"}
@@ -78,17 +76,12 @@ def solve(source: str, text: str, answer: Fraction) -> Value | None:
     if not 2 <= len(numbers) <= len(PRIMES):
         return None
     values = [Value(number, Fraction(prime)) for number, prime in zip(numbers, PRIMES, strict=False)]
-    if source in ("svamp", "multiarith"):  # the equation has all numbers; MultiArith needs two operations
-        lengths = [len(numbers) - 1] if source == "svamp" else [2]
-    else:  # three numbers are mostly all needed
-        lengths = [2, 1] if len(numbers) > 2 else [1]
+    lengths = [2, 1] if len(numbers) > 2 else [1]  # three numbers are mostly all needed
+    lengths = {"svamp": [len(numbers) - 1], "multiarith": [2]}.get(source, lengths)
     for operations in lengths:
-        found = {}
-        for result in results(values, operations):
-            if result.number == answer:
-                found.setdefault(result.meaning, result)
-        if len(found) == 1:
-            return next(iter(found.values()))
+        right = [x for x in results(values, operations) if x.number == answer]
+        if len({x.meaning for x in right}) == 1:
+            return right[0]
     return None
 
 
@@ -124,18 +117,13 @@ def split(problems: Sequence[dict], seed: int, scale: float) -> dict[str, list[d
         families[tuple(words[:8])].append(row)
     order = list(families.values())
     random.Random(seed).shuffle(order)
-    sides = {side: [] for side in (*SIDES, "train")}
-    left = {side: {kind: round(scale * n) for kind, n in wanted.items()} for side, wanted in SIDES.items()}
+    sides, counts = {side: [] for side in (*SIDES, "train")}, collections.Counter()
     for family in order:
         kind = family[0]["kind"]
-        side = next((side for side in SIDES if left[side].get(kind)), "train")
-        if side == "train":
-            sides[side] += family
-        else:
-            sides[side].append(family[0])
-            left[side][kind] -= 1
-    n_alike = len(problems) - sum(map(len, sides.values()))
-    print(f"{n_alike} begin like one of test or validation, and are left out")
+        side = next((x for x in SIDES if counts[x, kind] < scale * SIDES[x].get(kind, 0)), "train")
+        sides[side] += family if side == "train" else family[:1]
+        counts[side, kind] += 1
+    print(f"{len(problems) - sum(map(len, sides.values()))} begin like one of test or validation: left out")
     return sides
 
 
@@ -153,7 +141,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except USER_ERRORS as error:
-        sys.exit(one_line(error))
+    main()
