@@ -124,8 +124,8 @@ def test_smollm2_has_the_logits_of_transformers():
     )
 
 
-NAMES = "Ann Ben Cleo Dan Eve Finn Gus Hal Ida Jon Kim Leo Mia Ned Ola Pam Quin Rob Sue Tim".split()
-THINGS = "pens figs cups dogs hats keys maps nuts".split()
+NAMES = ["Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Jon", "Kim", "Leo", "Mia", "Ned", "Ola", "Pam", "Quin", "Rob", "Sue", "Tim"]
+THINGS = ["pens", "figs", "cups", "dogs", "hats", "keys", "maps", "nuts"]
 
 
 def write_sets(folder, names=NAMES):
@@ -241,7 +241,9 @@ def test_the_commands_of_the_page_run_one_after_another(tmp_path):
     for key, value in SMALL.items():
         script = re.sub(rf"(?<![\w.]){re.escape(key)}=[\w.,]+", f"{key}={value}", script)
     script = script.replace("--source", "--scale 0.02 --source").replace("examples/eq", f"{ROOT}/examples/eq")
-    script = re.sub(r"python (\w+\.py)", rf"python {ROOT}/\1", script).replace("python ", f"{sys.executable} ")
+    script = re.sub(r"python (\w+\.py)", rf"python {ROOT}/\1", script).replace(
+        "python ", f"{sys.executable} "
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
