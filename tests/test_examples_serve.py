@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import prm_jax
-from examples import compare_vllm, serve
-from prm_jax.formats import encode
+from examples import serve
 
 PROBLEM = "4 +5 *3 mod7?"
 RIGHT, WRONG, SHORT = ["4+5=2", "2*3=6"], ["4+5=3", "3*3=2"], ["4+5*3=6"]
@@ -120,22 +119,3 @@ def test_who_may_ask(port, verifier):
     with served(verifier, token="secret") as guarded:
         assert ask(guarded, body)[0] == 401
         assert ask(guarded, body, {"Authorization": "Bearer secret", "Host": "other.example"})[0] == 200
-
-
-@pytest.mark.parametrize("every_token", [False, True])
-def test_comparison_reads_a_servers_rows_at_the_step_ends(verifier, monkeypatch, every_token):
-    """A stand-in for vLLM gives [P(bad), P(good)], a row a step tag or a row a token."""
-    rows = [(PROBLEM, tuple(RIGHT)), (PROBLEM, tuple(WRONG))]
-    encoded = encode(verifier.scorer.format, verifier.scorer.tokenizer, rows)
-
-    def ask_stub(url, body):
-        (ids,) = body["input"]
-        [(row, one)] = [(x, one) for x, one in zip(rows, encoded, strict=True) if one.ids_L.tolist() == ids]
-        good_n = np.full(len(ids), 0.5)
-        good_n[one.step_end_T] = verifier.score(*row) + (0.25, 0)
-        good_n = good_n if every_token else good_n[one.step_end_T]
-        return {"data": [{"index": 0, "data": np.stack([1 - good_n, good_n], -1).tolist()}]}
-
-    monkeypatch.setattr(compare_vllm, "ask", ask_stub)
-    differences = compare_vllm.compare(verifier, rows, "http://server", "token_classify")
-    np.testing.assert_allclose(differences, [[0.25, 0]] * 2, atol=1e-6)
