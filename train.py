@@ -16,11 +16,10 @@ import jax
 import numpy as np
 from flax import nnx
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
 from prm_jax import packing, training
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.folders import SHIPPED, is_run, locate
+from prm_jax.checkpoints.folders import fill_optimizer, is_run, locate
 from prm_jax.checkpoints.orbax import Checkpoints, read_model, save_description, start_from_run
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.splits import Data, TaskData, data_config, load_splits
@@ -28,7 +27,7 @@ from prm_jax.data.units import probability
 from prm_jax.examples import Example, make_examples, row_limit
 from prm_jax.formats import Format, policy_format, train_tokenizer
 from prm_jax.launch import cli, run_folder, run_log
-from prm_jax.launch.config import CONF, Count, Seed, expect, parse
+from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.progress import print_counts, progress
@@ -103,23 +102,6 @@ def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
     return dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, lm_weight=lm_weight))
 
 
-def fill_optimizer(raw_cfg):
-    """Fills the keys of `optimizer` that are null by what `init` opens, a run by what it began as, and says
-    so of a Hugging Face model: at 1e-3 it would forget all that it knows."""
-    origin = raw_cfg.init
-    while is_run(origin):
-        stored = run_folder.run_config(Path(origin))
-        origin = stored.get("init") or stored.policy  # the latter of a run of prm_jax.rl
-    is_own = origin in ("random", *SHIPPED)
-    name = "small" if is_own else "finetune"
-    chosen = OmegaConf.load(CONF / f"optimizer/{name}.yaml")
-    filled = {key: x for key, x in chosen.items() if raw_cfg.optimizer[key] is None}
-    raw_cfg.optimizer.update(filled)
-    if filled and not is_own:
-        numbers = ", ".join(f"{key} {x:g}" for key, x in filled.items())
-        print(f"optimizer   {name}, since {origin} is a Hugging Face model: {numbers}")
-
-
 def fill_format(raw_cfg):
     """Takes the format of the run that `init` names, whose model knows that text, unless one is chosen."""
     is_chosen = any(run_folder.section(word) == "format" for word in HydraConfig.get().overrides.task)
@@ -138,7 +120,7 @@ def main(cfg) -> float:
     """Trains a model into a run folder; returns the best validation value of `eval.best_by`."""
     run, raw_cfg, resumes = run_folder.start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
-    fill_optimizer(raw_cfg)
+    fill_optimizer(raw_cfg, raw_cfg.init)
     if not resumes:
         fill_format(raw_cfg)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))

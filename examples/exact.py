@@ -23,11 +23,7 @@ from prm_jax.rl.advantages import ESTIMATORS, Estimator, form_weights
 
 STEPS, LOGITS = 3, 5
 FIRST_IS_GOOD, IS_GOOD, ENDS = 0.6, (0.4, 0.7), (0.3, 0.5)  # the latter two after a bad and after a good step
-OPTIONS = {  # of the estimators; every value gets a row
-    "normalise": (True, False),
-    "form": ("min", "sum"),
-    "discount": (1.0,),
-}
+OPTIONS = {"normalise": (True, False), "form": ("min", "sum")}  # of the estimators; every value gets a row
 
 
 class Responses(NamedTuple):
@@ -124,7 +120,7 @@ def table() -> Iterator[tuple[str, Row, Row]]:
                 weight_NT = form_weights(r.step_reward_NT, is_step_NT, options.get("form", "sum"))
                 goal_N = (weight_NT * r.step_reward_NT).sum(1) + r.outcome_N
                 rows.append(exact(estimator, options, r, goal_N))
-            named = (f", {key}={str(x).lower()}" for key, x in options.items() if len(OPTIONS[key]) > 1)
+            named = (f", {key}={str(x).lower()}" for key, x in options.items())
             yield "".join([name, *named]), *rows
 
 

@@ -16,12 +16,12 @@ from flax import nnx
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import needs_folder
 from prm_jax.examples import make_example
+from prm_jax.formats import encode
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch
 from prm_jax.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.rl.__main__ import Trainer, train_policy
-from prm_jax.rl.rewards import as_scored
 from prm_jax.scoring import RatioScorer
 from prm_jax.solutions import Solution
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step, with_reference
@@ -60,12 +60,15 @@ class OnlineTrainer(Trainer):
     def learners(self):
         return nnx.Dict(opt=self.opt, verifier=self.verifier.model, verifier_opt=self.verifier_opt)
 
-    def learn_beside(self, step, rollouts, scores):
+    def learn_beside(self, step, rollouts, reward):
         """Makes PASSES steps of the verifier's optimiser on the roll-outs."""
         if step % EVERY:
             return {}
         width = self.cfg.batch.tokens
-        examples = [self.example(r, i, scores) for i, r in enumerate(rollouts)]
+        rows = [(r.problem, r.steps) for r in rollouts]
+        encoded = encode(self.verifier.format, self.verifier.tokenizer, rows)
+        pairs = zip(encoded, rows, reward.right_N, strict=True)
+        examples = [self.example(e, *row, float(outcome)) for e, row, outcome in pairs]
         examples = with_reference(examples, self.verifier.reference, width, ROWS)
         groups = make_groups(examples, width, share=False)  # each token needs one next token
         plan = Plan(width, width, groups, share=False)
@@ -80,11 +83,10 @@ class OnlineTrainer(Trainer):
             self.verifier.model, self.verifier_opt, metrics = new
         return {f"online_{name}": metrics[name] for name in ("loss", "accuracy")}
 
-    def example(self, r, i, scores):
-        """Roll-out i as a training example, the outcome at every step."""
-        outcome = float(scores.right_N[i])
-        solution = Solution(r.problem, r.steps, (outcome,) * len(r.steps), outcome=outcome)
-        return make_example(as_scored(self.policy, r), solution, self.loss.objective, "uniform")
+    def example(self, encoded, problem, steps, outcome):
+        """A roll-out as a training example, the outcome at every step."""
+        solution = Solution(problem, steps, (outcome,) * len(steps), outcome=outcome)
+        return make_example(encoded, solution, self.loss.objective, "uniform")
 
 
 @cli.command("rl")

@@ -97,12 +97,12 @@ def critic_problems(cfg, data_cfg) -> Problems:
 
 
 class CriticTrainer(Trainer):
-    def diagnose(self, rollouts, scores):
+    def diagnose(self, rollouts, reward):
         """Adds the shares of critiques that say good (half of them should) and that come to no verdict."""
         verdicts = [verdict(r) for r in rollouts]
         says_good = verdicts.count(True) / len(verdicts)
         no_verdict = verdicts.count(None) / len(verdicts)
-        return super().diagnose(rollouts, scores) | {"says_good": says_good, "no_verdict": no_verdict}
+        return super().diagnose(rollouts, reward) | {"says_good": says_good, "no_verdict": no_verdict}
 
 
 @cli.command("rl")

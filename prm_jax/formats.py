@@ -34,7 +34,7 @@ class Format:
     padding token in `prefix` and `separator`. With `chat`, `prefix` is the user's message, and the steps are
     the assistant's turn."""
 
-    name: str
+    name: str = "plain"
     separator: str = ""  # text after each step; the last of its tokens is the mark
     tokenized: Literal["apart", "lines", "together"] = "apart"  # lines: apart, and so each line of a step
     mark: str = ""  # together: the one token that ends a separator, if that is not the whole separator
@@ -90,6 +90,22 @@ class Format:
         expect(len(verdicts) == n, "format.good", verdicts, f"{n} verdicts (good, bad) with head {self.head}")
         is_ratio = (self.head == "implicit") == (self.score == "log_ratio")
         expect(is_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyFormat:
+    """The keys of `Format` that mean something of a language model that solves and brings no format."""
+
+    separator: str = "\n"  # a step ends with any token that holds this text
+    prefix: str = "{problem}"  # text before the first step, with a chat template the user's message
+    number: str = ""
+    bos: bool = True
+    chat: bool | str | None = None  # null: the model's own chat template, if it has one | true | false | FILE
+    system: str | None = None
+    strip: bool = False
+
+    def whole(self) -> Format:
+        return Format("plain", **vars(self))
 
 
 def read_format(name: str, **changes) -> Format:

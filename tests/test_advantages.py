@@ -85,7 +85,7 @@ def test_outcome_estimators_are_their_formulas():
     assert ESTIMATORS["grpo"].f(*given)[1, 2:].tolist() == [0, 0]  # where the mask is off
     alike = laid_out([0], [0], outcome=[1, 1])
     assert all(
-        (EstimatorConfig(name, True, "min", 1.0).estimate(*alike) == 0).all() for name in ESTIMATORS
+        (EstimatorConfig(name, True, "min").estimate(*alike) == 0).all() for name in ESTIMATORS
     )  # a zero advantage, not rounding over rounding
 
 
@@ -94,11 +94,11 @@ def test_an_entry_takes_its_options_from_the_configuration(name):
     estimator, given = ESTIMATORS[name], laid_out([0.9, 0.2], [0.3], [0.4, 0.8], outcome=[1, 0, 1])
     assert {*estimator.options} <= {f.name for f in dataclasses.fields(EstimatorConfig)}
     assert {*estimator.options} <= inspect.signature(estimator.f).parameters.keys()
-    one, other = EstimatorConfig(name, True, "min", 1.0), EstimatorConfig(name, False, "sum", 0.5)
+    one, other = EstimatorConfig(name, True, "min"), EstimatorConfig(name, False, "sum")
     plain = estimator.f(*given)
     plain = advantages.whitened(plain, given[3]) if estimator.whitens else plain
     np.testing.assert_array_equal(one.estimate(*given), plain)
-    varied = {"normalise", "form", "discount"} & {*estimator.options}
+    varied = {"normalise", "form"} & {*estimator.options}
     assert (other.estimate(*given) != one.estimate(*given)).any() == bool(varied)
 
 

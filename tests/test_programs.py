@@ -1,6 +1,5 @@
 """What authors' programs do, on random rewards: each formula is written out here in loops, token by token."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import hydra
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 from test_advantages import laid_out
 
+from prm_jax.checkpoints.folders import fill_optimizer
 from prm_jax.launch.config import CONF, parse
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl import advantages
 from prm_jax.rl.advantages import EstimatorConfig
-from prm_jax.rl.config import RLConfig
-from prm_jax.rl.rollouts import Rollout
 from prm_jax.rl.update import UpdateConfig, of_sequence, surrogate
 
 
@@ -33,9 +31,8 @@ def arrays(given):
     return laid_out(*rewards, tokens=tokens, outcome=outcome, group=group)
 
 
-def estimate(name, arguments, token_reward_NL=None, **options):
-    cfg = EstimatorConfig(name, **{"normalise": True, "form": "min", "discount": 1.0, **options})
-    return cfg.estimate(*arguments, token_reward_NL)
+def estimate(name, arguments, form="min"):
+    return EstimatorConfig(name, normalise=True, form=form).estimate(*arguments)
 
 
 def to_go(x):
@@ -68,10 +65,8 @@ def assert_rows(advantage_NL, rows):
 
 @pytest.mark.parametrize("form", ["min", "sum"])
 def test_pure_on_main(given, form):
-    """process_experiences with reward_baseline=token: the KL is taken away by token, after the softmin and
-    the baseline."""
+    """process_experiences with reward_baseline=token."""
     rewards, tokens, outcome, group = given
-    kl = [np.random.default_rng(i).normal(size=sum(own)) for i, own in enumerate(tokens)]
     weighted = list(map(softmin, rewards)) if form == "min" else rewards
     rows = []
     for i, own in enumerate(weighted):
@@ -79,86 +74,40 @@ def test_pure_on_main(given, form):
         per_token = sum(sum(weighted[j]) for j in rest) / sum(sum(tokens[j]) for j in rest)
         row = at_ends(given, i, [r - per_token * n for r, n in zip(own, tokens[i], strict=True)])
         row[-1] += outcome[i] - np.mean([outcome[j] for j in rest])
-        rows.append(to_go([r - 0.1 * k for r, k in zip(row, kl[i], strict=True)]))
-    kl_NL = np.zeros(arrays(given)[3].shape)
-    for i, own in enumerate(kl):
-        kl_NL[i, : len(own)] = own
-    assert_rows(estimate("pure", arrays(given), -0.1 * kl_NL, form=form), rows)
+        rows.append(to_go(row))
+    assert_rows(estimate("pure", arrays(given), form=form), rows)
 
 
-def test_reinforce_plus_plus_has_the_kl_at_its_tokens(given):
+def test_reinforce_plus_plus(given):
     rewards, _, outcome, _ = given
-    kl_NL = np.random.default_rng(0).normal(size=arrays(given)[3].shape)
     rows = []
     for i, own in enumerate(rewards):
         row = at_ends(given, i, own)
         row[-1] += outcome[i]
-        row, found = [r - 0.1 * k for r, k in zip(row, kl_NL[i], strict=False)], []
-        for r in reversed(row):
-            found.insert(0, r + 0.9 * (found[0] if found else 0))
-        rows.append(found)
-    assert_rows(estimate("reinforce", arrays(given), -0.1 * kl_NL, discount=0.9), whiten(rows))
+        rows.append(to_go(row))
+    assert_rows(estimate("reinforce", arrays(given)), whiten(rows))
 
 
-def composed(name):
-    """The configuration of `python -m prm_jax.rl algorithm=NAME`."""
+@pytest.mark.parametrize("name", ["dapo", "dr_grpo", "gspo", "cispo", "prime"])
+def test_a_published_algorithm_is_a_configuration(name):
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         raw = hydra.compose("rl", overrides=[f"algorithm={name}"])
-    return parse(raw, RLConfig, elsewhere=("data",))
-
-
-def learned(monkeypatch, cfg, ids, outcome_N, log_ratio_NL=None):
-    """weight x advantage of each token that `Trainer.update` learns from, of two groups of three responses of
-    one step."""
-    seen, n, shape = {}, len(ids), (len(ids), len(ids[0]))
-    monkeypatch.setattr(rl, "loss_inputs", lambda layout, *inputs: seen.update(inputs=inputs) or {})
-    monkeypatch.setattr(rl, "shard_batch", lambda *given, axis: None)
-    monkeypatch.setattr(rl, "update", lambda model, opt, *given: (model, opt, {}))
-    rollouts = [
-        Rollout("p", i // 3, ("x",), True, x, x, np.zeros(shape[1]), 0 * x) for i, x in enumerate(ids)
-    ]
-    trainer = SimpleNamespace(cfg=cfg, policy=SimpleNamespace(model=None), opt=None)
-    trainer.lay_out = lambda *given: SimpleNamespace(batch={}, used=1)
-    trainer.reference_logps = lambda *given: -log_ratio_NL
-    rl.Trainer.update(trainer, rollouts, np.zeros((n, 1)), outcome_N)
-    return seen["inputs"][0] * seen["inputs"][1]
-
-
-IDS = [np.array(own) for own in ([0, 1, 1], [0, 1, 0], [1, 1, 1], [0, 1, 1], [0, 0, 0], [0, 0, 0])]
-
-
-def test_lambda_grpo_divides_a_tokens_loss_by_what_shares_it(monkeypatch):
-    """Sullivan and Koller 2025, 2509.21154: sum over tokens of A_i / |lambda(i, t)|, over all tokens."""
-    found = learned(monkeypatch, composed("lambda_grpo"), IDS, np.array([1, 0, 0, 1, 1, 0.0]))
-    up, down = 2**0.5 / 18, -(0.5**0.5) / 18  # of one right of three, at each of 18 tokens
-    expected = [[up / 2, up / 2, up], [down / 2, down / 2, down], [down] * 3]
-    expected += [[-down / 3, -down, -down], [-down / 3, -down / 2, -down / 2], [-up / 3, -up / 2, -up / 2]]
-    assert found == pytest.approx(np.array(expected))
-
-
-def test_a_divergence_as_reward_is_taken_away_from_each_token_on(monkeypatch):
-    cfg, outcome_N = composed("dr_grpo"), np.array([1, 0, 0, 1, 1, 0.0])
-    cfg = dataclasses.replace(
-        cfg, update=dataclasses.replace(cfg.update, kl=0.1, kl_as="reward", kl_estimator="k1")
-    )
-    ratio_NL = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    found = learned(monkeypatch, cfg, IDS, outcome_N, ratio_NL) * 6 * cfg.sampling.max_tokens
-    for own_L, ratio_L, outcome, mean in zip(
-        found, ratio_NL, outcome_N, [1 / 3] * 3 + [2 / 3] * 3, strict=True
-    ):
-        assert own_L == pytest.approx(outcome - mean - 0.1 * np.array(to_go(ratio_L)), abs=1e-5)
+    fill_optimizer(raw, raw.policy)
+    cfg = parse(raw, rl.RLConfig, elsewhere=("data",))
+    assert cfg.normalise == (name != "dr_grpo") and cfg.optimizer.lr == 1e-3
+    assert (cfg.update.surrogate == name) == (name in ("gspo", "cispo"))
 
 
 def test_primes_filter_keeps_middling_groups():
     right_N, group_N = np.array([1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1]), np.repeat([0, 1, 2], 5)
     assert advantages.keep_mixed(right_N, group_N, 0.2, 0.8).tolist() == [True] * 10 + [False] * 5
-    cfg = SimpleNamespace(select="mixed", problems=3, n=5, accuracy_low=0.3, accuracy_high=1.0)
+    cfg = SimpleNamespace(select="mixed", problems=3, n=5, accuracy=(0.3, 1.0))
     rollouts = [SimpleNamespace(group=group) for group in group_N]
     keep_N = rl.Trainer.keep(SimpleNamespace(cfg=cfg), rollouts, right_N)
     assert keep_N.tolist() == [False] * 5 + [True] * 5 + [False] * 5
 
 
-UPDATE = UpdateConfig(1, 0.1, 0.1, "response", 0.0, "k3", "loss", "gspo")
+UPDATE = UpdateConfig(1, 0.1, 0.1, "response", 0.0, "gspo")
 
 
 def test_gspo_clips_the_ratio_of_a_response():
@@ -186,7 +135,7 @@ def test_gspo_clips_the_ratio_of_a_response():
 
 
 def test_cispo_weighs_every_token_by_its_clipped_ratio():
-    cfg = UpdateConfig(1, 10.0, 0.2, "token", 0.0, "k3", "loss", "cispo")
+    cfg = UpdateConfig(1, 10.0, 0.2, "token", 0.0, "cispo")
     gain, log_ratio = jnp.array([1.0, -0.5, 2.0, -1.0]), jnp.log(jnp.array([1.5, 1.5, 0.1, 1.1]))
     loss = lambda x: surrogate(x, jnp.maximum(gain, 0), jnp.minimum(gain, 0), cfg)
     assert np.asarray(jax.grad(lambda x: loss(x)[0].sum())(log_ratio)) == pytest.approx(

@@ -28,7 +28,7 @@ from prm_jax.generate.sampling import open_policy
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl import advantages
 from prm_jax.rl.problems import file_problems, known_problems, task_problems
-from prm_jax.rl.rewards import RewardConfig, Rewards, as_scored, reads_alike, score
+from prm_jax.rl.rewards import RewardConfig, Rewards
 from prm_jax.rl.rollouts import lay_out, padded, roll_out, split_steps
 from prm_jax.rl.update import (
     UpdateConfig,
@@ -42,11 +42,14 @@ from prm_jax.rl.update import (
 )
 from prm_jax.tasks.checkers import open_grader
 
-UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
+UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0)
 REWARD = RewardConfig(
-    **dict.fromkeys(("steps", "prm", "orm", "own"), 0.0),
-    **dict.fromkeys(("prm_checkpoint", "orm_checkpoint", "own_function")),
     answer=1.0,
+    steps=0.0,
+    prm=0.0,
+    own=0.0,
+    prm_checkpoint=None,
+    own_function=None,
     prm_form="signed",
     prm_where="all",
 )
@@ -63,30 +66,23 @@ def rollouts(policy):
     return roll_out(policy, PROBLEMS, 3, jax.random.key(0))
 
 
-def test_kl_estimators_estimate_it():
+def test_the_estimate_of_the_divergence_is_unbiased_and_never_negative():
     rng = np.random.default_rng(0)
     q, p = np.array([0.4, 0.3, 0.15, 0.1, 0.05]), np.array([0.2, 0.2, 0.2, 0.2, 0.2])
     exact, x = (q * np.log(q / p)).sum(), rng.choice(5, size=200_000, p=q)
-    log_ratio = jnp.log(q / p)[x]
-    found = {name: np.asarray(kl(log_ratio, name)) for name in ("k1", "k2", "k3")}
-    error = {name: abs(own.mean() - exact) / (own.std() / np.sqrt(len(x))) for name, own in found.items()}
-    assert error["k1"] < 3 and error["k3"] < 3 and error["k2"] > 3
-    assert found["k3"].min() >= 0 > found["k1"].min()
+    found = np.asarray(kl(jnp.log(q / p)[x]))
+    assert abs(found.mean() - exact) < 3 * found.std() / np.sqrt(len(x)) and found.min() >= 0
 
 
-def test_only_k2_as_a_loss_has_the_gradient_of_the_divergence():
-    """Expected gradients on a softmax of 5 outcomes, against finite differences of KL(q || p) and KL(p ||
-    q)."""
+def test_the_divergence_as_a_loss_has_the_gradient_of_the_other_one():
+    """Expected gradient on a softmax of 5 outcomes, against finite differences of KL(p || q)."""
     p, z = jnp.array([0.2, 0.3, 0.1, 0.25, 0.15]), jnp.array([0.5, -0.3, 0.2, 0.0, -0.4])
     law = jax.nn.softmax
-    backward = lambda z: (law(z) * jnp.log(law(z) / p)).sum()
     forward = lambda z: (p * jnp.log(p / law(z))).sum()
-    slope = lambda f: np.array([(f(z + 1e-2 * e) - f(z - 1e-2 * e)) / 2e-2 for e in jnp.eye(5)])
+    slope = np.array([(forward(z + 1e-2 * e) - forward(z - 1e-2 * e)) / 2e-2 for e in jnp.eye(5)])
     fixed = law(z)
-    expected = lambda name: jax.grad(lambda z: (fixed * kl(jnp.log(law(z) / p), name)).sum())(z)
-    assert expected("k1") == pytest.approx(np.zeros(5), abs=1e-6)
-    assert expected("k2") == pytest.approx(slope(backward), abs=2e-4)
-    assert expected("k3") == pytest.approx(slope(forward), abs=2e-4)
+    expected = jax.grad(lambda z: (fixed * kl(jnp.log(law(z) / p))).sum())(z)
+    assert expected == pytest.approx(slope, abs=2e-4)
 
 
 def test_clipping_holds_a_token_back_where_the_ratio_has_gone_far_enough():
@@ -189,7 +185,7 @@ def test_dropped_groups_are_drawn_again(monkeypatch, rollouts):
     is_right = lambda r: r.problem not in mixed or r.steps == ("0",)
     for resample, batches, kept in ((0, 1, []), (1, 2, [2]), (9, 3, [2, 5])):
         cfg = SimpleNamespace(n=2, problems=2, steps=1, seed=0, resample=resample, select="mixed")
-        cfg.accuracy_low, cfg.accuracy_high = 0.0, 1.0
+        cfg.accuracy = 0.0, 1.0
         rewards = SimpleNamespace(right=lambda rollouts: np.array([is_right(r) for r in rollouts], float))
         trainer = SimpleNamespace(cfg=cfg, key=jax.random.key(0), policy=None, rewards=rewards)
         trainer.problems = SimpleNamespace(train=range(100))
@@ -209,9 +205,8 @@ def test_responses_without_an_advantage_can_be_left_out(policy, rollouts):
     assert_alike(policy, whole, kept, UPDATE)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_gradient_of_the_loss_is_its_finite_difference(policy, rollouts, estimator):
-    cfg = dataclasses.replace(UPDATE, kl=0.5, kl_estimator=estimator)
+def test_gradient_of_the_loss_is_its_finite_difference(policy, rollouts):
+    cfg = dataclasses.replace(UPDATE, kl=0.5)
     batch = {name: jnp.asarray(x[0]) for name, x in batch_of(policy, rollouts).items()}
     graph, params = nnx.split(policy.model)
     loss = jax.jit(lambda params: policy_loss(nnx.merge(graph, params), batch, cfg)[0])
@@ -255,57 +250,36 @@ def test_roll_outs_are_cut_into_the_steps_of_their_text(policy, rollouts):
     assert steps == ("3+2=5", "5*4=6") and step_L.tolist() == [0] * 6 + [1] * 7
 
 
-def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):
-    scorer = open_verifier("embedded_orm", OpenOptions(rows=4))
-    by_ids, by_text = score(scorer, policy, rollouts), scorer.score([(r.problem, r.steps) for r in rollouts])
-    for a_T, b_T in zip(by_ids, by_text, strict=True):
-        assert a_T == pytest.approx(b_T, abs=1e-4)
-    short = dataclasses.replace(rollouts[0], ids_L=rollouts[0].ids_L[:-2], step_L=rollouts[0].step_L[:-2])
-    ids_L = as_scored(policy, short).ids_L
-    assert (
-        policy.stop_masks["step"][ids_L[-1]] and ids_L[-1] not in policy.eos_ids
-    )  # a cut step gets its mark
-
-
-def test_a_policy_with_a_chat_template_is_judged_by_its_texts(policy):
-    """The prompt has the template's turns, which no verifier here reads, so the sampled ids are not its."""
+def test_a_policy_with_a_chat_template_fits_its_rows(policy):
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.chat_template = "{% for m in messages %}+{{ m.content }}=\n{% endfor %}"
     speaker = dataclasses.replace(policy, tokenizer=tokenizer, format=read_format("plain"), eos_ids=())
     found = roll_out(speaker, PROBLEMS, 2, jax.random.key(0))
     assert tokenizer.decode(found[0].prompt_L) == f"+{PROBLEMS[0]}=\n"
-    found.append(with_steps(found[0], "", finished=False))
-    scorer = open_verifier("embedded_orm", OpenOptions(rows=4))
-    by_text = scorer.score([(r.problem, r.steps) for r in found])
-    assert all((a == b).all() for a, b in zip(score(scorer, speaker, found), by_text, strict=True))
-    assert reads_alike(scorer, policy) and not reads_alike(scorer, speaker)
-    scorer.format, scorer.tokenizer = dataclasses.replace(scorer.format, chat=True), tokenizer
-    assert reads_alike(scorer, speaker) and not reads_alike(scorer, policy)
 
-    sampling, reward = Sampling(1.0, None, 1.0, 80), SimpleNamespace(prm_checkpoint="x", orm_checkpoint=None)
-    needed = max(len(r.prompt_L) for r in found) + 81
+    sampling, needed = Sampling(1.0, None, 1.0, 80), max(len(r.prompt_L) for r in found) + 81
     for tokens in (needed - 1, needed):
-        batch = SimpleNamespace(rows=8, tokens=tokens)
-        cfg = SimpleNamespace(reward=reward, sampling=sampling, batch=batch, policy="x")
+        cfg = SimpleNamespace(sampling=sampling, batch=SimpleNamespace(rows=8, tokens=tokens))
         problems = SimpleNamespace(train=PROBLEMS, held_out=PROBLEMS)
         trainer = SimpleNamespace(cfg=cfg, policy=speaker, problems=problems)
-        with (
+        is_enough = (
             contextlib.nullcontext() if tokens == needed else pytest.raises(InputError, match="^batch.tokens")
-        ):
+        )
+        with is_enough:
             rl.Trainer.check_rows(trainer)
 
 
-def make_rewards(policy, **changes):
+def make_rewards(**changes):
     right = lambda r: tasks.CHAIN.solved(r.problem, r.steps)
-    return Rewards(dataclasses.replace(REWARD, **changes), policy, right, tasks.CHAIN)
+    return Rewards(dataclasses.replace(REWARD, **changes), right, tasks.CHAIN)
 
 
-def test_the_own_reward_of_the_docs_is_one(policy, rollouts, tmp_path):
+def test_the_own_reward_of_the_docs_is_one(rollouts, tmp_path):
     page = (ROOT / "docs/commands.md").read_text()
     (tmp_path / "mine.py").write_text(re.search(r"```python\n(# mine.py.*?)```", page, flags=re.DOTALL)[1])
     assert len((tmp_path / "mine.py").read_text().splitlines()) <= 10
     given = [with_steps(rollouts[0], "3+2=5", "3+2=5", "5*4=6"), with_steps(rollouts[0], "3+2=5")]
-    reward = make_rewards(policy, own=0.5, own_function=f"{tmp_path}/mine.py:no_repeats")(given)
+    reward = make_rewards(own=0.5, own_function=f"{tmp_path}/mine.py:no_repeats")(given)
     assert reward.step_NT.tolist() == [[0, -0.5, 0], [0, 0, 0]]
 
 
@@ -313,7 +287,7 @@ def with_steps(rollout, *steps, finished=True):
     return dataclasses.replace(rollout, steps=steps, finished=finished)
 
 
-def test_sources_give_what_they_say(policy, rollouts, tmp_path):
+def test_sources_give_what_they_say(rollouts, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"
         "def brevity(rollouts):\n    return [np.full(len(r.steps), -0.5) for r in rollouts]\n"
@@ -326,39 +300,35 @@ def test_sources_give_what_they_say(policy, rollouts, tmp_path):
         with_steps(here, *lines[1]),
         with_steps(here, *lines[0], finished=False),
     ]
-    reward = lambda name, **more: make_rewards(policy, own_function=f"{tmp_path}/mine.py:{name}", **more)(
-        given
-    )
+    reward = lambda name, **more: make_rewards(own_function=f"{tmp_path}/mine.py:{name}", **more)(given)
     found = reward("brevity", own=1.0, steps=2.0)
-    assert found.scores.right_N.tolist() == [1, 1, 0]
+    assert found.right_N.tolist() == [1, 1, 0]
     assert found.step_NT.tolist() == [[1.5, 1.5], [-2.5, -2.5], [1.5, 1.5]]  # both lines of luck are wrong
     assert found.outcome_N.tolist() == [1, 1, 0] and found.means["reward_own"] == -1.0
     found = reward("first", own=10.0)
     assert found.outcome_N.tolist() == [11, 1, 10] and not found.step_NT.any()
 
 
-def test_rewards_of_steps_only_where_the_answer_is_right(policy, rollouts):
+def test_rewards_of_steps_only_where_the_answer_is_right(rollouts):
     lines = ("3+2=5", "5*4=6"), ("3+2=4", "4*4=6"), ("3+2=5", "5*4=5"), ("3+2=5", "5*4=6", "6=6")
     given = [with_steps(rollouts[0], *own) for own in lines]  # right, right by luck, wrong, right
     scorer = SimpleNamespace(label_kind="correctness")
     scorer.score = lambda rows: [np.array([2.0, 2, -0.5][: len(steps)]) for _, steps in rows]
-    reward = lambda **more: dataclasses.replace(make_rewards(policy, prm_checkpoint="x", **more), prm=scorer)(
-        given
-    )
+    reward = lambda **more: dataclasses.replace(make_rewards(prm_checkpoint="x", **more), prm=scorer)(given)
     found = reward(prm=1.0, prm_form="log_odds", prm_where="right")
     assert found.outcome_N.tolist() == [1, 1, 0, 1]
     assert found.step_NT.tolist() == [[2, 2, 0], [2, 2, 0], [0, 0, 0], [2, 2, -0.5]]
 
 
-def own_reward(text, policy, rollouts, folder):
+def own_reward(text, rollouts, folder):
     (folder / "mine.py").write_text(f"import jax.numpy as jnp, sys\ndef f(rollouts): return {text}\n")
-    rewards = make_rewards(policy, answer=0.0, own=1.0, own_function=f"{folder}/mine.py:f")
+    rewards = make_rewards(answer=0.0, own=1.0, own_function=f"{folder}/mine.py:f")
     return rewards(rollouts)
 
 
 @pytest.mark.parametrize("text", ["None", "[1.0]", "[float('nan')] * 6"])
-def test_a_users_reward_that_is_none_or_fails_is_one_line_with_its_key(text, policy, rollouts, tmp_path):
-    refuses(r"^reward.own_function: .*mine.py:f: ", own_reward, text, policy, rollouts, tmp_path)
+def test_a_users_reward_that_is_none_or_fails_is_one_line_with_its_key(text, rollouts, tmp_path):
+    refuses(r"^reward.own_function: .*mine.py:f: ", own_reward, text, rollouts, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -376,10 +346,10 @@ def test_a_wrong_command_is_one_line_with_its_key(changes, key, monkeypatch, tmp
     assert "\n" not in told and told.startswith(f"error: {key}: ")
 
 
-SMALL = "problems=4 n=4 eval.problems=8 eval.n=2 eval.k=[1,2,4] eval.every=2 batch.rows=8 batch_rows=32"
+SMALL = "problems=4 n=4 eval.problems=8 eval.n=2 eval.every=2 batch.rows=8 batch_rows=32"
 SMALL = [*SMALL.split(), "cpu_devices=1"]
 KEYS = "reward.prm=0.5 reward.prm_checkpoint=embedded_orm advantage=pure steps=4 checkpoint_every=2"
-KEYS = [*KEYS.split(), "update.kl=0.1", "update.kl_as=reward"]
+KEYS = [*KEYS.split(), "update.kl=0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -422,7 +392,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
         assert summary["eval_pass_at_1"] == evaluations[-1] and summary["best_pass_at_1"] == max(evaluations)
         assert summary["eval_pass_at_2"] == lines(whole)[4]["eval_pass_at_2"] >= evaluations[-1]
         assert summary["pass_at_2"] == lines(whole)[0]["eval_pass_at_2"] and "pass_at_4" not in summary
-        assert summary["verifier_tokens"] == {"embedded_orm": 905_797}
+        assert summary["verifier_tokens"] == 905_797
     samples = [(folder / "samples.jsonl").read_text() for folder in (cut_run, whole)]
     rows = [json.loads(line) for line in samples[1].splitlines()]
     assert samples[0] == samples[1] and [row["step"] for row in rows] == [0] * 16 + [2] * 16 + [4] * 16
@@ -499,8 +469,8 @@ def test_problems_are_kept_apart_from_those_of_the_verifier(tmp_path, capsys):
     validation = tasks.make_problems(tasks.CHAIN, data.task, 63, "validation", 0)
     record = {"problems": list(map(problem_hash, train)), "validation": list(map(problem_hash, validation))}
     (tmp_path / "data.json").write_text(json.dumps(record))
-    known = known_problems("verifier", [f"min:[{tmp_path},checker-0-2]", "embedded_orm", None])
-    assert known == {*record["problems"], *record["validation"]} == known_problems(str(tmp_path), [])
+    known = known_problems(None, f"mean:[{tmp_path},embedded_orm]")
+    assert known == {*record["problems"], *record["validation"]} == known_problems(str(tmp_path), None)
     assert "embedded_orm" in capsys.readouterr().out
     shared = task_problems(data, 200, 0)
     apart = task_problems(data, 200, 0, known)
@@ -509,7 +479,7 @@ def test_problems_are_kept_apart_from_those_of_the_verifier(tmp_path, capsys):
     assert not {*apart.train, *apart.held_out} & {*train, *validation}
     assert apart.train[:3096] == shared.train[1000:]
     with pytest.raises(InputError, match="^apart: "):
-        known_problems("nowhere", [])
+        known_problems("nowhere", None)
 
 
 def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):

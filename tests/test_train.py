@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 import evaluate
 import train
 from prm_jax.checkpoints import export
+from prm_jax.checkpoints.folders import began_small, fill_optimizer
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
@@ -204,9 +205,21 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
 )
 def test_the_optimiser_is_by_what_is_opened_and_a_key_that_is_set_wins(init, given, lr, b2):
     nulls = dict.fromkeys(("lr", "warmup", "weight_decay", "b2"))
-    cfg = OmegaConf.create({"init": init, "optimizer": nulls | given})
-    train.fill_optimizer(cfg)
+    cfg = OmegaConf.create({"optimizer": nulls | given})
+    fill_optimizer(cfg, init)
     assert (cfg.optimizer.lr, cfg.optimizer.b2) == (lr, b2) and cfg.optimizer.warmup is not None
+
+
+def test_a_run_is_small_if_what_it_began_as_was(tmp_path):
+    for name, began in (
+        ("small", "init: embedded"),
+        ("large", "init: a/b"),
+        ("rl", f"policy: {tmp_path}/large"),
+    ):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / ".hydra").mkdir()
+        (tmp_path / name / ".hydra/config.yaml").write_text(began)
+    assert [began_small(f"{tmp_path}/{name}") for name in ("small", "large", "rl")] == [True, False, False]
 
 
 MIXED = ["data=mixture", "+data@data.sources.a=jsonl", "+data@data.sources.b=jsonl"]

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from prm_jax import InputError
-from prm_jax.launch.config import expect
+from prm_jax.launch.config import CONF, expect
 from prm_jax.launch.files import read_json, write_json
+from prm_jax.launch.run_folder import run_config
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 # The default task's policy, from which runs are fine-tuned, a PRM (the default run) and an outcome model.
@@ -50,6 +52,22 @@ def training_tokens(name: str) -> int | None:
 
 def is_run(folder: str | Path) -> bool:
     return (Path(folder) / "checkpoints").is_dir()
+
+
+def fill_optimizer(raw_cfg, name: str):
+    """Fills the keys of `optimizer` that are null by what trains, a run by what it began as, and says so of a
+    Hugging Face model: at the small models' 1e-3 it would forget all that it knows."""
+    origin = name
+    while is_run(origin):
+        stored = run_config(Path(origin))
+        origin = stored.get("init") or stored.policy  # the latter of a run of prm_jax.rl
+    group = "small" if origin in ("random", *SHIPPED) else "finetune"
+    chosen = OmegaConf.load(CONF / f"optimizer/{group}.yaml")
+    filled = {key: x for key, x in chosen.items() if raw_cfg.optimizer[key] is None}
+    raw_cfg.optimizer.update(filled)
+    if filled and group == "finetune":
+        numbers = ", ".join(f"{key} {x:g}" for key, x in filled.items())
+        print(f"optimizer   {group}, since {origin} is a Hugging Face model: {numbers}")
 
 
 def locate(name: str, weights: bool = True) -> Path:

@@ -17,7 +17,7 @@ from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
 from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import describe, open_scorer, task_data
-from prm_jax.formats import Format
+from prm_jax.formats import PolicyFormat
 from prm_jax.generate import search
 from prm_jax.generate.policies import Server, show_prompt
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
@@ -47,7 +47,7 @@ class Config(search.Options):
     input: str | None
     columns: dict[str, str] | None
     policy: str | None
-    policy_format: Format
+    policy_format: PolicyFormat
     samples: Count
     checker: Annotated[str, checker_rule(CHECKERS)] | None
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
@@ -129,7 +129,8 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
         if name is None:
             name = data_cfg.policy
             sampling = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens)
-    policy = open_policy(name, "best", cfg.policy_format, "float32", sampling, cfg.batch_rows, cfg.server)
+    fmt = cfg.policy_format.whole()
+    policy = open_policy(name, "best", fmt, "float32", sampling, cfg.batch_rows, cfg.server)
     path = setup.folder / "samples.jsonl"
     if cfg.policy:
         show_prompt(policy, questions[0].problem)

@@ -31,7 +31,7 @@ from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
 from prm_jax.data.rows import append_rows, require_same
 from prm_jax.data.steps import step_sums
-from prm_jax.formats import Format, encode, opening, policy_format, turn_end
+from prm_jax.formats import Format, PolicyFormat, encode, opening, policy_format, turn_end
 from prm_jax.generate import policies
 from prm_jax.generate.policies import Sampling, SamplingStats, Served, Server, with_thought
 from prm_jax.kernels.draw import inverse_cdf, most_likely
@@ -397,7 +397,7 @@ class CommandConfig:
     """The keys of commands that run a model; their conf files say what each means."""
 
     which: Literal["best", "latest"]
-    format: Format
+    format: PolicyFormat
     dtype: str
     batch_rows: Count
     mesh: mesh.MeshConfig
@@ -421,7 +421,7 @@ class PolicyConfig(CommandConfig):
 def policy_at_work(cfg: PolicyConfig, problem: str):
     """The policy, on the mesh; prints how it reads the first problem, and at the end its cost."""
     with jax.set_mesh(mesh.make_mesh(cfg.mesh, cfg.batch_rows)):
-        how = cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
+        how = cfg.format.whole(), cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
         policy = open_policy(cfg.checkpoint, cfg.which, *how)
         policies.show_prompt(policy, problem)
         yield policy

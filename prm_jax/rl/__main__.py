@@ -13,72 +13,89 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Literal
 
 import jax
 import numpy as np
 import optax
 from flax import nnx
 
-from prm_jax import InputError, rerank, tasks
-from prm_jax.checkpoints.folders import training_tokens
+from prm_jax import tasks
+from prm_jax.checkpoints.folders import fill_optimizer, training_tokens
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.formats import policy_format
-from prm_jax.generate.policies import SamplingStats, show_prompt
-from prm_jax.generate.sampling import open_policy
+from prm_jax.generate.policies import Sampling, SamplingStats, show_prompt
+from prm_jax.generate.sampling import CommandConfig, open_policy
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import expect, parse
+from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
 from prm_jax.launch.files import keep_steps
 from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.progress import progress
 from prm_jax.launch.run_folder import start_command
 from prm_jax.launch.run_log import MetricsLog, StopSignal, leave, require_finite
-from prm_jax.lora import attach
+from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import choose_dtype
 from prm_jax.packing import may_share, shuffled
-from prm_jax.rl import advantages
-from prm_jax.rl.config import RLConfig
+from prm_jax.rl.advantages import EstimatorConfig, keep_mixed
 from prm_jax.rl.measures import diagnose, show_summary, write_samples
 from prm_jax.rl.problems import Problems, load_problems
-from prm_jax.rl.rewards import Rewards, RolloutScores
+from prm_jax.rl.rewards import Reward, RewardConfig, Rewards
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
-from prm_jax.rl.update import kl, loss_inputs, token_weights, update, written_logps
-from prm_jax.training import make_optimizer
+from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
+from prm_jax.tasks.checkers import CHECKERS, checker_rule
+from prm_jax.training import OptimizerConfig, make_optimizer
 
 
-@cli.command("rl", RLConfig)
-def main(cfg):
-    """Train a policy by rewards of its steps and answers."""
-    return train_policy(cfg)
+@dataclasses.dataclass(frozen=True)
+class RLBatch:
+    rows: Count
+    tokens: Count
 
 
-def train_policy(raw_cfg, make_problems: Callable | None = None, trainer: type | None = None) -> float:
-    """Runs the command and returns the held-out share of right answers at the end. A file of examples/ may
-    give its own f(cfg, data_cfg) -> Problems, and its own subclass of Trainer."""
-    run, raw_cfg, resumes = start_command(raw_cfg)
-    data_cfg = data_config(raw_cfg.data)
-    is_task = isinstance(data_cfg, TaskData)
-    expect(is_task, "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
-    cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
-    texts = writable_folder(run)
-    mesh = make_mesh(cfg.mesh, cfg.batch.rows)
-    run_folder.claim_folder(texts, raw_cfg, resumes)
-    with jax.set_mesh(mesh):
-        problems = (make_problems or load_problems)(cfg, data_cfg)
-        training = (trainer or Trainer)(cfg, problems)
-        print(f"run folder  {run}")
-        save_description(texts / "model", training.policy.model.cfg, training.policy.tokenizer)
-        final = training.fit(run, texts)
-        verifiers = filter(None, (cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint))
-        summary = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed, **final}
-        summary["metric"] = final["eval_pass_at_1"]
-        summary["verifier_tokens"] = {name: training_tokens(name) for name in verifiers}  # None: not known
-        summary |= run_folder.made_by(run)
-        run_folder.write_json(texts / "summary.json", summary)
-    show_summary(run, summary)
-    return final["eval_pass_at_1"]
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    every: Count
+    problems: Count
+    n: Count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RLConfig(EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each key means
+    input: str | None
+    held_out: str | None
+    columns: dict[str, str] | None
+    checker: Annotated[str, checker_rule(CHECKERS)] | None
+    apart: str | None
+    policy: str
+    seed: Seed
+    steps: Count
+    problems: Count
+    n: Count
+    sampling: Sampling
+    select: Literal["all", "mixed"]
+    accuracy: tuple[Share, ...]
+    resample: Natural
+    reward: RewardConfig
+    update: UpdateConfig
+    optimizer: OptimizerConfig
+    lora: LoraConfig
+    batch: RLBatch
+    eval: EvalConfig
+    objective: Literal["lm"]
+    checkpoint_every: Count
+    wandb: Literal["offline", "online"] | None
+
+    def __post_init__(self):
+        is_whole = self.sampling.temperature == 1 and self.sampling.top_k is None and self.sampling.top_p == 1
+        expect(is_whole, "sampling", str(self.sampling), "temperature 1 and all tokens")
+        has_group = self.n > 1 or not self.estimator.needs_group
+        expect(has_group, "n", self.n, f"at least 2, which advantage={self.advantage} compares")
+        is_pair = (self.input is None) == (self.held_out is None)
+        expect(is_pair, "held_out", self.held_out, "a file beside input, and only beside it")
+        expect(len(self.accuracy) == 2, "accuracy", self.accuracy, "the least and the greatest share")
 
 
 class Trainer:
@@ -97,38 +114,27 @@ class Trainer:
             attached = functools.partial(attach, cfg=cfg.lora, seed=cfg.seed)
             self.policy.model = make_sharded(attached, self.policy.model, donate=0)
         self.opt = make_optimizer(self.policy.model, cfg.optimizer, cfg.steps * cfg.update.passes)
-        self.rewards = Rewards(
-            cfg.reward,
-            self.policy,
-            problems.is_right,
-            problems.task,
-            prm=self.open_verifier(cfg.reward.prm_checkpoint),
-            orm=self.open_verifier(cfg.reward.orm_checkpoint),
-        )
+        prm = cfg.reward.prm_checkpoint and self.open_verifier(cfg.reward.prm_checkpoint)
+        self.rewards = Rewards(cfg.reward, problems.is_right, problems.task, prm)
 
     def open_policy(self):
         cfg = self.cfg
-        dtype = choose_dtype(cfg.dtype)
-        policy = open_policy(cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows)
+        fmt, dtype = cfg.format.whole(), choose_dtype(cfg.dtype)
+        policy = open_policy(cfg.policy, cfg.which, fmt, dtype, cfg.sampling, cfg.batch_rows)
         own = dataclasses.asdict(policy.format)
-        for key, value in dataclasses.asdict(policy_format(cfg.format, policy.tokenizer)).items():
+        for key, value in dataclasses.asdict(policy_format(fmt, policy.tokenizer)).items():
             expect(value == own[key], f"format.{key}", value, f"{own[key]!r}, as {cfg.policy} has")
         return policy
 
-    def open_verifier(self, name: str | None):
-        """The Scorer `name`, in rows of a fixed width, so that a resumed run has the same; None of None."""
-        if name is None:
-            return None
+    def open_verifier(self, name: str):
+        """The Scorer `name`, in rows of a fixed width, so that a resumed run has the same."""
         task = self.problems.task and self.problems.task.name
         options = {"rows": 32, "tokens": self.cfg.batch.tokens, "seed": self.cfg.seed, "task": task}
         return open_verifier(name, OpenOptions(dtype=choose_dtype(self.cfg.dtype), **options))
 
     def check_rows(self):
-        """InputError where a verifier cannot read steps, or a response is longer than a row."""
+        """InputError where a response may be longer than a row, or rows cannot be split."""
         cfg = self.cfg
-        judges_steps = cfg.reward.prm_checkpoint or cfg.reward.orm_checkpoint
-        if judges_steps and self.policy.stop_masks["step"] is None:
-            raise InputError(f"format.separator: a verifier reads steps: expected one token of {cfg.policy}")
         problems = (*self.problems.train, *self.problems.held_out)
         prompts = self.policy.prefix_ids([(problem, ()) for problem in problems])
         # A verifier reads a cut step with its mark.
@@ -138,58 +144,48 @@ class Trainer:
         check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
 
     def fit(self, run: Path, texts: Path) -> dict:
-        """Trains from step 1 or the newest checkpoint; returns the last evaluation and the run's times."""
-        cfg = self.cfg
-        checkpoints = Checkpoints(run)
+        """Trains from the newest checkpoint, or measures at step 0 and trains from step 1; returns the last
+        evaluation and the run's times."""
+        cfg, checkpoints = self.cfg, Checkpoints(run)
         restored = checkpoints.restore(self.policy.model, self.learners()) if cfg.resume is not None else None
-        first, kept = restored or (0, {"tokens": 0, "seconds": 0.0})
-        self.tokens = kept["tokens"]
-        started = time.perf_counter() - kept["seconds"]
-        newest = -1 if restored is None else first  # of the lines to keep
+        newest, state = restored or (-1, {"tokens": 0, "seconds": 0.0, "best_step": 0, "best_pass_at_1": -1.0})
+        self.tokens = state["tokens"]
+        started = time.perf_counter() - state["seconds"]
         samples = texts / "samples.jsonl"
         keep_steps(samples, newest)
         log = MetricsLog(texts, newest, cfg.wandb if jax.process_index() == 0 else None)
-        if restored is None:
-            scores = require_finite(0, self.evaluate(samples, 0))
-            log.write({"step": 0, **scores, "seconds": time.perf_counter() - started})
-            before = {name.removeprefix("eval_"): x for name, x in scores.items() if "pass_at" in name}
-            best = {"best_step": 0, "best_pass_at_1": -1.0}  # of the steps to come
-        else:
-            before, best, scores = kept["before"], kept["best"], kept["last"]
-        bar = progress("training", cfg.steps, "step", first)
+        bar = progress("training", cfg.steps + 1, "step", newest + 1)
         with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
-            for step in range(first + 1, cfg.steps + 1):
-                is_last = step == cfg.steps
-                record = require_finite(step, self.learn(step))
+            for step in range(newest + 1, cfg.steps + 1):
+                is_last, is_best = step == cfg.steps, False
+                record = require_finite(step, self.learn(step)) if step else {}
                 received = int(max_over_processes(stop.received or 0))
                 is_stopping = received and not is_last
                 evaluates = step % cfg.eval.every == 0 or is_last
-                is_best = False
                 if evaluates:
-                    scores = require_finite(step, self.evaluate(samples, step))
-                    record |= scores
-                    pass_at_1 = scores["eval_pass_at_1"]
+                    state["last"] = require_finite(step, self.evaluate(samples, step))
+                    record |= state["last"]
+                    pass_at_1 = record["eval_pass_at_1"]
                     bar.write(f"step {step:>6}  pass@1 {pass_at_1:.3f}", file=sys.stderr)
-                    is_best = pass_at_1 > best["best_pass_at_1"]
-                    if is_best:
-                        best = {"best_step": step, "best_pass_at_1": pass_at_1}
-                if evaluates or is_stopping or step % cfg.checkpoint_every == 0:
-                    norm = float(optax.tree.norm(nnx.state(self.policy.model)))
-                    require_finite(step, {"parameter_norm": norm})  # no checkpoint of a broken update
-                    state = {"before": before, "best": best, "last": scores, "tokens": self.tokens}
-                    state["seconds"] = time.perf_counter() - started
+                    is_best = step > 0 and pass_at_1 > state["best_pass_at_1"]
+                if step == 0:
+                    state["before"] = record
+                if is_best:
+                    state |= {"best_step": step, "best_pass_at_1": pass_at_1}
+                state |= {"tokens": self.tokens, "seconds": time.perf_counter() - started}
+                if is_stopping or step and (evaluates or step % cfg.checkpoint_every == 0):
                     model = self.policy.model
+                    norm = float(optax.tree.norm(nnx.state(model)))
+                    require_finite(step, {"parameter_norm": norm})  # no checkpoint of a broken update
                     checkpoints.save(step, model, self.learners(), state, model if is_best else None)
-                if evaluates or step % cfg.log_every == 0:
-                    log.write({"step": step, **record, "seconds": time.perf_counter() - started})
-                shown = {name: f"{record[name]:.3f}" for name in ("right", "reward")}
-                bar.set_postfix(shown, refresh=False)
+                log.write({"step": step, **record, "seconds": state["seconds"]})
                 bar.update()
                 if is_stopping:
                     leave(received, step, run)
-        seconds = time.perf_counter() - started
-        final = {**before, **best, **scores, "steps": cfg.steps}
-        return final | {"seconds": seconds, "policy_tokens": self.tokens}
+        before = {name.removeprefix("eval_"): x for name, x in state["before"].items() if "pass_at" in name}
+        best = {name: state[name] for name in ("best_step", "best_pass_at_1")}
+        times = {"steps": cfg.steps, "seconds": state["seconds"], "policy_tokens": self.tokens}
+        return before | best | state["last"] | times
 
     def learners(self):
         """What a checkpoint holds beside the policy."""
@@ -202,23 +198,23 @@ class Trainer:
         tokens = self.policy.stats.tokens
         self.tokens += tokens
         reward = self.rewards(rollouts)
-        keep_N = self.keep(rollouts, reward.scores.right_N)
-        learned = self.learn_beside(step, rollouts, reward.scores)
+        keep_N = self.keep(rollouts, reward.right_N)
+        learned = self.learn_beside(step, rollouts, reward)
         kept = [rollouts[i] for i in np.flatnonzero(keep_N)]
         updated = self.update(kept, reward.step_NT[keep_N], reward.outcome_N[keep_N]) if kept else {}
         numbers = {
             **reward.means,
-            **self.diagnose(rollouts, reward.scores),
+            **self.diagnose(rollouts, reward),
             "reward": reward.total_N.mean(),
             "kept": keep_N.mean(),
             "policy_tokens": tokens,
-            "total_policy_tokens": self.tokens,  # of all steps: a log may leave lines out
+            "total_policy_tokens": self.tokens,
             **learned,
             **updated,
         }
         return {name: float(x) for name, x in numbers.items()}
 
-    def learn_beside(self, step: int, rollouts: list[Rollout], scores: RolloutScores) -> dict[str, float]:
+    def learn_beside(self, step: int, rollouts: list[Rollout], reward: Reward) -> dict[str, float]:
         """What else learns from a step's roll-outs, such as a verifier (examples/online.py); its numbers."""
         return {}
 
@@ -242,8 +238,7 @@ class Trainer:
         cfg = self.cfg
         if cfg.select == "all":
             return np.ones(len(rollouts), bool)
-        group_N = np.array([r.group for r in rollouts])
-        keep_N = advantages.keep_mixed(right_N, group_N, cfg.accuracy_low, cfg.accuracy_high)
+        keep_N = keep_mixed(right_N, np.array([r.group for r in rollouts]), *cfg.accuracy)
         return keep_N & (np.cumsum(keep_N) <= cfg.problems * cfg.n)
 
     def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
@@ -253,18 +248,11 @@ class Trainer:
         step_NL, mask_NL, group_N = arrays(rollouts)
         old_NL = padded([r.logp_L for r in rollouts])
         reference_NL = self.reference_logps(rollouts, most) if cfg.kl else np.zeros_like(old_NL)
-        kl_reward_NL = None
-        if cfg.kl and cfg.kl_as == "reward":
-            kl_reward_NL = -cfg.kl * np.asarray(kl(old_NL - reference_NL, cfg.kl_estimator))
-        advantage_NL = self.cfg.estimate(step_reward_NT, outcome_N, step_NL, mask_NL, group_N, kl_reward_NL)
+        advantage_NL = self.cfg.estimate(step_reward_NT, outcome_N, step_NL, mask_NL, group_N)
         weight_NL = token_weights(mask_NL, cfg.loss_norm, self.cfg.sampling.max_tokens)
-        if self.cfg.share_counts:
-            shared_NL = padded(advantages.shared_by([r.ids_L for r in rollouts], group_N))
-            weight_NL /= np.maximum(shared_NL, 1)
-        teaches_N = (advantage_NL != 0).any(1) | cfg.has_kl_loss
+        taught = np.flatnonzero((advantage_NL != 0).any(1) | (cfg.kl > 0))
         metrics = {}
-        if teaches_N.any():
-            taught = np.flatnonzero(teaches_N)
+        if len(taught):
             layout = self.lay_out([rollouts[i] for i in taught], most)
             given = weight_NL, advantage_NL, old_NL, reference_NL, mask_NL
             inputs = loss_inputs(layout, *(x_NL[taught] for x_NL in given))
@@ -286,25 +274,57 @@ class Trainer:
         return layout.gather(np.asarray(written_logps(self.reference, batch, layout.used)))
 
     def evaluate(self, samples: Path, step: int) -> dict[str, float]:
-        """Diagnoses held-out problems with fixed draws, kept in `samples`; adds pass@k and the KL."""
+        """Diagnoses held-out problems with fixed draws, kept in `samples`; adds pass@n and the KL."""
         n = self.cfg.eval.n
         key = jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.problems.held_out, n, key)
         reward = self.rewards(rollouts)
         _, mask_NL, _ = arrays(rollouts)
         change_NL = padded([r.logp_L for r in rollouts]) - self.reference_logps(rollouts, len(rollouts))
-        numbers = self.diagnose(rollouts, reward.scores)
+        numbers = self.diagnose(rollouts, reward)
         numbers["reward"] = reward.total_N.mean()
-        numbers["kl"] = kl(change_NL[mask_NL], "k3").mean()
+        numbers["kl"] = kl(change_NL[mask_NL]).mean()
+        right_PN = reward.right_N.reshape(-1, n)
+        numbers[f"pass_at_{n}"] = right_PN.any(1).mean()
         numbers["pass_at_1"] = numbers.pop("right")
-        right_PN = reward.scores.right_N.reshape(-1, n)
-        pass_n = np.asarray(rerank.pass_at_n(right_PN)).mean(0)
-        numbers |= {f"pass_at_{k}": pass_n[k - 1] for k in self.cfg.eval.k if 1 < k <= n}
         write_samples(samples, step, rollouts, reward)
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
 
-    def diagnose(self, rollouts: list[Rollout], scores: RolloutScores) -> dict[str, float]:
-        return diagnose(rollouts, scores)
+    def diagnose(self, rollouts: list[Rollout], reward: Reward) -> dict[str, float]:
+        return diagnose(rollouts, reward)
+
+
+def train_policy(raw_cfg, make_problems: Callable = load_problems, trainer: type = Trainer) -> float:
+    """Runs the command and returns the held-out share of right answers at the end. A file of examples/ may
+    give its own f(cfg, data_cfg) -> Problems, and its own subclass of Trainer."""
+    run, raw_cfg, resumes = start_command(raw_cfg)
+    data_cfg = data_config(raw_cfg.data)
+    is_task = isinstance(data_cfg, TaskData)
+    expect(is_task, "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
+    fill_optimizer(raw_cfg, raw_cfg.policy)
+    cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
+    texts = writable_folder(run)
+    mesh = make_mesh(cfg.mesh, cfg.batch.rows)
+    run_folder.claim_folder(texts, raw_cfg, resumes)
+    with jax.set_mesh(mesh):
+        training = trainer(cfg, make_problems(cfg, data_cfg))
+        print(f"run folder  {run}")
+        save_description(texts / "model", training.policy.model.cfg, training.policy.tokenizer)
+        final = training.fit(run, texts)
+    verifier = cfg.reward.prm_checkpoint
+    summary = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed, **final}
+    summary["metric"] = final["eval_pass_at_1"]
+    summary["verifier_tokens"] = verifier and training_tokens(verifier)  # None: not known
+    summary |= run_folder.made_by(run)
+    run_folder.write_json(texts / "summary.json", summary)
+    show_summary(run, summary)
+    return final["eval_pass_at_1"]
+
+
+@cli.command("rl", RLConfig)
+def main(cfg):
+    """Train a policy by rewards of its steps and answers."""
+    return train_policy(cfg)
 
 
 if __name__ == "__main__":

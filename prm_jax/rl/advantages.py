@@ -20,15 +20,13 @@ with a default.
 
 Dimension key: N responses, T steps, L tokens, G groups."""
 
-import collections
 import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from prm_jax.launch.config import Positive, one_of
+from prm_jax.launch.config import one_of
 
 TINY = 1e-8  # a smaller deviation is rounding: the quotient is 0
 
@@ -44,25 +42,15 @@ def at_tokens(x_NT, step_of_token_NL, mask_NL) -> np.ndarray:
     return np.where(mask_NL & (step_of_token_NL >= 0), x_NL, 0.0)
 
 
-def step_ends(step_of_token_NL, mask_NL) -> np.ndarray:
-    """True for the last token of each step, its separator, and for all tokens behind the last step."""
-    L = mask_NL.shape[1]
-    changes_NL = np.diff(np.where(mask_NL, step_of_token_NL, L), append=L) != 0
-    return mask_NL & (changes_NL | (step_of_token_NL < 0))
-
-
 def of_group(x_N, group_N) -> np.ndarray:
     """Sums of x over each response's group, sum_N."""
     _, index_N = np.unique(group_N, return_inverse=True)
     return np.bincount(index_N, np.asarray(x_N, float))[index_N]
 
 
-def returns(x_NT, discount: float = 1.0) -> np.ndarray:
-    """Returns, sum_NT: each number plus discount times the return after it."""
-    sum_NT = x_NT.astype(float)
-    for t in reversed(range(x_NT.shape[1] - 1)):
-        sum_NT[:, t] += discount * sum_NT[:, t + 1]
-    return sum_NT
+def returns(x_NT) -> np.ndarray:
+    """Returns, sum_NT: each number plus all after it."""
+    return np.cumsum(x_NT[:, ::-1], 1, dtype=float)[:, ::-1]
 
 
 def divided(x, deviation):
@@ -176,13 +164,11 @@ def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.nda
     return at_tokens(step_reward_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
-def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, discount=1.0) -> np.ndarray:
-    """REINFORCE++ (Hu 2025, arXiv 2501.03262), before it is whitened: discounted returns of a step's reward
-    at its last token and the outcome at the response's last; groups play no part. discount=1 is unbiased."""
-    N, L = mask_NL.shape
-    reward_NL = at_tokens(step_reward_NT, step_of_token_NL, step_ends(step_of_token_NL, mask_NL))
-    reward_NL[np.arange(N), L - 1 - mask_NL[:, ::-1].argmax(1)] += outcome_N
-    return np.where(mask_NL, returns(reward_NL, discount), 0.0)
+def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+    """REINFORCE++ (Hu 2025, arXiv 2501.03262, without a discount), before it is whitened: the sum of step
+    rewards from the token's step on, plus the outcome; groups play no part. Unbiased."""
+    return_NL = at_tokens(returns(step_reward_NT), step_of_token_NL, mask_NL)
+    return np.where(mask_NL, return_NL + np.asarray(outcome_N)[:, None], 0.0)
 
 
 def whitened(advantage_NL, mask_NL) -> np.ndarray:
@@ -209,7 +195,7 @@ ESTIMATORS = {
     "rloo_sources": Estimator(rloo_sources),
     "pure": Estimator(pure, ("form",)),
     "pav": Estimator(pav),
-    "reinforce": Estimator(reinforce, ("discount",), needs_group=False, whitens=True),
+    "reinforce": Estimator(reinforce, needs_group=False, whitens=True),
 }
 
 
@@ -218,41 +204,22 @@ class EstimatorConfig:  # the estimator and the options of all of them; conf/rl.
     advantage: Annotated[str, one_of(ESTIMATORS)]
     normalise: bool
     form: Literal["min", "sum"]
-    discount: Positive
 
     @property
     def estimator(self) -> Estimator:
         return ESTIMATORS[self.advantage]
 
-    def estimate(self, step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, token_reward_NL=None):
-        """advantage_NL by the chosen estimator with its options. Token rewards, a KL divergence, are added as
-        returns to go: outside of baselines and of PURE's softmin, as in OpenRLHF and PURE, but before the
-        whitening of REINFORCE++."""
+    def estimate(self, step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+        """advantage_NL by the chosen estimator with its options."""
         options = {name: getattr(self, name) for name in self.estimator.options}
         given = step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N
         advantage_NL = self.estimator.f(*given, **options)
-        if token_reward_NL is not None:
-            to_go_NL = returns(mask_NL * token_reward_NL, options.get("discount", 1.0))
-            advantage_NL = advantage_NL + mask_NL * to_go_NL
         return whitened(advantage_NL, mask_NL) if self.estimator.whitens else advantage_NL
-
-
-def shared_by(ids: Sequence[np.ndarray], group_N) -> list[np.ndarray]:
-    """For each token of each response the number of responses in its group that begin with the same tokens up
-    to it. Outcome GRPO weights what a group shares by it, which lambda-GRPO (arXiv 2509.21154) undoes."""
-    nodes, paths = {}, []
-    for group, ids_L in zip(group_N, ids, strict=True):
-        path = [("group", group)]
-        for i in ids_L.tolist():
-            path.append(nodes.setdefault((path[-1], i), len(nodes)))
-        paths.append(path[1:])
-    counts = collections.Counter(itertools.chain(*paths))
-    return [np.array([counts[node] for node in path]) for path in paths]
 
 
 def keep_mixed(right_N, group_N, low: float = 0.0, high: float = 1.0) -> np.ndarray:
     """keep_N is True for groups with right and wrong answers (DAPO, Yu et al. 2025, arXiv 2503.14476) whose
     share of right ones is in [low, high] (PRIME's filter: .2, .8)."""
-    share_N = right_N - centred(right_N, group_N, False)
-    is_mixed_N = of_group((right_N - share_N) ** 2, group_N) > TINY
+    share_N = right_N - centred(right_N, group_N, normalise=False)
+    is_mixed_N = (share_N > TINY) & (share_N < 1 - TINY)
     return is_mixed_N & (share_N >= low - TINY) & (share_N <= high + TINY)

@@ -10,47 +10,38 @@ from prm_jax import tasks
 from prm_jax.data.units import probability
 from prm_jax.launch.files import append_lines
 from prm_jax.metrics import step_metrics
-from prm_jax.rl.rewards import Reward, RolloutScores
+from prm_jax.rl.rewards import Reward
 from prm_jax.rl.rollouts import Rollout
 
 
-def diagnose(rollouts: Sequence[Rollout], scores: RolloutScores) -> dict[str, float]:
+def diagnose(rollouts: Sequence[Rollout], reward: Reward) -> dict[str, float]:
     """Gold beside proxy, lengths, the share of restated steps, the PRM's quality."""
+    repeats = [step == before for r in rollouts for step, before in zip(r.steps, ("", *r.steps))]
     numbers = {
         "entropy": -np.concatenate([r.logp_L for r in rollouts]).mean(),  # of the sampled distribution
-        "right": scores.right_N.mean(),
+        "right": reward.right_N.mean(),
         "cut": np.mean([not r.finished for r in rollouts]),
         "steps_a_solution": np.mean([len(r.steps) for r in rollouts]),
-        "restated": restated_share(rollouts, scores.verdicts),
+        "restated": np.mean(repeats),
     }
-    if scores.verdicts is None:
+    if reward.verdicts is None:
         return numbers
-    labels = [tasks.correctness(verdict_T) for verdict_T in scores.verdicts]
-    is_last_right_N = np.array([label_T[-1] > 0 for label_T in labels])
-    numbers["sound"] = np.mean((scores.right_N > 0) & is_last_right_N)
-    if scores.prm is not None:
-        p_good = [probability(log_odds_T) for log_odds_T in scores.prm]
-        metrics = step_metrics(p_good, labels, [r.group for r in rollouts])
-        for name in ("step_auroc", "ece"):
-            if np.isfinite(metrics[name]):
-                numbers[f"prm_{name}"] = metrics[name]
+    does_nothing = [verdict == "neutral" for verdict_T in reward.verdicts for verdict in verdict_T]
+    numbers["restated"] = np.logical_or(repeats, does_nothing).mean()
+    labels = [tasks.correctness(verdict_T) for verdict_T in reward.verdicts]
+    has_right_steps_N = np.array([label_T[-1] > 0 for label_T in labels])
+    numbers["sound"] = np.mean((reward.right_N > 0) & has_right_steps_N)
+    if reward.prm is not None:
+        p_good = [probability(log_odds_T) for log_odds_T in reward.prm]
+        auroc = step_metrics(p_good, labels, [r.group for r in rollouts])["step_auroc"]
+        if np.isfinite(auroc):
+            numbers["prm_step_auroc"] = auroc
     return numbers
-
-
-def restated_share(rollouts: Sequence[Rollout], verdicts: list[list[str]] | None) -> float:
-    """The share of steps that do nothing, or repeat the one before."""
-    restated = []
-    for i, r in enumerate(rollouts):
-        before_T = ("", *r.steps[:-1])
-        verdict_T = verdicts[i] if verdicts else [""] * len(r.steps)
-        for step, before, verdict in zip(r.steps, before_T, verdict_T, strict=True):
-            restated.append(verdict == "neutral" or step == before)
-    return np.mean(restated)
 
 
 def write_samples(path: Path, step: int, rollouts: Sequence[Rollout], reward: Reward):
     """Appends an evaluation's roll-outs to samples.jsonl, with rewards and what PRM and checker say."""
-    scores, rows = reward.scores, []
+    rows = []
     for i, r in enumerate(rollouts):
         row = {
             "step": step,
@@ -58,13 +49,13 @@ def write_samples(path: Path, step: int, rollouts: Sequence[Rollout], reward: Re
             "steps": r.steps,
             "step_rewards": reward.step_NT[i, : len(r.steps)].round(4).tolist(),
             "outcome_reward": float(reward.outcome_N[i]),
-            "right": bool(scores.right_N[i]),
+            "right": bool(reward.right_N[i]),
             "finished": r.finished,
         }
-        if scores.prm:
-            row["p_good"] = probability(scores.prm[i]).round(4).tolist()
-        if scores.verdicts:
-            row["verdicts"] = list(scores.verdicts[i])
+        if reward.prm:
+            row["p_good"] = probability(reward.prm[i]).round(4).tolist()
+        if reward.verdicts:
+            row["verdicts"] = list(reward.verdicts[i])
         rows.append(row)
     append_lines(path, rows)
 
@@ -78,6 +69,5 @@ def show_summary(run: Path, summary: dict):
     if jax.process_index() == 0:
         from prm_jax.figures.learning import learning_figure  # imports matplotlib
 
-        verifier_tokens = sum(filter(None, summary["verifier_tokens"].values()))
-        print(f"figures     {learning_figure(run, verifier_tokens, summary)}")
+        print(f"figures     {learning_figure(run, summary['verifier_tokens'] or 0, summary)}")
     print(f"next        python -m prm_jax.sampling checkpoint={run} input=FILE")

@@ -11,7 +11,6 @@ from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import TaskData, problem_hash
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
-from prm_jax.rl.config import RLConfig
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.tasks.checkers import Grader, choose_checker, is_own, open_grader
 
@@ -25,31 +24,29 @@ class Problems(NamedTuple):
     task: tasks.EmbeddedTask | None = None  # the embedded task whose exact checker judges the steps
 
 
-def load_problems(cfg: RLConfig, data: TaskData) -> Problems:
-    """The problems of the files `input` and `held_out`, else of the embedded task."""
+def load_problems(cfg, data: TaskData) -> Problems:
+    """The problems of the files cfg.input and cfg.held_out, else of the embedded task."""
     if cfg.input is None:
-        known = known_problems(cfg.apart, [cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint])
+        known = known_problems(cfg.apart, cfg.reward.prm_checkpoint)
         return task_problems(data, cfg.eval.problems, cfg.seed, known)
     files = [cfg.input, cfg.held_out]
     grader = open_grader(choose_checker(cfg.checker, files), files)
     return file_problems(*files, grader, cfg.eval.problems, cfg.columns)
 
 
-def known_problems(apart: str | None, verifiers: Iterable[str | None]) -> set[str]:
-    """Hashes of problems that the run `apart`, or runs among the verifiers, trained or validated on."""
-    runs = [apart] if apart else []
-    if apart == "verifier":
-        members = dict.fromkeys(member for name in verifiers if name for member in members_of(name))
-        runs = [name for name in members if (Path(name) / "data.json").exists()]
-        for name in filter(needs_folder, members.keys() - {*runs}):
+def known_problems(apart: str | None, verifier: str | None) -> set[str]:
+    """Hashes of the problems that the run `apart` and the verifier's runs trained or validated on."""
+    expect(apart is None or (Path(apart) / "data.json").exists(), "apart", apart, "a run of train.py")
+    known = set()
+    members = members_of(verifier) if verifier else []
+    for name in dict.fromkeys([*filter(None, [apart]), *members]):
+        file = Path(name) / "data.json"
+        if file.exists():
+            record = read_json(file, problems=list, validation=list)
+            known |= {*record["problems"], *record["validation"]}
+        elif needs_folder(name):
             note = "does not say on which problems it was trained: some may be among these"
             print(f"note        {name} {note}")
-    known = set()
-    for run in runs:
-        file = Path(run) / "data.json"
-        expect(file.exists(), "apart", run, "a run of train.py")
-        record = read_json(file, problems=list, validation=list)
-        known |= {*record["problems"], *record["validation"]}
     return known
 
 

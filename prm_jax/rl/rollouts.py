@@ -35,34 +35,28 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollo
     """n responses to each problem, problem by problem; `Policy.extend` says how they are drawn."""
     prefixes = [(problem, ()) for problem in problems]
     prompts, responses = policy.prefix_ids(prefixes), policy.extend(prefixes, n, "end", key)
-    rollouts, texts = [], {}
+    rollouts = []
     for group, (problem, prompt_L, samples) in enumerate(zip(problems, prompts, responses, strict=True)):
         thought = thought_before(policy, problem).strip()
         for c in samples:
-            steps, step_L = split_steps(policy, c.ids_L, texts)
+            steps, step_L = split_steps(policy, c.ids_L)
             finished = c.finish_reason == "eos" and bool(steps[0].strip())
             response = Rollout(problem, group, steps, finished, prompt_L, c.ids_L, c.logp_L, step_L, thought)
             rollouts.append(response)
     return rollouts
 
 
-def split_steps(
-    policy: Policy, ids_L: np.ndarray, texts: dict | None = None
-) -> tuple[tuple[str, ...], np.ndarray]:
-    """(steps, step_L), the step of each token; `texts` keeps texts of ids, since steps come again."""
+def split_steps(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """(steps, step_L), the step of each token."""
     fmt = policy.format
     step_L = np.array(token_steps(fmt, [policy.token_texts[i] for i in ids_L]), int)
     is_text_L = np.ones(len(ids_L), bool)
     is_text_L[-1] = ids_L[-1] not in policy.eos_ids
-    texts = {} if texts is None else texts
     steps = []
     for t in range(step_L.max(initial=0) + 1):
         ids = ids_L[is_text_L & (step_L == t)]
-        key = ids.tobytes()
-        if key not in texts:
-            text = policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-            texts[key] = fmt.separator.join(format_steps(fmt, text))
-        steps.append(texts[key])
+        text = policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        steps.append(fmt.separator.join(format_steps(fmt, text)))
     return tuple(filter(None, steps)) or ("",), step_L
 
 

@@ -27,26 +27,15 @@ class UpdateConfig:  # conf/rl.yaml says what each key means
     clip_high: Positive
     loss_norm: Literal["response", "token", "constant"]
     kl: NotNegative
-    kl_estimator: Literal["k1", "k2", "k3"]
-    kl_as: Literal["loss", "reward"]
     # ppo: the ratio of each token is clipped; gspo: that of its response (geometric mean); cispo: a constant.
     surrogate: Literal["ppo", "gspo", "cispo"] = "ppo"
 
-    @property
-    def has_kl_loss(self) -> bool:
-        return self.kl > 0 and self.kl_as == "loss"
 
-
-def kl(log_ratio, estimator: str):
-    """Estimates KL(policy || reference) from log policy - log reference of the policy's samples (Schulman
-    2020).
-
-    k1 = log ratio: unbiased, may be negative. k2 = its square over 2: biased, little variance. k3 = exp(-log
-    ratio) - 1 + log ratio: unbiased, never negative. As a loss to differentiate, k2 has the gradient of the
-    KL; k1 has none in expectation, and k3's is that of KL(reference || policy)."""
-    if estimator == "k1":
-        return log_ratio
-    return log_ratio**2 / 2 if estimator == "k2" else jnp.expm1(-log_ratio) + log_ratio
+def kl(log_ratio):
+    """Estimates KL(policy || reference) in nats from log policy - log reference of the policy's samples, by
+    Schulman's k3 (2020): exp(-log ratio) - 1 + log ratio, unbiased and never negative. As a loss its expected
+    gradient is that of KL(reference || policy)."""
+    return jnp.expm1(-log_ratio) + log_ratio
 
 
 def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray:
@@ -120,10 +109,10 @@ def policy_loss(model: PRM, batch, cfg: UpdateConfig):
     change_BL = is_written_BL * (logp_BL - batch["old"])
     ratio_BL = of_sequence(change_BL, batch["start"], is_written_BL) if cfg.surrogate == "gspo" else change_BL
     loss_BL, clipped_mass_BL = surrogate(ratio_BL, batch["up"], batch["down"], cfg)
-    if cfg.has_kl_loss:
+    if cfg.kl:
         away_BL = is_written_BL * (logp_BL - batch["reference"])
-        loss_BL += cfg.kl * batch["weight"] * kl(away_BL, cfg.kl_estimator)
-    sums = {"n_tokens": count_BL.sum(), "kl_change": (count_BL * kl(change_BL, "k3")).sum()}
+        loss_BL += cfg.kl * batch["weight"] * kl(away_BL)
+    sums = {"n_tokens": count_BL.sum(), "kl_change": (count_BL * kl(change_BL)).sum()}
     sums |= {"clipped_mass": clipped_mass_BL.sum(), "total_mass": (batch["up"] - batch["down"]).sum()}
     return loss_BL.sum(), sums
 
