@@ -95,27 +95,26 @@ def parse_problem(text: str) -> tuple[Hand, int]:
     return hand, int(match[2])
 
 
-def judge(hand: Hand, step: str) -> tuple[str, Hand]:
-    """(verdict, numbers at hand after it) of a line; numbers that it used without having them are ignored."""
+def follow(problem: str, steps: Sequence[str]) -> Iterator[tuple[bool, Hand]]:
+    """Yields (whether it is right, the numbers at hand after it) of each line, given what the lines before
+    wrote. Numbers that a line uses without having them are ignored; a text that is no line changes
+    nothing."""
+    hand, _ = parse_problem(problem)
+    for step in steps:
+        is_right, hand = judge(hand, step)
+        yield is_right, hand
+
+
+def judge(hand: Hand, step: str) -> tuple[bool, Hand]:
     line = LINE.fullmatch(step.strip())
     if not line:
-        return "form", hand
+        return False, hand
     first, second, result = int(line[1]), int(line[3]), int(line[4])
     left = collections.Counter(hand) - collections.Counter([first, second])
     after = tuple(sorted((*left.elements(), result)))
-    if len(after) != len(hand) - 1:
-        return "operand", after
-    if result != compute(first, line[2], second):
-        return "arithmetic", after
-    return "right" if 1 <= result <= LARGEST else "range", after
-
-
-def judge_all(problem: str, steps: Sequence[str]) -> Iterator[tuple[str, Hand]]:
-    """Yields (verdict, numbers at hand after it) of each line, given what the lines before wrote."""
-    hand, _ = parse_problem(problem)
-    for step in steps:
-        verdict, hand = judge(hand, step)
-        yield verdict, hand
+    has_both = len(after) == len(hand) - 1
+    is_right = has_both and result == compute(first, line[2], second) and 1 <= result <= LARGEST
+    return is_right, after
 
 
 class Countdown(EmbeddedTask):
@@ -146,17 +145,15 @@ class Countdown(EmbeddedTask):
             _, hand = judge(hand, steps[-1])
         return tuple(steps)
 
-    def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
-        """Judges each line by itself, given what the lines before wrote: "right" or its first error. operand:
-        a number is not at hand."""
-        return [verdict for verdict, _ in judge_all(problem, steps)]
+    def ratings(self, problem: str, steps: Sequence[str]) -> list[int]:
+        return [1 if is_right else -1 for is_right, _ in follow(problem, steps)]
 
     def values(self, cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
         """V* after each line: 1 while no line is wrong and exact play still reaches the target, else 0."""
         _, target = parse_problem(problem)
         value_T, sound = [], True
-        for verdict, hand in judge_all(problem, steps):
-            sound = sound and verdict == "right"
+        for is_right, hand in follow(problem, steps):
+            sound = sound and is_right
             value_T.append(float(sound and reaches(hand, target)))
         return value_T
 
@@ -171,8 +168,8 @@ class Countdown(EmbeddedTask):
     def solved(self, problem: str, steps: Sequence[str]) -> bool:
         """Whether right lines alone use up all numbers and end with the target."""
         _, target = parse_problem(problem)
-        judged = list(judge_all(problem, steps))
-        return {verdict for verdict, _ in judged} == {"right"} and judged[-1][1] == (target,)
+        judged = list(follow(problem, steps))
+        return bool(judged) and all(is_right for is_right, _ in judged) and judged[-1][1] == (target,)
 
 
 def solved(problem: str, steps: Sequence[str], answer) -> bool:

@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prm_jax.rl.advantages import ESTIMATORS, Estimator, form_weights
+from prm_jax.rl.advantages import ESTIMATORS, Estimator, Responses, form_weights
 
 STEPS, LOGITS = 3, 5
 FIRST_IS_GOOD, IS_GOOD, ENDS = 0.6, (0.4, 0.7), (0.3, 0.5)  # the latter two after a bad and after a good step
 OPTIONS = {"normalise": (True, False), "form": ("min", "sum")}  # of the estimators; every value gets a row
 
 
-class Responses(NamedTuple):
+class Policy(NamedTuple):
     """All responses that the policy can give."""
 
     chance_N: np.ndarray
@@ -50,7 +50,7 @@ class Row(NamedTuple):
     variance: float  # of a group's gradient, in squared lengths of g's part along the true gradient
 
 
-def responses(bad: float) -> Responses:
+def responses(bad: float) -> Policy:
     """The responses; a good step is rewarded 1, a bad one `bad`."""
     every = [is_good_T for n in range(1, STEPS + 1) for is_good_T in itertools.product((0, 1), repeat=n)]
     N, L = len(every), 2 * STEPS + 1
@@ -73,25 +73,19 @@ def responses(bad: float) -> Responses:
                 ends, p = t + 1 == T, ENDS[good]
                 chance_N[i] *= p if ends else 1 - p
                 score_NLK[i, 2 * t + 2, 3 + good] = ends - p
-    return Responses(chance_N, step_reward_NT, outcome_N, step_of_token_NL, mask_NL, score_NLK)
+    return Policy(chance_N, step_reward_NT, outcome_N, step_of_token_NL, mask_NL, score_NLK)
 
 
-def exact(estimator: Estimator, options: dict, r: Responses, goal_N, n: int = 3) -> Row:
+def exact(estimator: Estimator, options: dict, r: Policy, goal_N, n: int = 3) -> Row:
     """The mean of the gradients of all groups of n responses, which are one batch here; for an estimator that
     `whitens` the mean of the advantages is that of an infinite one."""
     members_Gn = np.array([*itertools.combinations_with_replacement(range(len(r.chance_N)), n)])
     orders_G = [math.factorial(n) / math.prod(map(math.factorial, np.bincount(own))) for own in members_Gn]
     chance_G = orders_G * r.chance_N[members_Gn].prod(1)
     drawn_n = members_Gn.ravel()
-    advantage_NL = estimator.f(
-        r.step_reward_NT[drawn_n],
-        r.outcome_N[drawn_n],
-        r.step_of_token_NL[drawn_n],
-        r.mask_NL[drawn_n],
-        np.arange(drawn_n.size) // n,
-        **options,
-    )
-    advantage_GnL = advantage_NL.reshape(*members_Gn.shape, -1)
+    given = [x[drawn_n] for x in (r.step_reward_NT, r.outcome_N, r.step_of_token_NL, r.mask_NL)]
+    batch = Responses(*given, group_N=np.arange(drawn_n.size) // n)
+    advantage_GnL = estimator.f(batch, **options).reshape(*members_Gn.shape, -1)
     mask_GnL = r.mask_NL[members_Gn]
     if estimator.whitens:
         weight_GnL = chance_G[:, None, None] * mask_GnL

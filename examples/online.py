@@ -3,10 +3,9 @@ policy's roll-outs (Cui et al. 2025, arXiv 2502.01456).
 
     python -m examples.online algorithm=prime
 
-reward.prm_checkpoint is a language model, at first the policy itself. It becomes an implicit PRM, which learns
-by cross-entropy whether answers are right; a step's reward is beta log PRM / reference of its tokens. Edit the
-constants below.
-"""
+reward.prm_checkpoint is a language model, at first the policy itself. It becomes an implicit PRM, which
+learns by cross-entropy whether answers are right; a step's reward is beta log PRM / reference of its tokens.
+Edit the constants below."""
 
 import dataclasses
 

@@ -6,8 +6,9 @@
     curl localhost:8000/score -d '{"problem": "4 +5 *3 mod7?", "candidates": [["4+5=2", "2*3=6"], ["4+5=3"]]}'
 
 POST /score takes {"problem": TEXT, "steps": [TEXT, ...]}, {"problem": TEXT, "candidates": [STEPS, ...]} or
-{"problems": [such objects]}. The answer has for each problem its `candidates`, with `probability` and `log_odds` of each step, the solution's `log_score` (in nats)
-and `weakest_step` (from 1), and its `ranking`, indices of candidates, best first. GET /health: who scores.
+{"problems": [such objects]}. The answer has for each problem its `candidates`, with `probability` and
+`log_odds` of each step, the solution's `log_score` (in nats) and `weakest_step` (from 1), and its `ranking`,
+indices of candidates, best first. GET /health: who scores.
 
 Requests that wait are scored together. One beyond a limit below is refused by one line, {"error": TEXT}.
 Exports of prm_jax load in vLLM, which serves on more than one device.
@@ -97,20 +98,14 @@ def read_job(body: bytes) -> Job:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body. One that is too large is refused as soon as its header says so, or that much has arrived."""
-    declared = int(request.headers.get("content-length", 0))
-    body = bytearray()
+    """The body; one without a length, or too large, is refused by its header."""
+    if int(request.headers.get("content-length", MOST_BYTES + 1)) > MOST_BYTES:
+        raise HTTPException(413, f"content-length: expected at most {MOST_BYTES} bytes")
     try:
         async with asyncio.timeout(SECONDS):
-            stream = request.stream()
-            while max(declared, len(body)) <= MOST_BYTES:
-                part = await anext(stream, None)
-                if part is None:
-                    return bytes(body)
-                body += part
+            return await request.body()
     except (TimeoutError, ClientDisconnect):
-        raise HTTPException(408, f"the body: only {len(body)} bytes arrived in {SECONDS} s") from None
-    raise HTTPException(413, f"the body: expected at most {MOST_BYTES} bytes")
+        raise HTTPException(408, f"the body: has not arrived in {SECONDS} s") from None
 
 
 class Batcher:
@@ -122,8 +117,10 @@ class Batcher:
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
     async def submit(self, job: Job) -> list[np.ndarray]:
-        """The log-odds of each solution's steps."""
-        answer = asyncio.get_running_loop().create_future()
+        """The log-odds of each solution's steps; a job that cannot be read is refused before it waits."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self.thread, self.check, job)
+        answer = loop.create_future()
         self.waiting.put_nowait((job, answer))
         return await answer
 
@@ -133,34 +130,27 @@ class Batcher:
             batch = [await self.waiting.get()]
             while not self.waiting.empty() and sum(len(job.rows) for job, _ in batch) < BATCH:
                 batch.append(self.waiting.get_nowait())
-            await self.answer(batch)
+            jobs = [job for job, _ in batch]
+            scoring = asyncio.get_running_loop().run_in_executor(self.thread, self.log_odds, jobs)
+            await asyncio.wait([scoring])
+            for i, (_, answer) in enumerate(batch):
+                if answer.done():  # its request was cancelled
+                    continue
+                if scoring.exception():
+                    answer.set_exception(scoring.exception())
+                else:
+                    answer.set_result(scoring.result()[i])
 
-    async def answer(self, batch: list[tuple[Job, asyncio.Future]]):
-        """Answers a batch. After an error each of its jobs is scored alone, and gets its own error."""
-        loop = asyncio.get_running_loop()
-        scoring = loop.run_in_executor(self.thread, self.log_odds, [job for job, _ in batch])
-        await asyncio.wait([scoring])
-        error = scoring.exception()
-        if error and len(batch) > 1:
-            for one in batch:
-                await self.answer([one])
-            return
-        for i, (_, answer) in enumerate(batch):
-            if answer.done():  # its request was cancelled
-                continue
-            if error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(scoring.result()[i])
+    def check(self, job: Job):
+        scorer = self.verifier.scorer
+        if isinstance(scorer, ModelScorer):
+            encoded = encode(scorer.format, scorer.tokenizer, job.rows)
+            if max(len(one.ids_L) for one in encoded) > MOST_TOKENS:
+                raise HTTPException(413, f"steps: expected at most {MOST_TOKENS} tokens in a solution")
 
     def log_odds(self, jobs: list[Job]) -> list[list[np.ndarray]]:
         """The log-odds of each step of each solution of each job."""
         rows = [row for job in jobs for row in job.rows]
-        scorer = self.verifier.scorer
-        if isinstance(scorer, ModelScorer):
-            encoded = encode(scorer.format, scorer.tokenizer, rows)
-            if max(len(one.ids_L) for one in encoded) > MOST_TOKENS:
-                raise HTTPException(413, f"steps: expected at most {MOST_TOKENS} tokens in a solution")
         scores = iter(self.verifier.log_odds([problem for problem, _ in rows], [steps for _, steps in rows]))
         return [[next(scores) for _ in job.rows] for job in jobs]
 

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from examples import exact
 from prm_jax.rl import advantages
-from prm_jax.rl.advantages import ESTIMATORS, EstimatorConfig, pure
+from prm_jax.rl.advantages import ESTIMATORS, EstimatorConfig, Responses, pure
 
 
 def laid_out(*rewards, tokens=None, outcome=None, group=None):
@@ -25,13 +25,8 @@ def laid_out(*rewards, tokens=None, outcome=None, group=None):
         step_NL[i, : sum(sizes)] = np.repeat(np.arange(len(own)), sizes)
         mask_NL[i, : sum(sizes)] = True
     outcome = np.zeros(len(rewards)) if outcome is None else np.array(outcome, float)
-    return (
-        reward_NT,
-        outcome,
-        step_NL,
-        mask_NL,
-        np.zeros(len(rewards), int) if group is None else np.array(group),
-    )
+    group = np.zeros(len(rewards), int) if group is None else np.array(group)
+    return Responses(reward_NT, outcome, step_NL, mask_NL, group)
 
 
 def at_steps(advantage_NL, arguments):
@@ -48,7 +43,7 @@ def at_steps(advantage_NL, arguments):
 
 def test_process_supervision_has_the_numbers_of_the_paper():
     given = laid_out([1, 0], [1, 1])
-    assert np.array(at_steps(ESTIMATORS["grpo_process"].f(*given), given)) == pytest.approx(
+    assert np.array(at_steps(ESTIMATORS["grpo_process"].f(given), given)) == pytest.approx(
         np.array([[-1.1547, -1.7321], [1.1547, 0.5774]]), abs=1e-4
     )
 
@@ -61,7 +56,7 @@ def test_min_form_has_the_numbers_of_the_paper():
         np.array([[0.2021, 0.2013, 0.0020]]), abs=1e-4
     )
     given = laid_out([0.9, 0.2, 0.8])
-    assert at_steps(pure(*given), given)[0] == pytest.approx(
+    assert at_steps(pure(given), given)[0] == pytest.approx(
         [0.2021, 0.2013, 0.0020], abs=1e-4
     )  # no others: no baseline
 
@@ -79,13 +74,13 @@ def test_leave_one_out_sums_to_zero_over_a_group_and_is_its_formula():
 
 def test_outcome_estimators_are_their_formulas():
     given = laid_out([0, 0], [0], [0], [0], outcome=[1, 0, 0, 1], group=[0, 0, 1, 1])
-    assert ESTIMATORS["grpo"].f(*given)[:, 0].tolist() == [1, -1, -1, 1]
-    assert ESTIMATORS["grpo"].f(*given, normalise=False)[:, 0].tolist() == [0.5, -0.5, -0.5, 0.5]
-    assert ESTIMATORS["rloo"].f(*given)[:, 0].tolist() == [1, -1, -1, 1]
-    assert ESTIMATORS["grpo"].f(*given)[1, 2:].tolist() == [0, 0]  # where the mask is off
+    assert ESTIMATORS["grpo"].f(given)[:, 0].tolist() == [1, -1, -1, 1]
+    assert ESTIMATORS["grpo"].f(given, normalise=False)[:, 0].tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert ESTIMATORS["rloo"].f(given)[:, 0].tolist() == [1, -1, -1, 1]
+    assert ESTIMATORS["grpo"].f(given)[1, 2:].tolist() == [0, 0]  # where the mask is off
     alike = laid_out([0], [0], outcome=[1, 1])
     assert all(
-        (EstimatorConfig(name, True, "min").estimate(*alike) == 0).all() for name in ESTIMATORS
+        (EstimatorConfig(name, True, "min").estimate(alike) == 0).all() for name in ESTIMATORS
     )  # a zero advantage, not rounding over rounding
 
 
@@ -95,24 +90,24 @@ def test_an_entry_takes_its_options_from_the_configuration(name):
     assert {*estimator.options} <= {f.name for f in dataclasses.fields(EstimatorConfig)}
     assert {*estimator.options} <= inspect.signature(estimator.f).parameters.keys()
     one, other = EstimatorConfig(name, True, "min"), EstimatorConfig(name, False, "sum")
-    plain = estimator.f(*given)
+    plain = estimator.f(given)
     plain = advantages.whitened(plain, given[3]) if estimator.whitens else plain
-    np.testing.assert_array_equal(one.estimate(*given), plain)
+    np.testing.assert_array_equal(one.estimate(given), plain)
     varied = {"normalise", "form"} & {*estimator.options}
-    assert (other.estimate(*given) != one.estimate(*given)).any() == bool(varied)
+    assert (other.estimate(given) != one.estimate(given)).any() == bool(varied)
 
 
 def test_rloo_of_sources_is_its_formula():
     given = laid_out([1, 0, 0], [0.5], outcome=[1, 0])
     # baselines: the other's mean step reward, .5 and 1/3; the outcome: +-1
     expected = [[1 + (0.5 - 0.5 - 0.5), 1 - 1.0, 1 - 0.5], [-1 + 0.5 - 1 / 3]]
-    for found, own in zip(at_steps(ESTIMATORS["rloo_sources"].f(*given), given), expected, strict=True):
+    for found, own in zip(at_steps(ESTIMATORS["rloo_sources"].f(given), given), expected, strict=True):
         assert found == pytest.approx(own)
 
 
 def test_pav_credits_a_step_with_its_own_advantage_alone():
     given = laid_out([0.25, -0.5], [0, 0.125], outcome=[1, 0])
-    assert at_steps(ESTIMATORS["pav"].f(*given), given) == [[1.25, 0.5], [-1, -0.875]]
+    assert at_steps(ESTIMATORS["pav"].f(given), given) == [[1.25, 0.5], [-1, -0.875]]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -121,7 +116,7 @@ def test_permuting_step_rewards_changes_the_tokens_of_dense_estimators_alone(nam
     they say so."""
     one = laid_out([0.9, 0.1, 0.5], [0.3, 0.6, 0.4])
     other = laid_out([0.1, 0.5, 0.9], [0.3, 0.6, 0.4])
-    differs = not np.allclose(ESTIMATORS[name].f(*one)[0], ESTIMATORS[name].f(*other)[0])
+    differs = not np.allclose(ESTIMATORS[name].f(one)[0], ESTIMATORS[name].f(other)[0])
     assert differs == (name not in ("grpo", "rloo"))
 
 
@@ -186,7 +181,7 @@ def test_the_exact_policys_gradient_is_its_finite_difference(monkeypatch):
 def test_rloo_of_steps_is_its_formula():
     given = laid_out([1.0, 2.0], [4.0], [0.5, 0.25, 8.0], outcome=[1, 0, 0])
     given[2][1, 2:4], given[3][1, 2:4] = ~1, True  # the second response's end, of no step
-    found = ESTIMATORS["rloo_steps"].f(*given)
+    found = ESTIMATORS["rloo_steps"].f(given)
     outcome = [1, -0.5, -0.5]
     returns = [[3, 2, 0], [4, 0, 0], [8.75, 8.25, 8]]
     for i, t, l in [(0, 0, 0), (0, 1, 2), (1, 0, 0), (1, 1, 2), (2, 0, 0), (2, 1, 2), (2, 2, 4)]:
@@ -196,7 +191,7 @@ def test_rloo_of_steps_is_its_formula():
 
 def first_advantages(f, *rewards, tokens, **more):
     given = laid_out(*rewards, tokens=tokens)
-    return np.array([own[0] for own in at_steps(f(*given, **more), given)])
+    return np.array([own[0] for own in at_steps(f(given, **more), given)])
 
 
 def test_joining_two_steps_does_not_change_who_is_better_under_min_form():
@@ -226,6 +221,6 @@ def test_a_restated_right_step_pays_under_the_sum_form_and_not_under_the_min_for
     assert padded("min") < plain("min") and padded("sum") > plain("sum")
     given, more = laid_out([0.9, 0.8], other), laid_out([0.9, 0.9, 0.8], other)
     assert (
-        at_steps(ESTIMATORS["grpo_process"].f(*more), more)[0][0]
-        > at_steps(ESTIMATORS["grpo_process"].f(*given), given)[0][0]
+        at_steps(ESTIMATORS["grpo_process"].f(more), more)[0][0]
+        > at_steps(ESTIMATORS["grpo_process"].f(given), given)[0][0]
     )

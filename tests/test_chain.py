@@ -32,24 +32,24 @@ def test_problem_and_lines_are_read():
 
 
 @pytest.mark.parametrize(
-    "steps, verdicts",
+    "steps, ratings",
     [
-        (RIGHT, ["right"] * 4),
-        (["4 + 5 = 2", "2 * 4 = 1 "], ["right"] * 2),
-        (["4+5*4=1", "1max3-6=4"], ["right"] * 2),  # merged
-        (["4+5=2", "2=2", "2*4=1"], ["right", "neutral", "right"]),
-        (["4+5=3", "3*4=5", "5max3=5"], ["+", "right", "right"]),  # wrong result, then consistent
-        (["4+5*4=2", "2max3=3"], ["merged", "right"]),
-        (["4+5=2", "2*4=2", "2max3=2"], ["right", "*", "max"]),
-        (["4+5=2", "2*3=6", "6max3=6"], ["right", "form", "right"]),  # wrong operand
-        (["4+5=2", "2+4=6"], ["right", "form"]),  # wrong operation
-        (["4+5=2", "3*4=5"], ["right", "form"]),  # miscopied value
-        (["4+5=2", "two times four", "1max3=3"], ["right", "form", "form"]),
-        ([*RIGHT, "4-6=5"], ["right"] * 4 + ["form"]),  # more than was asked
+        (RIGHT, [1] * 4),
+        (["4 + 5 = 2", "2 * 4 = 1 "], [1] * 2),
+        (["4+5*4=1", "1max3-6=4"], [1] * 2),  # merged
+        (["4+5=2", "2=2", "2*4=1"], [1, 0, 1]),
+        (["4+5=3", "3*4=5", "5max3=5"], [-1, 1, 1]),  # wrong result, then consistent
+        (["4+5*4=2", "2max3=3"], [-1, 1]),
+        (["4+5=2", "2*4=2", "2max3=2"], [1, -1, -1]),
+        (["4+5=2", "2*3=6", "6max3=6"], [1, -1, 1]),  # wrong operand
+        (["4+5=2", "2+4=6"], [1, -1]),  # wrong operation
+        (["4+5=2", "3*4=5"], [1, -1]),  # miscopied value
+        (["4+5=2", "two times four", "1max3=3"], [1, -1, -1]),
+        ([*RIGHT, "4-6=5"], [1] * 4 + [-1]),  # more than was asked
     ],
 )
-def test_verdicts(steps, verdicts):
-    assert CHAIN.verdicts(PROBLEM, steps) == verdicts
+def test_ratings(steps, ratings):
+    assert CHAIN.ratings(PROBLEM, steps) == ratings
 
 
 def test_labels_ratings_and_outcome_of_anybodys_solution():

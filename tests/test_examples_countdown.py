@@ -39,7 +39,7 @@ def test_reach_equals_exhaustive_search():
         assert {x for x in range(1, 100) if reaches(hand, x)} == outcomes([Fraction(x) for x in hand])
         lines = [f"{move.text}={move.result}" for move in moves(hand)]
         problem = f"{','.join(map(str, hand))}=24?"
-        assert all(TASK.verdicts(problem, [line]) == ["right"] for line in lines)
+        assert all(TASK.ratings(problem, [line]) == [1] for line in lines)
 
 
 def spend(hand, line):

@@ -32,7 +32,7 @@ def arrays(given):
 
 
 def estimate(name, arguments, form="min"):
-    return EstimatorConfig(name, normalise=True, form=form).estimate(*arguments)
+    return EstimatorConfig(name, normalise=True, form=form).estimate(arguments)
 
 
 def to_go(x):

@@ -116,6 +116,6 @@ assert np.allclose(score_PN, np.log(0.1))
 assert "far" in search.METHODS and model.gated(jnp.array([2.0]), jnp.array([3.0]), "relu2").tolist() == [12.0]
 reward_NT, step_NL, mask_NL = np.array([[1.0, 0], [0, 0]]), np.zeros((2, 3), int), np.ones((2, 3), bool)
 rloo_mean = advantages.ESTIMATORS["rloo_mean"].f
-a_NL = rloo_mean(reward_NT, np.zeros(2), step_NL, mask_NL, np.zeros(2, int))
+a_NL = rloo_mean(advantages.Responses(reward_NT, np.zeros(2), step_NL, mask_NL, np.zeros(2, int)))
 assert a_NL[:, 0].tolist() == [0.5, -0.5]
 """

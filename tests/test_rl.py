@@ -398,7 +398,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
     assert samples[0] == samples[1] and [row["step"] for row in rows] == [0] * 16 + [2] * 16 + [4] * 16
     assert np.mean([row["right"] for row in rows[32:]]) == pytest.approx(evaluations[-1])
     for row in rows:
-        assert len(row["steps"]) == len(row["step_rewards"]) == len(row["p_good"]) == len(row["verdicts"])
+        assert len(row["steps"]) == len(row["step_rewards"]) == len(row["p_good"]) == len(row["ratings"])
         assert row["outcome_reward"] == row["right"] <= row["finished"]
         np.testing.assert_allclose(
             row["step_rewards"], [p - 0.5 for p in row["p_good"]], atol=1e-4
@@ -434,7 +434,8 @@ def test_without_step_rewards_these_estimators_are_rloo(name):
     rng, group_N = np.random.default_rng(0), np.repeat([0, 1], 4)
     outcome_N, mask_NL = rng.integers(2, size=8) * 1.0, np.arange(6) < rng.integers(3, 7, (8, 1))
     step_NL = np.minimum(np.arange(6) // 2, 2) * np.ones((8, 1), int)
-    f = lambda name: advantages.ESTIMATORS[name].f(np.zeros((8, 3)), outcome_N, step_NL, mask_NL, group_N)
+    given = advantages.Responses(np.zeros((8, 3)), outcome_N, step_NL, mask_NL, group_N)
+    f = lambda name: advantages.ESTIMATORS[name].f(given)
     assert (f(name) == f("rloo")).all() and f("rloo").any()
 
 

@@ -34,7 +34,8 @@ def gather(stages: dict) -> Table:
 
 
 def outcomes(run: dict) -> dict[tuple[str, int], dict[str, np.ndarray]]:
-    """{(method, budget): `tokens` of each problem, its chance to be solved by the `best` score and the `vote`}."""
+    """{(method, budget): `tokens` of each problem, its chance to be solved by the `best` score and the
+    `vote`}."""
     found = {}
     for x in run["searches"]:
         solved = {rule: np.array(x[rule]["solved"]) for rule in ("best", "vote")}

@@ -23,8 +23,8 @@ MOST = 30.0  # log-odds: beyond them a probability is 1 to thirteen digits, and 
 
 
 def labelled_scores(stage, truth, run: int = 0) -> tuple[list, list, np.ndarray]:
-    """(P(good) of each solution's steps, its labels, its problem) of a run of a stage of task=steps; truth: the
-    stage of task=solutions with the same solutions."""
+    """(P(good) of each solution's steps, its labels, its problem) of a run of a stage of task=steps; truth:
+    the stage of task=solutions with the same solutions."""
     rows = [row for _, row in read_rows(truth.folder / "solutions.jsonl")]
     p = [probability(logit_T) for logit_T in stored_scores(stage.folder / f"scores_{run}.jsonl")]
     return p, [row["labels"] for row in rows], problem_numbers(row["prompt"] for row in rows)
@@ -39,8 +39,8 @@ def labelled_steps_of(stage, truth) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def fit(z, y) -> tuple[float, float]:
-    """(a, b) of sigmoid(a z + b) of least cross-entropy with labels y in [0, 1]: Platt scaling. A tiny pull to
-    (1, 0) keeps them finite where the steps can be separated."""
+    """(a, b) of sigmoid(a z + b) of least cross-entropy with labels y in [0, 1]: Platt scaling. A tiny pull
+    to (1, 0) keeps them finite where the steps can be separated."""
     start, pull = np.array([1.0, 0.0]), 2e-6
     x = np.stack([z, np.ones_like(z)], -1)
 

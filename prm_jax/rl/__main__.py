@@ -39,7 +39,7 @@ from prm_jax.launch.run_log import MetricsLog, StopSignal, leave, require_finite
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import choose_dtype
 from prm_jax.packing import may_share, shuffled
-from prm_jax.rl.advantages import EstimatorConfig, keep_mixed
+from prm_jax.rl.advantages import EstimatorConfig, Responses, keep_mixed
 from prm_jax.rl.measures import diagnose, show_summary, write_samples
 from prm_jax.rl.problems import Problems, load_problems
 from prm_jax.rl.rewards import Reward, RewardConfig, Rewards
@@ -148,7 +148,10 @@ class Trainer:
         evaluation and the run's times."""
         cfg, checkpoints = self.cfg, Checkpoints(run)
         restored = checkpoints.restore(self.policy.model, self.learners()) if cfg.resume is not None else None
-        newest, state = restored or (-1, {"tokens": 0, "seconds": 0.0, "best_step": 0, "best_pass_at_1": -1.0})
+        newest, state = restored or (
+            -1,
+            {"tokens": 0, "seconds": 0.0, "best_step": 0, "best_pass_at_1": -1.0},
+        )
         self.tokens = state["tokens"]
         started = time.perf_counter() - state["seconds"]
         samples = texts / "samples.jsonl"
@@ -248,7 +251,7 @@ class Trainer:
         step_NL, mask_NL, group_N = arrays(rollouts)
         old_NL = padded([r.logp_L for r in rollouts])
         reference_NL = self.reference_logps(rollouts, most) if cfg.kl else np.zeros_like(old_NL)
-        advantage_NL = self.cfg.estimate(step_reward_NT, outcome_N, step_NL, mask_NL, group_N)
+        advantage_NL = self.cfg.estimate(Responses(step_reward_NT, outcome_N, step_NL, mask_NL, group_N))
         weight_NL = token_weights(mask_NL, cfg.loss_norm, self.cfg.sampling.max_tokens)
         taught = np.flatnonzero((advantage_NL != 0).any(1) | (cfg.kl > 0))
         metrics = {}

@@ -1,12 +1,4 @@
-"""Advantage estimators: one pure function each, with its equation.
-
-An estimator is f(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> advantage_NL, in numpy:
-
-step_reward_NT    reward of each step of each response, 0 where a response has no such step
-outcome_N         reward of the whole response
-step_of_token_NL  which step a token belongs to, from 0; ~t for one of no step, where step t could have begun
-mask_NL           True for the tokens that the policy wrote
-group_N           which prompt a response answers; a baseline is of one group
+"""Advantage estimators: one pure function f(responses, options) -> advantage_NL each, with its equation.
 
 A step reward stays at its step; only grpo and rloo add a response's step rewards up. Outcome and step rewards
 have separate baselines (as in PRIME and GDPO), so that the scale of one does not drown the other.
@@ -31,15 +23,34 @@ from prm_jax.launch.config import one_of
 TINY = 1e-8  # a smaller deviation is rounding: the quotient is 0
 
 
-def tokens_of_steps(step_of_token_NL, mask_NL, steps: int) -> np.ndarray:
-    """The number of tokens of each step, n_NT; 0 where the response has no such step."""
-    return ((step_of_token_NL[:, :, None] == np.arange(steps)) & mask_NL[:, :, None]).sum(1)
+class Responses(NamedTuple):
+    """What an estimator knows of a batch."""
 
+    step_reward_NT: np.ndarray  # of each step, 0 where a response has no such step
+    outcome_N: np.ndarray  # reward of the whole response
+    # Which step a token belongs to, from 0; ~t for one of no step, where step t could have begun.
+    step_of_token_NL: np.ndarray
+    mask_NL: np.ndarray  # True for the tokens that the policy wrote
+    group_N: np.ndarray  # which prompt a response answers; a baseline is of one group
 
-def at_tokens(x_NT, step_of_token_NL, mask_NL) -> np.ndarray:
-    """x_NT at each token's step, x_NL; 0 where a token is of no step or the mask is off."""
-    x_NL = np.take_along_axis(x_NT, np.maximum(step_of_token_NL, 0), 1)
-    return np.where(mask_NL & (step_of_token_NL >= 0), x_NL, 0.0)
+    @property
+    def tokens_NT(self) -> np.ndarray:
+        """The number of tokens of each step; 0 where the response has no such step."""
+        is_step_NLT = self.step_of_token_NL[:, :, None] == np.arange(self.step_reward_NT.shape[1])
+        return (is_step_NLT & self.mask_NL[:, :, None]).sum(1)
+
+    @property
+    def total_N(self) -> np.ndarray:
+        return self.outcome_N + self.step_reward_NT.sum(1)
+
+    def at_steps(self, x_NT) -> np.ndarray:
+        """x_NT at each token's step, x_NL; 0 where a token is of no step or the mask is off."""
+        x_NL = np.take_along_axis(x_NT, np.maximum(self.step_of_token_NL, 0), 1)
+        return np.where(self.mask_NL & (self.step_of_token_NL >= 0), x_NL, 0.0)
+
+    def at_all(self, x_N) -> np.ndarray:
+        """x_N at each token of the response, x_NL; 0 where the mask is off."""
+        return np.where(self.mask_NL, x_N[:, None], 0.0)
 
 
 def of_group(x_N, group_N) -> np.ndarray:
@@ -71,63 +82,57 @@ def leave_one_out(x_N, group_N) -> np.ndarray:
     return np.where(n_N > 1, (n_N * x_N - of_group(x_N, group_N)) / np.maximum(n_N - 1, 1), 0.0)
 
 
-def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
+def grpo(r: Responses, normalise: bool = True) -> np.ndarray:
     """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R
     the outcome plus all step rewards, as in verl, whose std is the sample's: A is sqrt(1 - 1 / n) of this one
     there and in TRL. The division is a bias, towards groups that agree. Without it Dr. GRPO (Liu et al. 2025,
     arXiv 2503.20783), which needs loss_norm=constant, too (algorithm=dr_grpo)."""
-    return np.where(mask_NL, centred(outcome_N + step_reward_NT.sum(1), group_N, normalise)[:, None], 0.0)
+    return r.at_all(centred(r.total_N, r.group_N, normalise))
 
 
-def grpo_process(
-    step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True
-) -> np.ndarray:
+def grpo_process(r: Responses, normalise: bool = True) -> np.ndarray:
     """GRPO with process supervision (Shao et al. 2024, 4.1.3): r~ = (r - mean R) / std R over all steps of
     all responses in the group, A = the sum of r~ from the token's step on, plus `grpo` of the outcome. Steps
     have a price."""
-    is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
-    row_n, step_n = is_step_NT.nonzero()
-    centred_NT = np.zeros(is_step_NT.shape)
-    centred_NT[row_n, step_n] = centred(step_reward_NT[row_n, step_n], np.asarray(group_N)[row_n], normalise)
-    process_NL = at_tokens(returns(centred_NT), step_of_token_NL, mask_NL)
-    no_steps_N1 = np.zeros((len(outcome_N), 1))
-    return process_NL + grpo(no_steps_N1, outcome_N, step_of_token_NL, mask_NL, group_N, normalise)
+    row_n, step_n = r.tokens_NT.nonzero()
+    centred_NT = np.zeros(r.step_reward_NT.shape)
+    centred_NT[row_n, step_n] = centred(r.step_reward_NT[row_n, step_n], r.group_N[row_n], normalise)
+    return r.at_steps(returns(centred_NT)) + r.at_all(centred(r.outcome_N, r.group_N, normalise))
 
 
-def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
-    return np.where(mask_NL, leave_one_out(outcome_N, group_N)[:, None], 0.0)
+def outcome_rloo(r: Responses) -> np.ndarray:
+    return r.at_all(leave_one_out(r.outcome_N, r.group_N))
 
 
-def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+def rloo(r: Responses) -> np.ndarray:
     """REINFORCE leave-one-out (Ahmadian et al. 2024, 2402.14740): A_i = R_i - mean of other R. Unbiased."""
-    return outcome_rloo(outcome_N + step_reward_NT.sum(1), mask_NL, group_N)
+    return r.at_all(leave_one_out(r.total_N, r.group_N))
 
 
-def rloo_steps(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+def rloo_steps(r: Responses) -> np.ndarray:
     """RLOO of the return to go: A_t = G_t - mean of the others' G_t, G_t = the sum of step rewards from step
     t on, 0 where a response has ended; plus `rloo` of the outcome. Unbiased, with less noise than `rloo`.
 
     Whatever a token's alternatives are, the baseline is the same: that of the steps that ended before it. The
     end of sequence after a step's separator therefore has the baseline of the step that it forgoes."""
-    return_NT = returns(np.pad(step_reward_NT, ((0, 0), (0, 1))))
-    advantage_NT = np.stack([leave_one_out(return_N, group_N) for return_N in return_NT.T], 1)
-    steps_before_NL = np.maximum(step_of_token_NL, ~step_of_token_NL)
-    return at_tokens(advantage_NT, steps_before_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
+    return_NT = returns(np.pad(r.step_reward_NT, ((0, 0), (0, 1))))
+    advantage_NT = np.stack([leave_one_out(return_N, r.group_N) for return_N in return_NT.T], 1)
+    steps_before_NL = np.maximum(r.step_of_token_NL, ~r.step_of_token_NL)
+    return r._replace(step_of_token_NL=steps_before_NL).at_steps(advantage_NT) + outcome_rloo(r)
 
 
-def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+def rloo_sources(r: Responses) -> np.ndarray:
     """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of
     tokens): A_t = sum over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus
     `rloo` of the outcome. A step has exactly the price of a response's expected mean step reward."""
-    is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
-    mean_N = (step_reward_NT * is_step_NT).sum(1) / np.maximum(is_step_NT.sum(1), 1)
-    baseline_N = mean_N - leave_one_out(mean_N, group_N)
-    centred_NT = np.where(is_step_NT, step_reward_NT - baseline_N[:, None], 0.0)
-    process_NL = at_tokens(returns(centred_NT), step_of_token_NL, mask_NL)
-    return process_NL + outcome_rloo(outcome_N, mask_NL, group_N)
+    is_step_NT = r.tokens_NT > 0
+    mean_N = (r.step_reward_NT * is_step_NT).sum(1) / np.maximum(is_step_NT.sum(1), 1)
+    baseline_N = mean_N - leave_one_out(mean_N, r.group_N)
+    centred_NT = np.where(is_step_NT, r.step_reward_NT - baseline_N[:, None], 0.0)
+    return r.at_steps(returns(centred_NT)) + outcome_rloo(r)
 
 
-def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="min") -> np.ndarray:
+def pure(r: Responses, form: str = "min") -> np.ndarray:
     """PURE (Cheng et al. 2025, arXiv 2504.15275): the return is the lowest step reward to come, not their
     sum.
 
@@ -137,14 +142,13 @@ def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="mi
     neither many short steps nor a long one pay more than that mean. `rloo` of the outcome is added. form=sum
     keeps the rewards; its policies learn to write more high-scoring steps. Steps have a price, exactly so
     under form=sum."""
-    n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
-    reward_NT = form_weights(step_reward_NT, n_NT > 0, form) * step_reward_NT
+    n_NT = r.tokens_NT
+    reward_NT = form_weights(r.step_reward_NT, n_NT > 0, form) * r.step_reward_NT
     reward_N, tokens_N = reward_NT.sum(1), n_NT.sum(1)
-    others_reward_N = of_group(reward_N, group_N) - reward_N
-    others_tokens_N = of_group(tokens_N, group_N) - tokens_N
+    others_reward_N = of_group(reward_N, r.group_N) - reward_N
+    others_tokens_N = of_group(tokens_N, r.group_N) - tokens_N
     a_token_N = np.where(others_tokens_N > 0, others_reward_N / np.maximum(others_tokens_N, 1), 0.0)
-    return_NT = returns(reward_NT - a_token_N[:, None] * n_NT)
-    return at_tokens(return_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
+    return r.at_steps(returns(reward_NT - a_token_N[:, None] * n_NT)) + outcome_rloo(r)
 
 
 def form_weights(step_reward_NT, is_step_NT, form: str, temperature: float = 0.1) -> np.ndarray:
@@ -157,18 +161,17 @@ def form_weights(step_reward_NT, is_step_NT, form: str, temperature: float = 0.1
     return weight_NT / np.maximum(weight_NT.sum(1, keepdims=True), TINY)
 
 
-def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+def pav(r: Responses) -> np.ndarray:
     """Process advantage verifiers (Setlur et al. 2024, arXiv 2410.08146, eq. 5): A_t = the step reward, the
     prover's advantage of the token's step (reward.prm_form=difference of a prover's values), plus `rloo` of
     the outcome. Of rewards that are no advantages the gradient is biased."""
-    return at_tokens(step_reward_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
+    return r.at_steps(r.step_reward_NT) + outcome_rloo(r)
 
 
-def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+def reinforce(r: Responses) -> np.ndarray:
     """REINFORCE++ (Hu 2025, arXiv 2501.03262, without a discount), before it is whitened: the sum of step
     rewards from the token's step on, plus the outcome; groups play no part. Unbiased."""
-    return_NL = at_tokens(returns(step_reward_NT), step_of_token_NL, mask_NL)
-    return np.where(mask_NL, return_NL + np.asarray(outcome_N)[:, None], 0.0)
+    return r.at_steps(returns(r.step_reward_NT)) + r.at_all(r.outcome_N)
 
 
 def whitened(advantage_NL, mask_NL) -> np.ndarray:
@@ -209,12 +212,11 @@ class EstimatorConfig:  # the estimator and the options of all of them; conf/rl.
     def estimator(self) -> Estimator:
         return ESTIMATORS[self.advantage]
 
-    def estimate(self, step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+    def estimate(self, r: Responses) -> np.ndarray:
         """advantage_NL by the chosen estimator with its options."""
         options = {name: getattr(self, name) for name in self.estimator.options}
-        given = step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N
-        advantage_NL = self.estimator.f(*given, **options)
-        return whitened(advantage_NL, mask_NL) if self.estimator.whitens else advantage_NL
+        advantage_NL = self.estimator.f(r, **options)
+        return whitened(advantage_NL, r.mask_NL) if self.estimator.whitens else advantage_NL
 
 
 def keep_mixed(right_N, group_N, low: float = 0.0, high: float = 1.0) -> np.ndarray:

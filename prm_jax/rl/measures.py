@@ -24,11 +24,11 @@ def diagnose(rollouts: Sequence[Rollout], reward: Reward) -> dict[str, float]:
         "steps_a_solution": np.mean([len(r.steps) for r in rollouts]),
         "restated": np.mean(repeats),
     }
-    if reward.verdicts is None:
+    if reward.ratings is None:
         return numbers
-    does_nothing = [verdict == "neutral" for verdict_T in reward.verdicts for verdict in verdict_T]
+    does_nothing = [rating == 0 for rating_T in reward.ratings for rating in rating_T]
     numbers["restated"] = np.logical_or(repeats, does_nothing).mean()
-    labels = [tasks.correctness(verdict_T) for verdict_T in reward.verdicts]
+    labels = [tasks.correctness(rating_T) for rating_T in reward.ratings]
     has_right_steps_N = np.array([label_T[-1] > 0 for label_T in labels])
     numbers["sound"] = np.mean((reward.right_N > 0) & has_right_steps_N)
     if reward.prm is not None:
@@ -54,8 +54,8 @@ def write_samples(path: Path, step: int, rollouts: Sequence[Rollout], reward: Re
         }
         if reward.prm:
             row["p_good"] = probability(reward.prm[i]).round(4).tolist()
-        if reward.verdicts:
-            row["verdicts"] = list(reward.verdicts[i])
+        if reward.ratings:
+            row["ratings"] = reward.ratings[i]
         rows.append(row)
     append_lines(path, rows)
 

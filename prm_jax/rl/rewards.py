@@ -29,7 +29,7 @@ FORMS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardConfig:  # weights of the sources, and what some of them ask; conf/rl.yaml says what each key means
+class RewardConfig:  # weights of the sources, and what some ask; conf/rl.yaml says what each key means
     answer: Finite
     steps: Finite
     prm: Finite
@@ -54,7 +54,7 @@ class Reward(NamedTuple):
     outcome_N: np.ndarray  # of the whole response
     means: dict[str, float]  # the mean reward a response of each source
     right_N: np.ndarray  # 1: finished, and the answer is right
-    verdicts: list[list[str]] | None  # on each step by itself, by an embedded task's exact checker
+    ratings: list[list[int]] | None  # of each step by itself (1, 0, -1), by an embedded task's exact checker
     prm: list[np.ndarray] | None  # log-odds of the PRM
 
     @property
@@ -80,13 +80,13 @@ class Rewards:
     def __call__(self, rollouts: Sequence[Rollout]) -> Reward:
         cfg, right_N = self.cfg, self.right(rollouts)
         rows = [(r.problem, r.steps) for r in rollouts]
-        verdicts = self.task and [self.task.verdicts(*row) for row in rows]
+        ratings = self.task and [self.task.ratings(*row) for row in rows]
         log_odds = self.prm and self.prm.score(rows)
         sources = {}
         if cfg.answer:
             sources["answer"] = right_N
         if cfg.steps:  # VPRM, arXiv 2601.17223
-            sources["steps"] = [np.where(np.isin(row, list(tasks.RATINGS)), 1.0, -1.0) for row in verdicts]
+            sources["steps"] = [np.where(np.array(rating_T) < 0, -1.0, 1.0) for rating_T in ratings]
         if cfg.prm:
             sources["prm"] = self.prm_rewards(log_odds, right_N)
         if cfg.own:
@@ -104,7 +104,7 @@ class Rewards:
             else:
                 outcome_N += weight * reward
             means[f"reward_{name}"] = float(reward.mean())
-        return Reward(step_NT, outcome_N, means, right_N, verdicts, log_odds)
+        return Reward(step_NT, outcome_N, means, right_N, ratings, log_odds)
 
     def right(self, rollouts: Sequence[Rollout]) -> np.ndarray:
         """1 for each roll-out that is finished and has the right answer, right_N."""
@@ -126,10 +126,9 @@ def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | l
     except (TypeError, ValueError):  # None, a number, ragged lists
         rows = []
     shapes = [row.shape for row in rows]
-    step_shapes = [(len(r.steps),) for r in rollouts]
-    is_valid = shapes in ([()] * len(rollouts), step_shapes)
-    found = f"{type(reward).__name__} of {len(rows)}, of shapes {shapes[:3]}..."
-    expect(is_valid, where, found, f"{len(rollouts)} numbers, or as many rows with a number for each step")
+    is_outcome = shapes == [()] * len(rollouts)
+    is_valid = is_outcome or shapes == [(len(r.steps),) for r in rollouts]
     is_finite = all(np.isfinite(row).all() for row in rows)
-    expect(is_finite, where, "a number that is nan or infinite", "finite numbers")
-    return rows if shapes == step_shapes else np.array(rows)
+    expected = f"{len(rollouts)} finite numbers, or as many rows with a finite number for each step"
+    expect(is_valid and is_finite, where, reward, expected)
+    return np.array(rows) if is_outcome else rows

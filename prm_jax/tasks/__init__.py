@@ -14,7 +14,7 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.own import load_object
 from prm_jax.solutions import Solution, relabel_after_error
 from prm_jax.tasks.chain import CHAIN
-from prm_jax.tasks.embedded import RATINGS, EmbeddedTask, correctness
+from prm_jax.tasks.embedded import EmbeddedTask, correctness
 
 TASKS = {"chain": CHAIN}
 # Percentiles of a hash of the problem's text, so no two splits share a problem.
@@ -98,24 +98,22 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
             tokens.append(problem.policy_tokens or 0)
             yield problem
 
+    task = find_task(cfg.name)
     drawn = {"train": sample_solutions(cfg, cfg.solutions, cfg.train_split, seed, draw_counted)}
     counts = {"solutions": cfg.solutions, "policy_tokens": sum(tokens)}
     for side in ("validation", "test"):
         drawn[side] = sample_solutions(cfg, cfg.test_solutions, side, 0, draw)
-    task = find_task(cfg.name)
     counts["lucky_share_of_right_answers"] = lucky_share(task, drawn["test"])
     splits = {}
     for side, solutions in drawn.items():
-        if cfg.outcome == "steps":
-            solutions = [with_strict_outcome(task, s) for s in solutions]
+        if cfg.outcome == "steps":  # of a finished one, whether all its steps are right
+            labels = [task.step_labels(s.problem, s.steps) for s in solutions]
+            solutions = [
+                s if s.outcome is None else dataclasses.replace(s, outcome=min(label_T))
+                for s, label_T in zip(solutions, labels, strict=True)
+            ]
         splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
     return splits, counts
-
-
-def with_strict_outcome(task: EmbeddedTask, s: Solution) -> Solution:
-    """The solution, if finished, with outcome 1 only if all its steps are right."""
-    strict = None if s.outcome is None else min(task.step_labels(s.problem, s.steps))
-    return dataclasses.replace(s, outcome=strict)
 
 
 def labelled(task: EmbeddedTask, cfg, problem: str, steps, label_kind: str, solution_id: str, finished=True):
@@ -123,8 +121,8 @@ def labelled(task: EmbeddedTask, cfg, problem: str, steps, label_kind: str, solu
     if label_kind == "value":
         labels, ratings = task.values(cfg, problem, steps), None
     else:
-        verdicts = task.verdicts(problem, steps)
-        labels, ratings = correctness(verdicts), tuple(RATINGS.get(verdict, -1) for verdict in verdicts)
+        ratings = tuple(task.ratings(problem, steps))
+        labels = correctness(ratings)
     return Solution(
         problem,
         tuple(steps),

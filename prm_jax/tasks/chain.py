@@ -104,27 +104,21 @@ class State(NamedTuple):
     done: int  # operations
 
 
-def follow(problem: str, steps: Sequence[str]) -> Iterator[tuple[str, State]]:
-    """Yields (verdict as of `Chain.verdicts`, the state after it) of each step."""
+def follow(problem: str, steps: Sequence[str]) -> Iterator[tuple[int, State]]:
+    """Yields (rating, the state after it) of each step. A right one does the next operations on the value
+    written before, with the right result; one without effect repeats that value."""
     value, operations, modulus = parse_problem(problem)
     state = State(value, 0)
     for step in steps:
         first, line, result = parse_line(step) or (None, (), None)
-        verdict = judge_line(first, line, result, state.value, operations[state.done :], modulus)
-        if verdict != "neutral":
+        goes_on = first is not None and first == state.value
+        goes_on = goes_on and line == operations[state.done : state.done + len(line)]
+        rating = -1
+        if goes_on and result == compute(first, line, modulus):
+            rating = 1 if line else 0
+        if rating != 0:
             state = State(result, state.done + len(line))
-        yield verdict, state
-
-
-def judge_line(first, line: Operations, result, value, left: Operations, modulus: int) -> str:
-    """The verdict on a line `first line=result` after `value`, with the operations `left` to do."""
-    if first is None or first != value or line != left[: len(line)]:
-        return "form"
-    if result == compute(first, line, modulus):
-        return "right" if line else "neutral"
-    if len(line) > 1:
-        return "merged"
-    return line[0][0] if line else "form"
+        yield rating, state
 
 
 @functools.cache
@@ -201,11 +195,8 @@ class Chain(EmbeddedTask):
             done += n
         return tuple(steps)
 
-    def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
-        """Right: it does the next operations on the value written before, with the right result; neutral: it
-        repeats that value. Errors: "merged", a wrong result of several operations; the operation with a wrong
-        result; "form", the rest."""
-        return [verdict for verdict, _ in follow(problem, steps)]
+    def ratings(self, problem: str, steps: Sequence[str]) -> list[int]:
+        return [rating for rating, _ in follow(problem, steps)]
 
     def gold_answer(self, problem: str) -> str:
         return str(compute(*parse_problem(problem)))

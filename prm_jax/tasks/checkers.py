@@ -70,17 +70,12 @@ def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
     if checker not in RULES:
         return task_grader(tasks.read_task(files, checker))
     rule = Checker(checker)
-
-    def is_same(_, steps: Sequence[str], answer: str | None) -> bool:
-        return rule.verdict(answer, rule.read(steps)) == "same"
-
+    is_same = lambda _, steps, answer: rule.verdict(answer, rule.read(steps)) == "same"
     return Grader(checker, rule.name, is_same, rule.grade)
 
 
 def task_grader(task: tasks.EmbeddedTask) -> Grader:
-    def is_solved(problem: str, steps: Sequence[str], _) -> bool:
-        return task.solved(problem, steps)
-
+    is_solved = lambda problem, steps, _: task.solved(problem, steps)
     return Grader(task.name, "the task's checker", is_solved, task.grade, task)
 
 

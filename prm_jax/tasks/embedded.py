@@ -8,8 +8,6 @@ import numpy as np
 
 from prm_jax.data.pools import Problem
 
-RATINGS = {"right": 1, "neutral": 0}  # PRM800K's; any other verdict is an error, -1
-
 
 class EmbeddedTask(abc.ABC):
     """A task; data.name=FILE.py:CLASS names one of your own (examples/countdown.py, conf/data/embedded.yaml).
@@ -30,8 +28,8 @@ class EmbeddedTask(abc.ABC):
         """The steps of one solution by the noisy solver."""
 
     @abc.abstractmethod
-    def verdicts(self, problem: str, steps: Sequence[str]) -> list[str]:
-        """Of each step by itself: "right", "neutral" (without effect) or its kind of error."""
+    def ratings(self, problem: str, steps: Sequence[str]) -> list[int]:
+        """Of each step by itself, as in PRM800K: 1 right, 0 without effect, -1 wrong."""
 
     @abc.abstractmethod
     def values(self, cfg, problem: str, steps: Sequence[str]) -> list[float]:
@@ -51,11 +49,11 @@ class EmbeddedTask(abc.ABC):
 
     def step_labels(self, problem: str, steps: Sequence[str]) -> list[float]:
         """Correctness labels: 1 while this step and all before it are right, else 0."""
-        return correctness(self.verdicts(problem, steps))
+        return correctness(self.ratings(problem, steps))
 
     def are_right(self, problem: str, steps: Sequence[str]) -> list[float]:
         """1 for each step that by itself is not an error, else 0."""
-        return [float(verdict in RATINGS) for verdict in self.verdicts(problem, steps)]
+        return [float(rating >= 0) for rating in self.ratings(problem, steps)]
 
     def grade(self, problem: Problem) -> Problem:
         """A pool's problem with its task, gold answer, each candidate's answer and whether it is right."""
@@ -67,6 +65,6 @@ class EmbeddedTask(abc.ABC):
         return dataclasses.replace(problem, answer=gold, candidates=tuple(candidates), task=self.name)
 
 
-def correctness(verdicts: Sequence[str]) -> list[float]:
+def correctness(ratings: Sequence[int]) -> list[float]:
     """1 while this step and all before it are right, 0 from the first wrong one on."""
-    return np.cumprod([float(verdict in RATINGS) for verdict in verdicts]).tolist()
+    return np.cumprod([float(rating >= 0) for rating in ratings]).tolist()
