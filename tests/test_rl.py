@@ -110,8 +110,9 @@ def batch_of(policy, rollouts, advantage=None, share=True, kept=slice(None)):
     noise_NL = np.random.default_rng(0).normal(size=mask_NL.shape)
     advantage_NL = (noise_NL if advantage is None else np.array(advantage)) * mask_NL
     weight_NL = token_weights(mask_NL, "token", 80)
-    given = weight_NL, advantage_NL, old_NL - 0.05, old_NL - 0.1, mask_NL
-    return layout.batch | loss_inputs(layout, *(x_NL[kept] for x_NL in given))
+    given = weight_NL, advantage_NL, old_NL - 0.05, mask_NL
+    inputs = loss_inputs(layout, *(x_NL[kept] for x_NL in given))
+    return layout.batch | inputs | {"reference": inputs["old"] - 0.05}
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -158,10 +159,8 @@ def test_gspo_takes_the_ratio_of_each_response_in_packed_rows(policy, rollouts):
     noise_NL = np.random.default_rng(0).normal(scale=0.5, size=mask_NL.shape)
     noise_NL -= ((noise_NL * mask_NL).sum(1) / n_N)[:, None]
     old_NL = logp_NL - change_N[:, None] - noise_NL
-    weight_NL, zeros_NL = token_weights(mask_NL, "response", 80), np.zeros(mask_NL.shape)
-    batch = layout.batch | loss_inputs(
-        layout, weight_NL, mask_NL * advantage_N[:, None], old_NL, zeros_NL, mask_NL
-    )
+    weight_NL = token_weights(mask_NL, "response", 80)
+    batch = layout.batch | loss_inputs(layout, weight_NL, mask_NL * advantage_N[:, None], old_NL, mask_NL)
     ratio_N = np.exp(change_N)
     expected = -np.minimum(ratio_N * advantage_N, np.clip(ratio_N, 0.99, 1.01) * advantage_N).mean()
     loss = sum(

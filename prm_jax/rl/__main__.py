@@ -34,7 +34,6 @@ from prm_jax.launch.files import keep_steps
 from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.progress import progress
-from prm_jax.launch.run_folder import start_command
 from prm_jax.launch.run_log import MetricsLog, StopSignal, leave, require_finite
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import choose_dtype
@@ -247,22 +246,21 @@ class Trainer:
     def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
         """Makes `passes` updates on the roll-outs with a nonzero advantage; with a KL loss, on all."""
         cfg = self.cfg.update
-        most = self.cfg.problems * self.cfg.n
         step_NL, mask_NL, group_N = arrays(rollouts)
-        old_NL = padded([r.logp_L for r in rollouts])
-        reference_NL = self.reference_logps(rollouts, most) if cfg.kl else np.zeros_like(old_NL)
         advantage_NL = self.cfg.estimate(Responses(step_reward_NT, outcome_N, step_NL, mask_NL, group_N))
         weight_NL = token_weights(mask_NL, cfg.loss_norm, self.cfg.sampling.max_tokens)
         taught = np.flatnonzero((advantage_NL != 0).any(1) | (cfg.kl > 0))
-        metrics = {}
-        if len(taught):
-            layout = self.lay_out([rollouts[i] for i in taught], most)
-            given = weight_NL, advantage_NL, old_NL, reference_NL, mask_NL
-            inputs = loss_inputs(layout, *(x_NL[taught] for x_NL in given))
-            batch = shard_batch(layout.batch | inputs, self.cfg.batch.rows, axis=1)
-            for _ in range(cfg.passes):
-                new = update(self.policy.model, self.opt, batch, layout.used, cfg)
-                self.policy.model, self.opt, metrics = new
+        if len(taught) == 0:
+            return {}
+        layout = self.lay_out([rollouts[i] for i in taught], self.cfg.problems * self.cfg.n)
+        given = weight_NL, advantage_NL, padded([r.logp_L for r in rollouts]), mask_NL
+        inputs = loss_inputs(layout, *(x_NL[taught] for x_NL in given))
+        if cfg.kl:
+            inputs["reference"] = self.reference_logps(layout)
+        batch = shard_batch(layout.batch | inputs, self.cfg.batch.rows, axis=1)
+        for _ in range(cfg.passes):
+            new = update(self.policy.model, self.opt, batch, layout.used, cfg)
+            self.policy.model, self.opt, metrics = new
         return metrics
 
     def lay_out(self, rollouts: list[Rollout], most: int) -> Layout:
@@ -270,11 +268,10 @@ class Trainer:
         share = may_share(self.policy.model.cfg, batch.tokens) and self.cfg.update.surrogate != "gspo"
         return lay_out(rollouts, batch.rows, batch.tokens, most, share)
 
-    def reference_logps(self, rollouts: list[Rollout], most: int) -> np.ndarray:
-        """log p of the sampled tokens under the policy that the run began with, reference_NL."""
-        layout = self.lay_out(rollouts, most)
+    def reference_logps(self, layout: Layout) -> np.ndarray:
+        """log p of the sampled tokens under the policy that the run began with, reference_ABL."""
         batch = shard_batch(layout.batch, self.cfg.batch.rows, axis=1)
-        return layout.gather(np.asarray(written_logps(self.reference, batch, layout.used)))
+        return np.asarray(written_logps(self.reference, batch, layout.used))
 
     def evaluate(self, samples: Path, step: int) -> dict[str, float]:
         """Diagnoses held-out problems with fixed draws, kept in `samples`; adds pass@n and the KL."""
@@ -283,7 +280,8 @@ class Trainer:
         rollouts = roll_out(self.policy, self.problems.held_out, n, key)
         reward = self.rewards(rollouts)
         _, mask_NL, _ = arrays(rollouts)
-        change_NL = padded([r.logp_L for r in rollouts]) - self.reference_logps(rollouts, len(rollouts))
+        layout = self.lay_out(rollouts, len(rollouts))
+        change_NL = padded([r.logp_L for r in rollouts]) - layout.gather(self.reference_logps(layout))
         numbers = self.diagnose(rollouts, reward)
         numbers["reward"] = reward.total_N.mean()
         numbers["kl"] = kl(change_NL[mask_NL]).mean()
@@ -300,7 +298,7 @@ class Trainer:
 def train_policy(raw_cfg, make_problems: Callable = load_problems, trainer: type = Trainer) -> float:
     """Runs the command and returns the held-out share of right answers at the end. A file of examples/ may
     give its own f(cfg, data_cfg) -> Problems, and its own subclass of Trainer."""
-    run, raw_cfg, resumes = start_command(raw_cfg)
+    run, raw_cfg, resumes = run_folder.start_command(raw_cfg)
     data_cfg = data_config(raw_cfg.data)
     is_task = isinstance(data_cfg, TaskData)
     expect(is_task, "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")

@@ -46,15 +46,14 @@ def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray
     return np.where(mask_NL, 1 / np.maximum(size, 1), 0.0)
 
 
-def loss_inputs(layout, weight_NL, advantage_NL, old_NL, reference_NL, mask_NL) -> dict[str, np.ndarray]:
+def loss_inputs(layout, weight_NL, advantage_NL, old_NL, mask_NL) -> dict[str, np.ndarray]:
     """The inputs of `policy_loss` besides the ids, {name: x_ABL} at the places of a rollouts.Layout."""
     gain_NL = weight_NL * advantage_NL
     sums = {"up": np.maximum(gain_NL, 0), "down": np.minimum(gain_NL, 0)}
     sums |= {"weight": weight_NL, "count": mask_NL}
     sums = {name: layout.scatter(x_NL) for name, x_NL in sums.items()}
-    # Over the responses that share a token.
-    means = {"old": old_NL * mask_NL, "reference": reference_NL * mask_NL}
-    return sums | {name: layout.scatter(x_NL) / np.maximum(sums["count"], 1) for name, x_NL in means.items()}
+    mean_ABL = layout.scatter(old_NL * mask_NL) / np.maximum(sums["count"], 1)  # of those that share a token
+    return sums | {"old": mean_ABL}
 
 
 def surrogate(log_ratio, up, down, cfg: UpdateConfig):

@@ -77,43 +77,41 @@ def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable
     return draw(cfg, problems, each, seed)
 
 
-def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]:
-    """n labelled solutions of one split, solutions_per_problem of each problem."""
+def sample_solutions(cfg, n: int, split: str, seed: int, draw, counts=None) -> list[Solution]:
+    """n labelled solutions of one split, solutions_per_problem of each problem. `counts` gets policy_tokens:
+    what they cost, 0 where the solver wrote them."""
     task, each = find_task(cfg.name), cfg.solutions_per_problem
-    solutions = []
+    solutions, tokens = [], 0
     for p in sample_pool(cfg, -(-n // each), each, split, seed, draw):
+        tokens += p.policy_tokens or 0
         for c in p.candidates[: n - len(solutions)]:
             name = f"{cfg.name}/{split}/{seed}/{len(solutions)}"
             solutions.append(labelled(task, cfg.task, p.problem, c.steps, cfg.label_kind, name, c.finished))
+    if counts is not None:
+        counts["policy_tokens"] = tokens
     return solutions
 
 
 def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[str, float]]:
     """({split: solutions}, counts). Training problems depend on the seed, the others do not, so that runs
-    compare. policy_tokens: what the training samples cost, 0 where the solver wrote them."""
-    tokens = []
-
-    def draw_counted(*args):
-        for problem in draw(*args):
-            tokens.append(problem.policy_tokens or 0)
-            yield problem
-
-    task = find_task(cfg.name)
-    drawn = {"train": sample_solutions(cfg, cfg.solutions, cfg.train_split, seed, draw_counted)}
-    counts = {"solutions": cfg.solutions, "policy_tokens": sum(tokens)}
+    compare."""
+    task, counts = find_task(cfg.name), {"solutions": cfg.solutions}
+    drawn = {"train": sample_solutions(cfg, cfg.solutions, cfg.train_split, seed, draw, counts)}
     for side in ("validation", "test"):
         drawn[side] = sample_solutions(cfg, cfg.test_solutions, side, 0, draw)
     counts["lucky_share_of_right_answers"] = lucky_share(task, drawn["test"])
     splits = {}
     for side, solutions in drawn.items():
-        if cfg.outcome == "steps":  # of a finished one, whether all its steps are right
-            labels = [task.step_labels(s.problem, s.steps) for s in solutions]
-            solutions = [
-                s if s.outcome is None else dataclasses.replace(s, outcome=min(label_T))
-                for s, label_T in zip(solutions, labels, strict=True)
-            ]
+        if cfg.outcome == "steps":
+            solutions = [with_strict_outcome(task, s) for s in solutions]
         splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
     return splits, counts
+
+
+def with_strict_outcome(task: EmbeddedTask, s: Solution) -> Solution:
+    """The solution, if finished, with outcome 1 only if all its steps are right."""
+    strict = None if s.outcome is None else min(task.step_labels(s.problem, s.steps))
+    return dataclasses.replace(s, outcome=strict)
 
 
 def labelled(task: EmbeddedTask, cfg, problem: str, steps, label_kind: str, solution_id: str, finished=True):
