@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 import evaluate
 import train
 from prm_jax.checkpoints import export
-from prm_jax.checkpoints.folders import began_small, fill_optimizer
+from prm_jax.checkpoints.folders import fill_optimizer
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
@@ -210,16 +210,14 @@ def test_the_optimiser_is_by_what_is_opened_and_a_key_that_is_set_wins(init, giv
     assert (cfg.optimizer.lr, cfg.optimizer.b2) == (lr, b2) and cfg.optimizer.warmup is not None
 
 
-def test_a_run_is_small_if_what_it_began_as_was(tmp_path):
-    for name, began in (
-        ("small", "init: embedded"),
-        ("large", "init: a/b"),
-        ("rl", f"policy: {tmp_path}/large"),
-    ):
+def test_a_runs_optimiser_is_by_what_it_began_as(tmp_path):
+    for name, began in {"large": "init: a/b", "rl": f"policy: {tmp_path}/large"}.items():
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / ".hydra").mkdir()
         (tmp_path / name / ".hydra/config.yaml").write_text(began)
-    assert [began_small(f"{tmp_path}/{name}") for name in ("small", "large", "rl")] == [True, False, False]
+    cfg = OmegaConf.create({"optimizer": dict.fromkeys(("lr", "warmup", "weight_decay", "b2"))})
+    fill_optimizer(cfg, f"{tmp_path}/rl")
+    assert cfg.optimizer.lr == 1e-5
 
 
 MIXED = ["data=mixture", "+data@data.sources.a=jsonl", "+data@data.sources.b=jsonl"]
