@@ -97,24 +97,17 @@ def parse_problem(text: str) -> tuple[Hand, int]:
 
 def follow(problem: str, steps: Sequence[str]) -> Iterator[tuple[bool, Hand]]:
     """Yields (whether it is right, the numbers at hand after it) of each line, given what the lines before
-    wrote. Numbers that a line uses without having them are ignored; a text that is no line changes
-    nothing."""
+    wrote. Numbers that a line uses without having them are ignored; a text that is no line changes nothing."""
     hand, _ = parse_problem(problem)
     for step in steps:
-        is_right, hand = judge(hand, step)
+        is_right = False
+        if line := LINE.fullmatch(step.strip()):
+            first, second, result = int(line[1]), int(line[3]), int(line[4])
+            left = collections.Counter(hand) - collections.Counter([first, second])
+            has_both = left.total() == len(hand) - 2
+            is_right = has_both and result == compute(first, line[2], second) and 1 <= result <= LARGEST
+            hand = tuple(sorted((*left.elements(), result)))
         yield is_right, hand
-
-
-def judge(hand: Hand, step: str) -> tuple[bool, Hand]:
-    line = LINE.fullmatch(step.strip())
-    if not line:
-        return False, hand
-    first, second, result = int(line[1]), int(line[3]), int(line[4])
-    left = collections.Counter(hand) - collections.Counter([first, second])
-    after = tuple(sorted((*left.elements(), result)))
-    has_both = len(after) == len(hand) - 1
-    is_right = has_both and result == compute(first, line[2], second) and 1 <= result <= LARGEST
-    return is_right, after
 
 
 class Countdown(EmbeddedTask):
@@ -142,7 +135,7 @@ class Countdown(EmbeddedTask):
                 off_by_one = [x for x in (result - 1, result + 1) if 1 <= x <= LARGEST]
                 result = off_by_one[rng.integers(len(off_by_one))]
             steps.append(f"{move.text}={result}")
-            _, hand = judge(hand, steps[-1])
+            *_, (_, hand) = follow(problem, steps)
         return tuple(steps)
 
     def ratings(self, problem: str, steps: Sequence[str]) -> list[int]:

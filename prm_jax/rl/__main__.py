@@ -107,7 +107,12 @@ class Trainer:
         self.tokens = 0  # rolled out to learn from
         self.policy = self.open_policy()
         self.reference = self.open_policy().model  # the policy that the run began with
-        self.check_rows()
+        prompts = self.policy.prefix_ids([(text, ()) for text in (*problems.train, *problems.held_out)])
+        # A verifier reads a cut step with its mark.
+        needed = max(map(len, prompts)) + cfg.sampling.max_tokens + 1
+        fits = needed <= cfg.batch.tokens
+        expect(fits, "batch.tokens", cfg.batch.tokens, f"at least {needed}, the longest row")
+        check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
         show_prompt(self.policy, problems.train[0])
         if cfg.optimizer.trainable == "lora":
             attached = functools.partial(attach, cfg=cfg.lora, seed=cfg.seed)
@@ -130,17 +135,6 @@ class Trainer:
         task = self.problems.task and self.problems.task.name
         options = {"rows": 32, "tokens": self.cfg.batch.tokens, "seed": self.cfg.seed, "task": task}
         return open_verifier(name, OpenOptions(dtype=choose_dtype(self.cfg.dtype), **options))
-
-    def check_rows(self):
-        """InputError where a response may be longer than a row, or rows cannot be split."""
-        cfg = self.cfg
-        problems = (*self.problems.train, *self.problems.held_out)
-        prompts = self.policy.prefix_ids([(problem, ()) for problem in problems])
-        # A verifier reads a cut step with its mark.
-        needed = max(map(len, prompts)) + cfg.sampling.max_tokens + 1
-        fits = needed <= cfg.batch.tokens
-        expect(fits, "batch.tokens", cfg.batch.tokens, f"at least {needed}, the longest row")
-        check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
 
     def fit(self, run: Path, texts: Path) -> dict:
         """Trains from the newest checkpoint, or measures at step 0 and trains from step 1; returns the last
