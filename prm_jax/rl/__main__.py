@@ -25,7 +25,7 @@ from prm_jax.checkpoints.folders import fill_optimizer, training_tokens
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import TaskData, data_config
-from prm_jax.formats import policy_format
+from prm_jax.formats import PolicyFormat
 from prm_jax.generate.policies import Sampling, SamplingStats, show_prompt
 from prm_jax.generate.sampling import CommandConfig, open_policy
 from prm_jax.launch import cli, run_folder
@@ -125,9 +125,9 @@ class Trainer:
         cfg = self.cfg
         fmt, dtype = cfg.format.whole(), choose_dtype(cfg.dtype)
         policy = open_policy(cfg.policy, cfg.which, fmt, dtype, cfg.sampling, cfg.batch_rows)
-        own = dataclasses.asdict(policy.format)
-        for key, value in dataclasses.asdict(policy_format(fmt, policy.tokenizer)).items():
-            expect(value == own[key], f"format.{key}", value, f"{own[key]!r}, as {cfg.policy} has")
+        for key, default in dataclasses.asdict(PolicyFormat()).items():
+            asked, own = getattr(fmt, key), getattr(policy.format, key)
+            expect(asked in (default, own), f"format.{key}", asked, f"{own!r}, as {cfg.policy} has")
         return policy
 
     def open_verifier(self, name: str):
@@ -140,11 +140,9 @@ class Trainer:
         """Trains from the newest checkpoint, or measures at step 0 and trains from step 1; returns the last
         evaluation and the run's times."""
         cfg, checkpoints = self.cfg, Checkpoints(run)
-        restored = checkpoints.restore(self.policy.model, self.learners()) if cfg.resume is not None else None
-        newest, state = restored or (
-            -1,
-            {"tokens": 0, "seconds": 0.0, "best_step": 0, "best_pass_at_1": -1.0},
-        )
+        newest, state = -1, {"tokens": 0, "seconds": 0.0, "best_step": 0, "best_pass_at_1": -1.0}
+        if cfg.resume is not None:
+            newest, state = checkpoints.restore(self.policy.model, self.learners()) or (newest, state)
         self.tokens = state["tokens"]
         started = time.perf_counter() - state["seconds"]
         samples = texts / "samples.jsonl"
