@@ -124,7 +124,28 @@ def test_smollm2_has_the_logits_of_transformers():
     )
 
 
-NAMES = ["Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Jon", "Kim", "Leo", "Mia", "Ned", "Ola", "Pam", "Quin", "Rob", "Sue", "Tim"]
+NAMES = [
+    "Ann",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eve",
+    "Finn",
+    "Gus",
+    "Hal",
+    "Ida",
+    "Jon",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Ned",
+    "Ola",
+    "Pam",
+    "Quin",
+    "Rob",
+    "Sue",
+    "Tim",
+]
 THINGS = ["pens", "figs", "cups", "dogs", "hats", "keys", "maps", "nuts"]
 
 
