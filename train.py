@@ -15,27 +15,25 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
-from hydra.core.hydra_config import HydraConfig
 
 from prm_jax import packing, training
-from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.folders import fill_optimizer, is_run, locate
-from prm_jax.checkpoints.orbax import Checkpoints, read_model, save_description, start_from_run
-from prm_jax.checkpoints.tokenizer import load_tokenizer
+from prm_jax.checkpoints import init
+from prm_jax.checkpoints.folders import locate
+from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data.splits import Data, TaskData, data_config, load_splits
 from prm_jax.data.units import probability
 from prm_jax.examples import Example, make_examples, row_limit
-from prm_jax.formats import Format, policy_format, train_tokenizer
+from prm_jax.formats import Format, policy_format
 from prm_jax.launch import cli, run_folder, run_log
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, writable_folder
-from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, shard_batch
+from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, shard_batch
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.sharding import platform
-from prm_jax.lora import LoraConfig, attach
+from prm_jax.lora import LoraConfig
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
-from prm_jax.model import PRM, ModelConfig, cast_backbone
+from prm_jax.model import PRM
 from prm_jax.visibility import is_causal
 
 
@@ -70,7 +68,7 @@ class TrainConfig:
     resume: str | None
     log_every: Count
     checkpoint_every: Count
-    model: hf_config.ModelChoice
+    model: init.ModelChoice
     format: Format
     loss: training.LossConfig
     lora: LoraConfig
@@ -102,27 +100,14 @@ def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
     return dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, lm_weight=lm_weight))
 
 
-def fill_format(raw_cfg):
-    """Takes the format of the run that `init` names, whose model knows that text, unless one is chosen."""
-    is_chosen = any(run_folder.section(word) == "format" for word in HydraConfig.get().overrides.task)
-    if is_chosen or not is_run(raw_cfg.init):
-        return
-    run, tokenizer = run_folder.run_config(Path(raw_cfg.init)), load_tokenizer(locate(raw_cfg.init))
-    fmt = parse(run.format, Format, "format")
-    if run.objective == "lm":
-        fmt = policy_format(fmt, tokenizer)
-    raw_cfg.format = dataclasses.asdict(fmt)
-    print(f"format      as {raw_cfg.init} has it: {fmt.name}, chat {fmt.chat}")
-
-
 @cli.command("train", TrainConfig)
 def main(cfg) -> float:
     """Trains a model into a run folder; returns the best validation value of `eval.best_by`."""
     run, raw_cfg, resumes = run_folder.start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
-    fill_optimizer(raw_cfg, raw_cfg.init)
+    init.fill_optimizer(raw_cfg, raw_cfg.init)
     if not resumes:
-        fill_format(raw_cfg)
+        init.fill_format(raw_cfg)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     cfg = with_lm_weight(cfg, data_cfg)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
@@ -139,20 +124,19 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     Returns the best validation value of `eval.best_by`."""
     data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     data.record(texts / "data.json")
-    tokenizer = make_tokenizer(cfg, data.splits["train"])
-    model_cfg = read_model_config(cfg, tokenizer)
+    tokenizer = init.make_tokenizer(cfg, data.splits["train"])
+    model_cfg = init.read_model_config(cfg, tokenizer)
     examples = tokenise(cfg, data_cfg, data, tokenizer, model_cfg.max_positions)
     del data  # the texts
     print(f"data        {len(examples.train)} training, {len(examples.validation)} validation solutions")
     print_counts(examples.counts)
 
-    note_positions(examples.train, model_cfg.max_positions)
     share = cfg.batch.share_prefixes
     width = cfg.batch.tokens or packing.training_width(examples.train + examples.validation, share)
     cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
     expected = f"at most the model's window of {model_cfg.window} with prefix trees"
     expect(not share or packing.may_share(model_cfg, width), "batch.tokens", width, expected)
-    model = make_model(cfg, model_cfg)
+    model = init.make_model(cfg, model_cfg)
     if cfg.objective == "implicit":
         train_set = training.with_reference(examples.train, model, width, cfg.batch.rows)
         validation_set = training.with_reference(examples.validation, model, width, cfg.batch.rows)
@@ -234,19 +218,7 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) 
             parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
     validation, lost = make_examples(held_out, **about)
     counts.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
-    n_cut, n_dropped = counts["train_too_long_cut"], counts["train_too_long_dropped"]
-    if n_cut or n_dropped:
-        lost = f"{n_cut:,} lose their last steps, {n_dropped:,} are left out"
-        print(f"note        of the training solutions of more than {limit:,} tokens {lost} (batch.tokens)")
     return Examples(train, validation, parts, data.counts | counts)
-
-
-def note_positions(examples: Sequence[Example], positions: int):
-    """Says which training solutions are longer than the model was made for."""
-    lengths = np.array([len(e.ids_L) for e in examples])
-    if n_long := (lengths > positions).sum():
-        which = f"{n_long:,} training solutions, up to {lengths.max():,} tokens long"
-        print(f"note        {which}, pass the {positions:,} tokens that the model was made for")
 
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, held_out, label_kind) -> dict:
@@ -338,52 +310,6 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str) -> 
     names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
     defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
     return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}
-
-
-def make_tokenizer(cfg: TrainConfig, solutions):
-    if cfg.tokenizer == "new":
-        why = f"another, or init=random: the embeddings of {cfg.init} are of its own tokens"
-        expect(cfg.init == "random", "tokenizer", "new", why)
-        texts = (text for s in solutions for text in (s.problem, *s.steps))
-        return train_tokenizer(texts, cfg.tokenizer_vocab)
-    name = cfg.tokenizer or ("embedded" if cfg.init == "random" else cfg.init)
-    return load_tokenizer(locate(name))
-
-
-def read_model_config(cfg: TrainConfig, tokenizer) -> ModelConfig:
-    """The configuration of the checkpoint that `init` names with the fields that `model` sets."""
-    is_random, is_lm = cfg.init == "random", cfg.objective in ("lm", "implicit")
-    if is_run(cfg.init):
-        original = read_model(Path(cfg.init))
-    else:
-        folder = locate("embedded" if is_random else cfg.init)
-        original = hf_config.model_config(hf_config.read_config(folder), str(folder / "config.json"))
-    if is_random:
-        original = dataclasses.replace(original, vocab=-(-len(tokenizer) // 64) * 64)
-    head, lm_head = "none" if is_lm else cfg.model.head, is_lm or cfg.loss.lm_weight > 0
-    model_cfg, changed = hf_config.resolve_model(cfg.model, original, head=head, lm_head=lm_head)
-    for key, (wanted, has) in changed.items():
-        expect(is_random, f"model.{key}", wanted, f"{has}, as {cfg.init} has, or init=random")
-    vocab, n = model_cfg.vocab, len(tokenizer)
-    expect(n <= vocab, "model.vocab", vocab, f"an embedding for each of the tokenizer's {n} tokens")
-    return model_cfg
-
-
-def make_model(cfg: TrainConfig, model_cfg: ModelConfig) -> PRM:
-    """The model of the checkpoint that `init` names, or one with random weights."""
-    is_frozen = cfg.optimizer.trainable != "all"
-    if cfg.init == "random":
-        model = make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
-        model = make_sharded(cast_backbone, model, donate=0) if is_frozen else model
-    elif is_run(cfg.init):
-        dtype = model_cfg.dtype if is_frozen else "float32"
-        model = start_from_run(Path(cfg.init), model_cfg, cfg.model.new_head, cfg.seed, dtype)
-    else:
-        dtype = "compute" if is_frozen else "float32"
-        model = hf.load(locate(cfg.init), model_cfg, cfg.model.new_head, cfg.seed, dtype)
-    if cfg.optimizer.trainable == "lora":
-        model = make_sharded(lambda model: attach(model, cfg.lora, cfg.seed), model, donate=0)
-    return model
 
 
 if __name__ == "__main__":

@@ -1,6 +1,127 @@
-"""The command `python -m prm_jax.export`; what it does is in checkpoints/export.py."""
+"""Exports a run of train.py to the Hugging Face layout: python -m prm_jax.export checkpoint=RUN to=FOLDER"""
 
-from prm_jax.checkpoints.export import main
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from huggingface_hub import ModelCard, ModelCardData
+from omegaconf import OmegaConf
+
+from prm_jax.checkpoints.folders import training_tokens
+from prm_jax.checkpoints.hf import save
+from prm_jax.checkpoints.hf_config import architecture
+from prm_jax.checkpoints.open import Loaded, open_checkpoint
+from prm_jax.formats import with_pad
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import expect, parse
+
+ROW = "3 + 4 * 2 = ?", ("4 * 2 = 8", "3 + 8 = 11")  # the solution that an export scores again
+MEANING = {
+    "correctness": "the step, and all before it, are right",
+    "value": "the completer that made the labels would reach the right answer from here",
+    "advantage": "by how much the step changes the completer's chance of the right answer: (1 + A) / 2",
+    "unknown": "what its data say",
+}
+SCORES = """
+A step's score: {meaning} ({kind} labels). It is read at the step tag, token {tag} (step_tag_id of vLLM's
+pooler).
+
+```python
+import prm_jax
+
+print(prm_jax.load("{name}").score("3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"]))
+```
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:  # conf/export.yaml says what each key means
+    checkpoint: str | None
+    to: str
+    which: Literal["best", "latest"]
+
+
+@cli.command("export", ExportConfig)
+def main(cfg):
+    """Export a run of train.py to the Hugging Face layout, which transformers loads."""
+    raw_cfg, cfg = cfg, parse(cfg, ExportConfig)
+    to = Path(cfg.to)
+    run_folder.claim_folder(run_folder.output_dir(), raw_cfg)
+    run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
+    loaded = open_checkpoint(run, cfg.which, None, "float32")
+    export(loaded, run, to)
+    size = sum(path.stat().st_size for path in to.iterdir())
+    print(f"exported    {loaded.name} to {to}, {size / 2**20:.2f} MiB")
+
+
+def export(loaded: Loaded, run: Path, to: Path):
+    """Writes a run's model to a new folder, which gets its name once it has been read back."""
+    is_free = not to.exists() or to.is_dir() and not any(to.iterdir())
+    expect(is_free, "to", str(to), "a new or an empty folder")
+    notes = {
+        "format": dict(loaded.config.format),
+        "label_kind": loaded.label_kind,
+        "objective": loaded.objective,
+        "step_tag_id": step_tag(loaded.format, loaded.tokenizer),
+        "policy_tokens": training_tokens(str(run)),
+    }
+    new, summary = Path(f"{to.absolute()}.unfinished"), run / "summary.json"
+    shutil.rmtree(new, ignore_errors=True)  # of a call that was killed
+    try:
+        save(new, loaded.model, loaded.tokenizer, **notes)
+        read_back(new, loaded)
+        numbers = run_folder.read_json(summary) if summary.exists() else {}
+        model_card(to.name, loaded, numbers, notes["step_tag_id"]).save(new / "README.md")
+        new.replace(to)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def step_tag(fmt, tokenizer) -> int | None:
+    """Id of the token at which a step's score is read; None where the format puts nothing after a step."""
+    fmt = with_pad(fmt, tokenizer)
+    is_read = fmt.separator and not fmt.drop_separator
+    return tokenizer.encode(fmt.separator, add_special_tokens=False)[-1] if is_read else None
+
+
+def read_back(folder: Path, loaded: Loaded):
+    """InputError unless the folder opens as the same model, with the same scores of one solution."""
+    again = open_checkpoint(folder, "best", None, "float32")
+    expect(again.objective == loaded.objective, "export: objective", again.objective, loaded.objective)
+    before_T, after_T = score_row(loaded), score_row(again)
+    is_same = np.allclose(before_T, after_T, rtol=1e-4, atol=1e-4)
+    expect(is_same, "export: scores of the folder", after_T.tolist(), f"the run's {before_T.tolist()}")
+
+
+def score_row(loaded: Loaded) -> np.ndarray:
+    scorer = loaded.likelihood_scorer(1) if loaded.objective == "lm" else loaded.scorer(1)
+    return scorer.score([ROW])[0]
+
+
+def model_card(name: str, loaded: Loaded, summary: dict, tag: int | None) -> ModelCard:
+    """The README.md of an export: what its scores mean, how to get them, its data, metrics and versions;
+    `tag`: the step tag's id."""
+    run, kind, is_lm = loaded.config, loaded.label_kind, loaded.objective == "lm"
+    task = "text-generation" if is_lm else "token-classification"
+    about = ModelCardData(library_name="transformers", pipeline_tag=task, tags=["process-reward-model"])
+    text = f"---\n{about.to_yaml()}\n---\n# {name}\n\nMade with prm_jax from {Path(loaded.name).name}, "
+    text += f"objective {run.objective}, laid out for the class {architecture(loaded.model.cfg)}.\n"
+    if not is_lm:
+        text += SCORES.format(meaning=MEANING[kind], kind=kind, tag=tag, name=name)
+    facts = {
+        "format": OmegaConf.to_container(run.format, resolve=True),
+        "data": OmegaConf.to_container(run.data, resolve=True),
+        "metrics": {key: x for key, x in summary.items() if type(x) in (int, float)},
+        "versions": summary.get("versions", run_folder.versions()),
+    }
+    facts = json.dumps(facts, indent=2, ensure_ascii=False)
+    facts = re.sub(r'"/[^"]*/', '"', facts)  # names of files, not their folders on this machine
+    return ModelCard(f"{text}\n```json\n{facts}\n```\n", ignore_metadata_errors=True)
+
 
 if __name__ == "__main__":
     main()

@@ -11,16 +11,28 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How frequencies shrink, by the turns that a pair of features makes over the first length: below `slow`
-    turns its frequency is divided by `factor`, above `fast` it is kept, and between the two it is blended."""
+    """How frequencies shrink, with the names of a config.json. linear: all are divided by `factor`. Others go
+    by the turns that a pair of features makes over the length that the model was first trained at: below
+    low_freq_factor (llama3) or beta_slow (yarn) its frequency is divided, above high_freq_factor or beta_fast
+    it is kept, and between the two it is blended."""
 
-    kind: Literal["linear", "llama3", "yarn"]  # rope_type of a config.json; linear: all are divided
+    rope_type: Literal["linear", "llama3", "yarn"]
     factor: float
-    length: int = 0  # tokens that the model was first trained at
-    slow: float = 1.0
-    fast: float = 32.0
-    attention: float = 1.0  # yarn: factor of cosine and sine, so that scores grow by its square
-    truncate: bool = True  # yarn: the bounds of the blend are whole pairs
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_slow: float | None = None  # None: 1
+    beta_fast: float | None = None  # None: 32
+    # yarn: factor of cosine and sine, so that scores grow by its square; None: equation 22 of the paper
+    attention_factor: float | None = None
+    truncate: bool | None = None  # yarn: the bounds of the blend are whole pairs; None: true
+
+    @property
+    def stretch(self) -> float:
+        """The factor of cosine and sine."""
+        if self.rope_type != "yarn":
+            return 1.0
+        return self.attention_factor or 0.1 * math.log(max(1, self.factor)) + 1
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
@@ -31,16 +43,16 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
     freq_k = theta ** (-jnp.arange(0, head_dim, 2) / head_dim)
     if scaling is None:
         return freq_k
-    keep_k = 0.0
-    if scaling.kind == "llama3":
-        turns_k = scaling.length * freq_k / (2 * jnp.pi)
-        keep_k = jnp.clip((turns_k - scaling.slow) / (scaling.fast - scaling.slow), 0, 1)
-    if scaling.kind == "yarn":
+    keep_k, length = 0.0, scaling.original_max_position_embeddings
+    if scaling.rope_type == "llama3":
+        turns_k = length * freq_k / (2 * jnp.pi)
+        slow, fast = scaling.low_freq_factor, scaling.high_freq_factor
+        keep_k = jnp.clip((turns_k - slow) / (fast - slow), 0, 1)
+    if scaling.rope_type == "yarn":
         pairs = head_dim / 2 / math.log(theta)
-        low, high = (
-            pairs * math.log(scaling.length / (2 * math.pi * turns)) for turns in (scaling.fast, scaling.slow)
-        )
-        if scaling.truncate:
+        bounds = scaling.beta_fast or 32.0, scaling.beta_slow or 1.0
+        low, high = (pairs * math.log(length / (2 * math.pi * turns)) for turns in bounds)
+        if scaling.truncate is not False:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
         keep_k = 1 - jnp.clip((jnp.arange(len(freq_k)) - low) / max(high - low, 0.001), 0, 1)
@@ -50,7 +62,7 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
 def rotations(pos_BL, head_dim: int, theta: float, scaling: RopeScaling | None):
     """(cos_BL1k, sin_BL1k) of the angles that tokens at these positions are rotated by."""
     angle_BL1k = pos_BL[:, :, None, None] * frequencies(head_dim, theta, scaling)
-    stretch = 1.0 if scaling is None else scaling.attention
+    stretch = 1.0 if scaling is None else scaling.stretch
     return stretch * jnp.cos(angle_BL1k), stretch * jnp.sin(angle_BL1k)
 
 

@@ -85,8 +85,6 @@ ENSEMBLES = {
     "mean": lambda log_odds_ET: log_odds_ET.mean(0),
     "min": lambda log_odds_ET: log_odds_ET.min(0),
     "vote": vote,
-    # minus the standard deviation over the members, in nats: 0 where all agree. No verdict on steps
-    "disagreement": lambda log_odds_ET: -log_odds_ET.std(0),
 }
 
 
@@ -99,8 +97,6 @@ class EnsembleScorer:
             values = {member.name: getattr(member, key) for member in members}
             expect(len(set(values.values())) == 1, "checkpoint", values, f"one {key} for all of {combine}")
             setattr(self, key, getattr(members[0], key))
-        if combine == "disagreement":
-            self.label_kind = "unknown"
 
     @property
     def about(self) -> dict:

@@ -13,7 +13,7 @@ from conftest import call
 
 import evaluate
 import train
-from prm_jax.checkpoints import export
+from prm_jax import export
 from prm_jax.checkpoints.folders import locate
 from prm_jax.figures import sweeps
 from prm_jax.generate import labeling, sampling

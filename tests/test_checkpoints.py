@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from safetensors.numpy import save_file
 from test_losses import OPT
 
-from prm_jax import InputError
-from prm_jax.checkpoints import export, folders, hf, hf_config, orbax
+from prm_jax import InputError, export
+from prm_jax.checkpoints import folders, hf, hf_config, orbax
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import Checkpoints, restore_run
 from prm_jax.formats import Format, read_format, train_tokenizer

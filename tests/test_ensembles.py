@@ -34,7 +34,6 @@ MEMBERS = member("a", [1, -2], [3]), member("b", [4, -1], [-1]), member("c", [-2
             "vote",
             [[math.log(2.5 / 1.5), math.log(0.5 / 3.5)], [math.log(1.5 / 2.5)]],
         ),  # 2, 0 and 1 of 3; 0 is no yes
-        ("disagreement", [[-math.sqrt(18 / 3), -math.sqrt(14 / 3)], [-math.sqrt(26 / 9)]]),
     ],
 )
 def test_scores_by_hand(combine, expected):
@@ -43,8 +42,7 @@ def test_scores_by_hand(combine, expected):
     assert [x.dtype for x in scores] == [np.float32] * 2
     for score_T, right_T in zip(scores, expected, strict=True):
         np.testing.assert_allclose(score_T, right_T, rtol=1e-6)
-    kind = "unknown" if combine == "disagreement" else "correctness"
-    assert (scorer.label_kind, scorer.unit, scorer.objective) == (kind, "logit", "prm")
+    assert (scorer.label_kind, scorer.unit, scorer.objective) == ("correctness", "logit", "prm")
     assert scorer.about == {"members": [{"verifier": name} for name in "abc"]}
 
 
@@ -60,11 +58,9 @@ def test_members_that_mean_different_things_are_one_line(key, value):
 def test_best_of_n_by_an_ensemble(monkeypatch, tmp_path):
     candidates = tuple(Candidate(steps, steps[-1][-1], correct=steps is RIGHT) for steps in (RIGHT, WRONG))
     write_pool(tmp_path / "pool.jsonl", [Problem("0", PROBLEM, "0", candidates, task="chain")])
-    names = ["mean:[checker-0.1-3,checker-0.2-3]", "disagreement:[checker-0.1-3,checker-0.2-3]"]
+    names = ["mean:[checker-0.1-3,checker-0.2-3]", "min:[checker-0.1-3,checker-0.2-3]"]
     given = ["task=best_of_n", "input=pool.jsonl", f"checkpoint={json.dumps(names)}", "hydra.run.dir=a"]
     printed(evaluate.main, monkeypatch, *given, cwd=tmp_path)
     verifiers = json.loads((tmp_path / "a/results.json").read_text())["verifiers"]
-    assert {name: x["verifier"] for name, x in verifiers.items()} == dict(
-        zip(("mean", "disagreement"), names)
-    )
+    assert {name: x["verifier"] for name, x in verifiers.items()} == dict(zip(("mean", "min"), names))
     assert verifiers["mean"]["members"][1] == {"verifier": "checker-0.2-3"}

@@ -69,18 +69,6 @@ def test_line_ends_of_windows_change_no_id(small):
     assert ours.ids_L.tolist() == theirs.ids_L.tolist()
 
 
-def test_a_character_that_has_a_token_in_words_alone_is_written():
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "\n": 1, "ab": 2}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer, found = (
-        PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]"),
-        collections.Counter(),
-    )
-    fmt = dataclasses.replace(PLAIN, separator="ab")
-    encode(fmt, tokenizer, [("ab ab", ("ab", "ab ba"))], unwritten=found)
-    assert found == {"a": 1, "b": 1}
-
-
 def test_beginning_and_end_tokens(small):
     (row,) = encode(PLAIN, small, [("7", ("1",))], end=True)
     assert row.ids_L[-1] == small.eos_token_id and row.step_end_T.tolist() == [len(row.ids_L) - 2]

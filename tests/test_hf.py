@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save_file
 
 from prm_jax import InputError
-from prm_jax.checkpoints import folders, hf, hf_config
-from prm_jax.checkpoints.card import model_card, step_tag
+from prm_jax.checkpoints import folders, hf, hf_config, init
 from prm_jax.checkpoints.folders import open_tensors
-from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.checkpoints.tokenizer import load_tokenizer
+from prm_jax.export import model_card, step_tag
 from prm_jax.formats import Format, train_tokenizer
 from prm_jax.heads import good_logit
 from prm_jax.launch.config import parse
@@ -164,12 +164,8 @@ def test_a_family_equals_pytorch_padded_and_packed_under_every_head(tmp_path, rn
             ours = hf.load(tmp_path, hf_config.model_config(config, head=kind))
             expected_nC = apply_head(tensors, x_nD)
         else:
-            cfg, expected_nC = hf_config.model_config(config, head="binary"), logit_nV[:, (7, 5)]
-            if cfg.final_logit_softcap:  # capped, they are no linear head
-                cfg = dataclasses.replace(cfg, head="none", lm_head=True)
-                ours = TwoTokenHead(hf.load(tmp_path, cfg), 7, 5)
-            else:
-                ours = hf.load(tmp_path, cfg, verdicts=(7, 5))
+            cfg, expected_nC = hf_config.model_config(config, lm_head=True), logit_nV[:, (7, 5)]
+            ours = TwoTokenHead(hf.load(tmp_path, cfg), 7, 5)
         compare(ours.step_logits(x_BLD), expected_nC)
 
 
@@ -213,20 +209,6 @@ def test_the_gradient_of_every_weight_is_pytorchs_and_so_is_what_goes_on_with_a_
     assert len(pairs) == len(expected)
     for mine, theirs in pairs:
         np.testing.assert_allclose(mine, theirs, atol=1e-4 * np.abs(theirs).max(), rtol=0)
-
-
-def test_two_verdicts_whose_logits_are_capped_are_read_as_such(tmp_path, rng, tokenizer):
-    cfg = dataclasses.replace(TINY, vocab=320, head="none", final_logit_softcap=0.3, **GEMMA2)
-    hf.save(tmp_path, PRM(cfg, rngs=nnx.Rngs(0)), tokenizer)
-    fmt = Format("said", "\n", head="tokens", good="+", bad="-")
-    loaded = open_checkpoint(tmp_path, "best", fmt, "float32")
-    x_BLD, pair = (
-        jnp.asarray(3 * rng.standard_normal((1, 5, 32)), jnp.float32),
-        [tokenizer.encode(c)[0] for c in "-+"],
-    )
-    logit_BLC = 0.3 * jnp.tanh(x_BLD @ loaded.model.model.embed[...][jnp.array(pair)].T / 0.3)
-    assert np.abs(logit_BLC).max() > 0.25 and loaded.scorer(1, 64)
-    np.testing.assert_allclose(loaded.model.step_logits(x_BLD), logit_BLC, atol=1e-6)
 
 
 OLD = {
@@ -356,7 +338,7 @@ EXPORTED = [
     NO_BIAS | {"family": "qwen3", "qk_norm": True, "head": "mlp"},
     QWEN3_MOE | {"experts": 3, "experts_per_token": 2},
     {"family": "llama", "o_bias": True, "mlp_bias": True, "rope_scaling": LLAMA},
-    {"rope_scaling": RopeScaling("yarn", 4.0, 64, attention=1.2, truncate=False)},
+    {"rope_scaling": RopeScaling("yarn", 4.0, 64, attention_factor=1.2, truncate=False)},
     {"rope_scaling": LINEAR, "window": 3},
     {"window": 5, "sliding": (False, True), "max_positions": 131_072},
     MISTRAL | {"window": 7, "head": "ternary"},
@@ -423,7 +405,7 @@ def test_missing_head_raises_unless_a_new_one_is_asked_for(tmp_path, tokenizer):
     "changes, named",
     [
         ({"hidden_size": 40}, "shape"),
-        ({"num_hidden_layers": 1, "layer_types": None}, "model.layers.1"),
+        ({"num_hidden_layers": 1, "layer_types": None}, "layers.1"),
         ({"model_type": "reward", "auto_map": {"AutoModel": "modeling.Reward"}}, "auto_map, is never run"),
         ("{", "config.json"),
     ],
@@ -485,8 +467,8 @@ def test_bad_safetensors_are_one_line(tmp_path, tokenizer):
     whole, arrays = weights.read_bytes(), load_file(weights)
     norm = arrays["model.norm.weight"]
     for changes, named in (
-        ({"model.norm.weight": norm[:31]}, "model.norm.weight"),
-        ({"model.norm.weight": norm.astype(np.int32)}, "model.norm.weight"),
+        ({"model.norm.weight": norm[:31]}, "norm.weight"),
+        ({"model.norm.weight": norm.astype(np.int32)}, "norm.weight"),
         ({"surprise": norm}, "surprise"),
     ):
         save_file(arrays | changes, weights)
@@ -530,31 +512,23 @@ def test_own_exports_name_their_head(tmp_path, tokenizer, monkeypatch):
     assert loaded.model.cfg.head == "margin"
 
 
-CHOICE = {"head": "binary", "new_head": True, "dtype": "float32"}
+def test_the_model_section_overrides_any_field_of_a_random_model(tmp_path, tokenizer):
+    small = dataclasses.replace(TINY, vocab=320, head="binary", lm_head=True)
+    hf.save(tmp_path, PRM(small, rngs=nnx.Rngs(0)), tokenizer)
 
+    def choose(name=str(tmp_path), **changes):
+        choice = parse({"head": "binary", "dtype": "float32"} | changes, init.ModelChoice, "model")
+        loss = types.SimpleNamespace(lm_weight=0.5)
+        cfg = types.SimpleNamespace(init=name, objective="prm", model=choice, loss=loss)
+        return init.read_model_config(cfg, tokenizer)
 
-@pytest.fixture(scope="module")
-def choose(tokenizer):
-    """resolve_model of changes to the section `model`, for the config.json of TINY."""
-    original = hf_config.model_config(hf_config.hf_config(TINY, tokenizer))
-
-    def choose(**changes):
-        choice = parse(CHOICE | changes, hf_config.ModelChoice, "model")
-        return hf_config.resolve_model(choice, original, lm_head=True)
-
-    return choose
-
-
-def test_the_model_section_overrides_any_field_of_the_model(choose):
-    plain = dataclasses.replace(TINY, head="binary", lm_head=True)
-    assert choose() == (plain, {})
-    scaling = {"kind": "linear", "factor": 2}
-    cfg, changed = choose(window=3, sliding=[False, True], rope_scaling=scaling, norm_eps=1)
-    fields = {"window": 3, "sliding": (False, True), "rope_scaling": RopeScaling("linear", 2.0)}
-    assert cfg == dataclasses.replace(plain, norm_eps=1.0, **fields)
-    assert changed["window"] == (3, None) and changed["norm_eps"] == (1.0, 1e-6)
-    assert choose(dim=48)[1] == {"dim": (48, 32)} and choose(dim=32)[1] == {}
-    assert choose(o_bias=True)[1] == {"o_bias": (True, False)}
+    assert choose() == choose(dim=32) == small
+    for changes in ({"dim": 48}, {"o_bias": True}):
+        refuses("model." + "".join(changes), choose, **changes)
+    changes = {"sliding": [False, True, False, False], "rope_scaling": {"rope_type": "linear", "factor": 2}}
+    cfg = choose("random", **changes, window=3, norm_eps=1)
+    assert (cfg.window, cfg.sliding[:2], cfg.norm_eps) == (3, (False, True), 1.0)
+    assert cfg.rope_scaling == RopeScaling("linear", 2.0)
 
 
 def test_a_stored_dtype_is_kept_and_means_the_same(tmp_path, rng, tokenizer):
@@ -583,6 +557,8 @@ def test_a_step_tag_is_the_token_that_pads():
 def test_a_card_names_files_of_data_without_their_folders():
     data = {"path": ["/home/ann/a.jsonl", "rows/b.jsonl"], "test_path": "/home/ann/t.jsonl", "hub": "me/rows"}
     run = OmegaConf.create({"objective": "lm", "init": "embedded", "format": {"name": "plain"}, "data": data})
-    card = str(model_card("x", "/home/ann/runs/7 step 9", "Qwen2ForCausalLM", run, {}, None))
+    model = types.SimpleNamespace(cfg=dataclasses.replace(TINY, head="none"))
+    loaded = Loaded(model, None, None, "lm", "unknown", "/home/ann/runs/7 step 9", config=run)
+    card = str(model_card("x", loaded, {}, None))
     assert "/home" not in card
     assert all(f'"{name}"' in card for name in ("a.jsonl", "rows/b.jsonl", "t.jsonl", "me/rows"))

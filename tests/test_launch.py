@@ -22,8 +22,8 @@ import train
 from prm_jax import InputError
 from prm_jax import __main__ as commands
 from prm_jax.launch import files, run_folder
+from prm_jax.launch.cli import require_once
 from prm_jax.launch.config import CONF, flatten, parse, store_defaults
-from prm_jax.launch.overrides import require_once
 from prm_jax.launch.own import read_function
 from prm_jax.launch.run_log import MetricsLog
 
@@ -99,26 +99,25 @@ def test_words_that_set_other_keys_stand_together():
 @pytest.mark.parametrize(
     "word, error",
     [
-        ("lr=1e-3", "lr: .*optimizer.lr"),
+        ("lr=1e-3", "Could not override 'lr'"),
         ("optimizer.lr", "optimizer.lr: "),
         ("batch=null", "batch=null: "),
         ("data.path=a b=c", "data.path=a b=c: "),
-        ("seed=1,2", "seed: got 1,2; .*seed=\\[1,2\\]"),
+        ("seed=1,2", "seed=1,2.*--multirun"),
     ],
 )
 def test_what_hydra_refuses_is_one_line(word, error, monkeypatch):
     told = call(train.main, monkeypatch, "train.py", word)
     assert re.match("error: .*" + error, told) and "\n" not in told
-    assert "HYDRA_FULL_ERROR" not in os.environ
 
 
 def test_a_sweep_runs_every_job_and_goes_on_where_it_was_cut(monkeypatch, tmp_path, capsys):
     sweep = ["-m", *TINY_DATA, "steps=2,0", "hydra.sweep.dir=s"]
     monkeypatch.chdir(tmp_path)
-    assert call(train.main, monkeypatch, "train.py", *sweep) == "1"
-    assert capsys.readouterr().err.count("error: steps") == 2
+    assert call(train.main, monkeypatch, "train.py", *sweep).startswith("error: steps")
+    assert capsys.readouterr().err.count("error: steps") == 1
     before, log = json.loads(Path("s/0/summary.json").read_text()), Path("s/0/metrics.jsonl").read_bytes()
-    sweep = [*sweep[1:-2], "-m", "steps=2", sweep[-1]]  # job 0 alone
+    sweep = [*sweep[:-2], "steps=2", sweep[-1]]  # job 0 alone
     for cut in ("summary.json", "checkpoints"):
         shutil.rmtree(f"s/0/{cut}") if cut == "checkpoints" else Path(f"s/0/{cut}").unlink()
         shown = printed(train.main, monkeypatch, *sweep, cwd=tmp_path)
@@ -127,8 +126,8 @@ def test_a_sweep_runs_every_job_and_goes_on_where_it_was_cut(monkeypatch, tmp_pa
         assert before["eval_loss"] == after["eval_loss"] == after["metric"]
         assert (Path("s/0/metrics.jsonl").read_bytes() == log) == (cut == "summary.json")
     for other in (["seed=4"], ["optimizer.lr=1"]):
-        assert call(train.main, monkeypatch, "train.py", *sweep, *other) == "1"  # another job lies there
-        assert "error: resume" in capsys.readouterr().err
+        told = call(train.main, monkeypatch, "train.py", *sweep, *other)  # another job lies there
+        assert told.startswith("error: resume")
 
 
 def test_a_sweeper_gets_the_metric_of_a_job(monkeypatch, tmp_path):

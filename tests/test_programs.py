@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_advantages import laid_out
 
-from prm_jax.checkpoints.folders import fill_optimizer
+from prm_jax.checkpoints.init import fill_optimizer
 from prm_jax.launch.config import CONF, parse
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl import advantages

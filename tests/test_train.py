@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax.checkpoints import export
-from prm_jax.checkpoints.folders import fill_optimizer
+from prm_jax import export
+from prm_jax.checkpoints.init import fill_optimizer
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
@@ -195,7 +195,7 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("init", "given", "lr", "b2"),
+    ("name", "given", "lr", "b2"),
     [
         ("embedded", {}, 1e-3, 0.98),
         ("random", {"lr": 2e-3}, 2e-3, 0.98),
@@ -203,10 +203,10 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
         ("a/folder", {"lr": 3e-4, "warmup": 0.1}, 3e-4, 0.999),
     ],
 )
-def test_the_optimiser_is_by_what_is_opened_and_a_key_that_is_set_wins(init, given, lr, b2):
+def test_the_optimiser_is_by_what_is_opened_and_a_key_that_is_set_wins(name, given, lr, b2):
     nulls = dict.fromkeys(("lr", "warmup", "weight_decay", "b2"))
     cfg = OmegaConf.create({"optimizer": nulls | given})
-    fill_optimizer(cfg, init)
+    fill_optimizer(cfg, name)
     assert (cfg.optimizer.lr, cfg.optimizer.b2) == (lr, b2) and cfg.optimizer.warmup is not None
 
 

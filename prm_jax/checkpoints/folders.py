@@ -11,14 +11,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from prm_jax import InputError
-from prm_jax.launch.config import CONF, expect
+from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json, write_json
-from prm_jax.launch.run_folder import run_config
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 # The default task's policy, from which runs are fine-tuned, a PRM (the default run) and an outcome model.
@@ -52,22 +50,6 @@ def training_tokens(name: str) -> int | None:
 
 def is_run(folder: str | Path) -> bool:
     return (Path(folder) / "checkpoints").is_dir()
-
-
-def fill_optimizer(raw_cfg, name: str):
-    """Fills the keys of `optimizer` that are null by what trains, a run by what it began as, and says so of a
-    Hugging Face model: at the small models' 1e-3 it would forget all that it knows."""
-    origin = name
-    while is_run(origin):
-        stored = run_config(Path(origin))
-        origin = stored.get("init") or stored.policy  # the latter of a run of prm_jax.rl
-    group = "small" if origin in ("random", *SHIPPED) else "finetune"
-    chosen = OmegaConf.load(CONF / f"optimizer/{group}.yaml")
-    filled = {key: x for key, x in chosen.items() if raw_cfg.optimizer[key] is None}
-    raw_cfg.optimizer.update(filled)
-    if filled and group == "finetune":
-        numbers = ", ".join(f"{key} {x:g}" for key, x in filled.items())
-        print(f"optimizer   {group}, since {origin} is a Hugging Face model: {numbers}")
 
 
 def locate(name: str, weights: bool = True) -> Path:
@@ -106,33 +88,23 @@ def no_checkpoint(path: Path, missing: str = "config.json") -> InputError:
     return InputError(f"{path}: {found}, expected {expected}")
 
 
-def adapter_settings(folder: Path) -> dict | None:
-    """The adapter_config.json of a folder with a plain LoRA adapter, None of one with a model."""
+def base_of(folder: Path) -> Path | None:
+    """The folder of the base model of a plain LoRA adapter, relative to the adapter or to here; None for
+    other folders."""
     path = folder / ADAPTER
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
     settings = read_json(path, base_model_name_or_path=str)
-    kind = settings.get("peft_type")
+    kind, name = settings.get("peft_type"), settings["base_model_name_or_path"]
     expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alpha_pattern"):
         expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null, plain LoRA")
-    return settings
-
-
-def base_of(folder: Path) -> Path | None:
-    """The folder of an adapter's base model, relative to the adapter or to here; None for other folders."""
-    if (settings := adapter_settings(folder)) is None:
-        return None
-    name = settings["base_model_name_or_path"]
-    base = folder / name
-    if not (base / "config.json").is_file():
-        try:
-            base = locate(name)
-        except InputError as error:
-            raise InputError(f"{folder}: is a LoRA adapter without its base model: {error}") from error
-    is_other = base.resolve() != folder.resolve()
-    expect(is_other, f"{folder / ADAPTER}: base_model_name_or_path", name, "another folder")
-    return base
+    if (folder / name / "config.json").is_file():
+        return folder / name
+    try:
+        return locate(name)
+    except InputError as error:
+        raise InputError(f"{folder}: is a LoRA adapter without its base model: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +131,7 @@ def open_weights(folder: Path) -> dict:
     adapter holds whole (a step head) replace the base's."""
     if (base := base_of(folder)) is None:
         return open_tensors(folder)
-    settings, path = adapter_settings(folder), folder / "adapter_model.safetensors"
+    settings, path = read_json(folder / ADAPTER), folder / "adapter_model.safetensors"
     tensors, updates = open_tensors(base), {}
     for key, stored in open_file(path).items():
         name = key.removeprefix("base_model.model.").replace(".base_layer.", ".")

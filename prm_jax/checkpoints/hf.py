@@ -4,10 +4,10 @@ Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a proj
 is [in, out].
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -100,86 +100,31 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     raise InputError(f"{where}: {layer}.weight: has {C} outputs, which no step head of ours or {named} has")
 
 
-class Source(NamedTuple):
-    """Where a parameter comes from: its dtype there, and read(index, out), which fills `out`."""
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """The tensors of a parameter as one array of `dtype`, which is read where it is indexed, a tensor at a
+    time."""
 
+    tensors: dict
+    names: np.ndarray  # of its tensors: one, or one a layer, or one a layer and expert
+    shape: tuple[int, ...]  # of the parameter
     dtype: np.dtype
-    read: Callable[[tuple, np.ndarray], None]
+    transposed: bool
+    less_one: bool
 
-
-def from_array(x: np.ndarray) -> Source:
-    return Source(x.dtype, lambda index, out: np.copyto(out, x[index], casting="unsafe"))
-
-
-class Weights:
-    """A folder's tensors as sources of a model's parameters; `used`: the names of those that are read."""
-
-    def __init__(self, folder: Path, cfg: ModelConfig):
-        self.folder, self.cfg = folder, cfg
-        self.tensors = open_weights(folder)
-        self.used: set[str] = set()
-        self.prefix = "model." if any(name.startswith("model.") for name in self.tensors) else ""
-
-    def source(self, key: str, pattern: str, shape: tuple[int, ...]) -> Source:
-        """The tensors of a pattern, stacked on the first axes."""
-        n_stacked, transposed, less_one = pattern.count("{}"), is_transposed(key), is_less_one(key, self.cfg)
-        inner = shape[n_stacked:]
-        names, dtypes = np.empty(shape[:n_stacked], object), []
-        for place in places(pattern, self.cfg):
-            names[place] = pattern.format(*place)
-            dtype = self.check(names[place], key, inner[::-1] if transposed else inner)
-            dtypes.append(np.float32 if less_one else dtype)
-
-        def read(index, out):
-            chosen, inner = np.asarray(names[index[:n_stacked]], object), index[n_stacked:]
-            for y, name in zip(out.reshape(-1, *out.shape[n_stacked:]), chosen.flat, strict=True):
-                x = self.tensors[name][inner[::-1]].T if transposed else self.tensors[name][inner]
-                x = x.astype(np.float32) + 1 if less_one else x
-                if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
-                    x, y = x.view(np.uint16), y.view(np.uint16)
-                y[...] = x
-
-        return Source(functools.reduce(jnp.promote_types, dtypes), read)
-
-    def check(self, name: str, key: str, shape: tuple[int, ...]) -> np.dtype:
-        """The type of the tensor of a parameter; InputError where it is missing, or of another shape."""
-        where = f"{self.folder}: tensor {name}"
-        if name not in self.tensors:
-            raise InputError(f"{where}: missing, it is {key} of this config.json")
-        stored, dtype = tuple(self.tensors[name].get_shape()), self.tensors[name].get_dtype()
-        expect(stored == shape, f"{where}: shape", stored, f"{shape} ({key})")
-        expect(dtype in DTYPES, f"{where}: type", dtype, ", ".join(DTYPES))
-        self.used.add(name)
-        return DTYPES[dtype]
-
-    def verdict_rows(self, verdicts: tuple[int, int]) -> Source:
-        """w_head from two rows of the vocabulary projection."""
-        name = self.prefix + TOP["embed"] if self.cfg.tied else HEAD["unembed"]
-        self.check(name, "w_head", (self.cfg.vocab, self.cfg.dim))
-        row_CD = np.concatenate([self.tensors[name][i : i + 1] for i in verdicts])
-        return from_array(self.cfg.logit_scale * row_CD.T)
-
-    def head_source(self, key: str, shape: tuple, layer: str, new_head: bool, seed: int) -> Source:
-        """The source of a parameter outside the backbone."""
-        name = HEAD[key].format(layer)
-        if key == "b_head" and name not in self.tensors:  # of a new head, or of one without a bias
-            return from_array(np.zeros(shape, np.float32))
-        if key == "unembed" or f"{layer}.weight" in self.tensors:
-            return self.source(key, name, shape)
-        if not new_head:
-            hint = "set model.new_head=true to start one at random"
-            raise InputError(f"{self.folder}: has no step head ({name}); {hint}")
-        scale = 0 if key == "b_mlp_head" else head_scale(key, shape[0])
-        normal = np.random.default_rng([seed, 2]).standard_normal(shape)
-        return from_array(scale * normal.astype(np.float32))
-
-    def check_all_used(self):
-        """InputError where a tensor has no place in the model, but for the LM head, or any head of an LM."""
-        heads = {fmt.layer.split(".")[0] for fmt in all_formats()} if self.cfg.head == "none" else set()
-        unused = sorted(self.tensors.keys() - self.used - {"lm_head.weight"})
-        unused = [name for name in unused if name.split(".")[0] not in heads]
-        unused = [name for name in unused if not name.endswith("rotary_emb.inv_freq")]
-        expect(not unused, f"{self.folder}: tensors", unused[:3], f"a place in a {self.cfg.family} PRM")
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        n = self.names.ndim
+        names, inner = np.asarray(self.names[index[:n]], object), index[n:]
+        out = np.empty([len(range(size)[i]) for size, i in zip(self.shape, index, strict=True)], self.dtype)
+        for place in np.ndindex(names.shape):
+            x, y = self.tensors[names[place]], out[place]
+            x = x[inner[::-1]].T if self.transposed else x[inner]
+            if self.less_one:
+                x = x.astype(np.float32) + 1
+            if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
+                x, y = x.view(np.uint16), y.view(np.uint16)
+            y[...] = x
+        return out
 
 
 def load(
@@ -188,56 +133,85 @@ def load(
     new_head: bool = False,
     seed: int = 0,
     stored: Literal["float32", "compute", "file"] = "float32",
-    verdicts: tuple[int, int] | None = None,
 ) -> PRM:
     """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part.
 
     stored: the type of arrays: float32, as in the file, or compute, as `model.cast_backbone` stores them.
-    new_head, seed: a step head that the folder lacks starts at random.
-    verdicts: ids of a bad and of a good token, whose rows of the vocabulary projection are then the binary
-        head, as in a PRM that answers in tokens (Math-Shepherd, RLHFlow).
-    """
-    weights, layer = Weights(folder, cfg), "lm_head"
-    if verdicts is None and cfg.head != "none":
-        layer = find_head(weights.tensors, str(folder), cfg.head)[1]
+    new_head, seed: a step head that the folder lacks starts at random."""
+    tensors, layer = {name.removeprefix("model."): x for name, x in open_weights(folder).items()}, "lm_head"
+    if cfg.head != "none":
+        layer = find_head(tensors, str(folder), cfg.head)[1]
         if layer == "lm_head":  # a head still to be made
             layer = HEADS[cfg.head].layer
     model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
-    state, names = nnx.state(model).to_pure_dict(), TOP | layer_names(cfg)
+    state, layout = nnx.state(model).to_pure_dict(), nnx.state(shardings(model)).to_pure_dict()
     check_names(state, cfg)
-
-    def source(key: str, x) -> Source:
-        if key in names:
-            return weights.source(key, weights.prefix + names[key], x.shape)
-        if key == "w_head" and verdicts is not None:
-            return weights.verdict_rows(verdicts)
-        return weights.head_source(key, x.shape, layer, new_head, seed)
-
     # The blocks, which are read a layer at a time, come last: a whole tensor's buffers are small beside them.
-    blocks = state.pop("blocks")
-    sources = {key: source(key, x) for key, x in state.items()}
-    sources["blocks"] = {key: source(key, x) for key, x in blocks.items()}
-    state["blocks"] = blocks
-    weights.check_all_used()
-    layout = nnx.state(shardings(model)).to_pure_dict()
-    read = functools.partial(read_array, stored=stored)
-    nnx.update(model, {key: jax.tree.map(read, x, sources[key], layout[key]) for key, x in state.items()})
+    blocks, where = state.pop("blocks"), layout | layout["blocks"]
+    made = make_head(tensors, state, layer, cfg, new_head, seed, folder)
+    names, used = TOP | HEAD | layer_names(cfg), set()
+
+    def open_stack(key: str, x) -> Stack:
+        pattern = names[key] if key not in HEAD else names[key].format(layer)
+        transposed, less_one, n = is_transposed(key), is_less_one(key, cfg), pattern.count("{}")
+        stacked, dtypes, inner = np.empty(x.shape[:n], object), [], x.shape[n:]
+        for place in places(pattern, cfg):
+            stacked[place] = pattern.format(*place)
+            dtype = check(tensors, stacked[place], inner[::-1] if transposed else inner, folder)
+            dtypes.append(np.float32 if less_one else dtype)
+        used.update(stacked.flat)
+        kinds = {
+            "float32": np.float32,
+            "compute": x.dtype,
+            "file": functools.reduce(jnp.promote_types, dtypes),
+        }
+        return Stack(tensors, stacked, x.shape, np.dtype(kinds[stored]), transposed, less_one)
+
+    sources = {key: made[key] if key in made else open_stack(key, x) for key, x in (state | blocks).items()}
+    check_unused(tensors.keys() - used, cfg, folder)
+    arrays = {}
+    for key, source in sources.items():
+        array = jax.make_array_from_callback(source.shape, where[key], source.__getitem__)
+        arrays[key] = jax.block_until_ready(array)
+    nnx.update(model, {key: arrays[key] for key in state} | {"blocks": {key: arrays[key] for key in blocks}})
     return model
 
 
-def read_array(x: jax.ShapeDtypeStruct, source: Source, sharding, stored: str) -> jax.Array:
-    """The array of a source; devices that hold the same part share one reading."""
-    dtype = {"float32": np.dtype(np.float32), "compute": x.dtype, "file": np.dtype(source.dtype)}[stored]
-    parts = {}
+def check(tensors, name: str, shape: tuple[int, ...], folder: Path) -> np.dtype:
+    """The type of a tensor; InputError where it is missing, or of another shape than config.json says."""
+    if name not in tensors:
+        raise InputError(f"{folder}: tensor {name}: missing, expected by its config.json")
+    stored, dtype = tuple(tensors[name].get_shape()), tensors[name].get_dtype()
+    expect(stored == shape, f"{folder}: tensor {name}: shape", stored, f"{shape}, by its config.json")
+    expect(dtype in DTYPES, f"{folder}: tensor {name}: type", dtype, ", ".join(DTYPES))
+    return DTYPES[dtype]
 
-    def read_part(index):
-        if str(index) not in parts:
-            shape = tuple(len(range(n)[i]) for n, i in zip(x.shape, index, strict=True))
-            parts[str(index)] = np.empty(shape, dtype)
-            source.read(index, parts[str(index)])
-        return parts[str(index)]
 
-    return jax.block_until_ready(jax.make_array_from_callback(x.shape, sharding, read_part))
+def make_head(tensors, state, layer, cfg: ModelConfig, new_head: bool, seed: int, folder: Path) -> dict:
+    """{parameter: its array} of the step head's that no file holds: a bias of zeros, or random weights."""
+    made = {}
+    if "b_head" in state and f"{layer}.bias" not in tensors:
+        made["b_head"] = np.zeros(state["b_head"].shape, np.float32)
+    if cfg.head == "none" or f"{layer}.weight" in tensors:
+        return made
+    hint = "set model.new_head=true to start one at random"
+    if not new_head:
+        raise InputError(f"{folder}: has no step head ({layer}.weight); {hint}")
+    for key in {"w_head", "w_mlp_head", "b_mlp_head"} & state.keys():
+        shape = state[key].shape
+        scale = 0 if key == "b_mlp_head" else head_scale(key, shape[0])
+        made[key] = scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
+    return made
+
+
+def check_unused(unused: set[str], cfg: ModelConfig, folder: Path):
+    """InputError where a tensor has no place in the model, but for the LM head, or any head of an LM."""
+    ignored = ["lm_head.weight"]
+    if cfg.head == "none":
+        ignored += [fmt.layer.split(".")[0] for fmt in all_formats()]
+    lost = [name for name in sorted(unused) if not name.startswith(tuple(ignored))]
+    lost = [name for name in lost if not name.endswith("rotary_emb.inv_freq")]
+    expect(not lost, f"{folder}: tensors", lost[:3], f"a place in a {cfg.family} PRM")
 
 
 def check_names(state: dict, cfg: ModelConfig):

@@ -9,16 +9,14 @@ import copy
 import dataclasses
 import functools
 import math
-import typing
 from pathlib import Path
-from typing import Annotated
 
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import base_of, no_checkpoint
 from prm_jax.heads import HEADS
-from prm_jax.launch.config import Count, expect, one_of
+from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json
-from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype, choose_remat
+from prm_jax.model import FAMILIES, ModelConfig, RopeScaling
 
 # Field of ModelConfig -> key of a config.json with the same value, in the families whose class knows the key.
 KEYS = {
@@ -57,15 +55,6 @@ ALWAYS = {
 }
 GEMMAS = ("gemma2", "gemma3_text")
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # in a config.json -> in a ModelConfig
-# rope_type -> {field of RopeScaling: key of a config.json}
-LENGTH = {"factor": "factor", "length": "original_max_position_embeddings"}
-YARN = {"slow": "beta_slow", "fast": "beta_fast", "attention": "attention_factor", "truncate": "truncate"}
-ROPE = {
-    "default": {},
-    "linear": {"factor": "factor"},
-    "llama3": LENGTH | {"slow": "low_freq_factor", "fast": "high_freq_factor"},
-    "yarn": LENGTH | YARN,
-}
 
 
 def read_config(folder: Path) -> dict:
@@ -138,23 +127,16 @@ def shape_of(config: dict, where: str) -> dict:
 
 def rotations(settings, where: str) -> dict:
     """rope_theta, its scaling, and the rope_theta of sliding layers where they have their own (Gemma 3)."""
-    rope, local_theta = settings.rope_parameters, None
+    rope, where = settings.rope_parameters, f"{where}: rope_parameters"
+    scaling, local_theta = None, None
     if settings.model_type == "gemma3_text":
         rope, local = rope["full_attention"], rope["sliding_attention"]
         kind, local_theta = local.get("rope_type", "default"), float(local["rope_theta"])
-        expect(kind == "default", f"{where}: rope_parameters.sliding_attention.rope_type", kind, "'default'")
-    kind = rope.get("rope_type", "default")
-    # With dynamic scaling a score would depend on the longest row of its batch.
-    expect(kind in ROPE, f"{where}: rope_type", kind, ", ".join(ROPE))
-    known = {"rope_type", "rope_theta", LENGTH["length"], *ROPE[kind].values()}
-    others = {key: x for key, x in rope.items() if key not in known}
-    expect(not others, f"{where}: rope_parameters", others, f"those of rope_type {kind!r}")
-    scaling = None
-    if kind != "default":
-        values = {field: rope[key] for field, key in ROPE[kind].items() if rope.get(key) is not None}
-        if kind == "yarn":  # equation 22 of the paper
-            values = {"attention": 0.1 * math.log(max(1, values["factor"])) + 1} | values
-        scaling = RopeScaling(kind, **values)
+        expect(kind == "default", f"{where}.sliding_attention.rope_type", kind, "'default'")
+    values = {key: x for key, x in rope.items() if x is not None and key not in ("rope_theta", "type")}
+    # Refused is dynamic scaling, by which a score would depend on the longest row of its batch.
+    if values != {"rope_type": "default"}:
+        scaling = parse(values, RopeScaling, where)
     return {"rope_theta": float(rope["rope_theta"]), "rope_scaling": scaling, "local_rope_theta": local_theta}
 
 
@@ -168,34 +150,6 @@ def windows(settings, window: int | None, where: str) -> dict:
     expect(is_right, f"{where}: layer_types", sorted({*kinds}), expected)
     is_mixed = any(sliding) and not all(sliding)
     return {"window": window if any(sliding) else None, "sliding": sliding if is_mixed else None}
-
-
-HINTS = typing.get_type_hints(ModelConfig)
-FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items()}
-FIELDS["head"] = Annotated[str, one_of(HEADS)]
-FIELDS["remat"] = Annotated[str, one_of(("auto", "none", *REMAT))]
-del FIELDS["lm_head"]  # which the objective decides
-# The section `model` of a run: any field of ModelConfig, where null or absent means as in config.json.
-# new_head: whether a checkpoint without a step head gets a random one.
-choices = [(name, hint | None, None) for name, hint in FIELDS.items()]
-ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", bool, True)], frozen=True)
-ModelChoice.is_open = True  # conf/train.yaml lists those that are often set
-
-
-def resolve_model(choice: ModelChoice, original: ModelConfig, **uses) -> tuple[ModelConfig, dict]:
-    """(`original` with the chosen fields, {field: (chosen, in original)} where they differ); `uses`: fields
-    that the objective decides, such as lm_head."""
-    chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
-    changed = {}
-    for name, value in chosen.items():
-        if name not in ELSEWHERE and value != getattr(original, name):
-            changed[name] = value, getattr(original, name)
-    chosen["dtype"] = choose_dtype(chosen.get("dtype", "auto"))
-    chosen["remat"] = choose_remat(chosen.get("remat", "none"))
-    try:
-        return dataclasses.replace(original, **chosen | uses), changed
-    except AssertionError as error:
-        raise InputError(f"model.{error}") from error
 
 
 def export_config(cfg: ModelConfig, tokenizer) -> dict:
@@ -228,9 +182,9 @@ def architecture(cfg: ModelConfig) -> str:
 
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of our model, inverse of `model_config`."""
-    family, scaling = cfg.family, cfg.rope_scaling
-    kind = scaling.kind if scaling else "default"
-    rope = {"rope_type": kind} | {key: getattr(scaling, field) for field, key in ROPE[kind].items()}
+    family, rope = cfg.family, {"rope_type": "default"}
+    if cfg.rope_scaling:
+        rope = {key: x for key, x in vars(cfg.rope_scaling).items() if x is not None}
     with_theta = rope | {"rope_theta": cfg.rope_theta}
     config = {key: getattr(cfg, field) for field, key in keys_of(family).items()}
     config |= {
@@ -241,7 +195,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "dtype": "float32",
         **{key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
-    if scaling:
+    if cfg.rope_scaling:
         config["rope_scaling"] = rope  # for transformers 4
     activations = {ours: name for name, ours in ACTIVATIONS.items()}
     config["hidden_activation" if family in GEMMAS else "hidden_act"] = activations[cfg.activation]

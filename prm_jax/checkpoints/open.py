@@ -110,15 +110,12 @@ def load_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded
     objective = notes.get("objective", "orm" if fmt.outcome else "prm")
     label_kind = notes.get("label_kind", fmt.label_kind)
     ids = verdicts(fmt, tokenizer)
-    head = {"tokens": "binary", "vocabulary": "none"}.get(fmt.head, kind)
-    cfg = hf_config.model_config(config, where, head=head, lm_head=fmt.head == "vocabulary", dtype=dtype)
-    if fmt.head == "tokens" and cfg.final_logit_softcap is not None:  # capped logits are no linear head
-        cfg = dataclasses.replace(cfg, head="none", lm_head=True)
-        model = TwoTokenHead(hf.load(folder, cfg, stored="file"), *ids)
-    else:
-        model = hf.load(folder, cfg, stored="file", verdicts=ids if fmt.head == "tokens" else None)
-    if fmt.head == "vocabulary":
-        model = TokenShareHead(model, *ids)
+    answers = {"tokens": TwoTokenHead, "vocabulary": TokenShareHead}.get(fmt.head)
+    head = kind if answers is None else "none"
+    cfg = hf_config.model_config(config, where, head=head, lm_head=answers is not None, dtype=dtype)
+    model = hf.load(folder, cfg, stored="file")
+    if answers is not None:
+        model = answers(model, *ids)
     return Loaded(model, tokenizer, fmt, objective, label_kind, path)
 
 

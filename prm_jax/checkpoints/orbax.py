@@ -23,7 +23,7 @@ from prm_jax.checkpoints import hf_config
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json, write_json
-from prm_jax.launch.mesh import abstract_arrays, make_sharded, shardings
+from prm_jax.launch.mesh import abstract_arrays, shardings
 from prm_jax.launch.run_folder import run_config
 from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
@@ -184,17 +184,3 @@ def restore_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, Dict
         restored = restore_newest(steps, model=model)
     expect(restored is not None, str(saved), None, "a checkpoint")
     return merge(model), load_tokenizer(folder / "model"), run, restored[0]
-
-
-def start_from_run(folder: Path, cfg: ModelConfig, new_head: bool, seed: int, dtype: str) -> PRM:
-    """A model of shape `cfg` with the weights of a run's best checkpoint, its backbone stored in `dtype`. A
-    step head that the run lacks starts at random."""
-    trained = restore_run(folder, "best", dtype)[0]
-    has, is_new = trained.cfg.head, trained.cfg.head == "none" and new_head
-    expect(cfg.head in ("none", has) or is_new, "model.head", cfg.head, f"{has}, as {folder} has")
-    model = make_sharded(lambda: PRM(cfg, rngs=nnx.Rngs(seed)))
-    known, wanted = nnx.state(trained), nnx.state(model)
-    has_logits = "unembed" in known or "unembed" not in wanted
-    expect(has_logits, "init", str(folder), "a run with a vocabulary projection, such as one of objective=lm")
-    nnx.update(model, {key: known[key] for key in wanted if key in known})
-    return model

@@ -7,8 +7,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from prm_jax.kernels.cpu import soft_cap
 from prm_jax.model import PRM
 
 
@@ -40,4 +42,8 @@ class TwoTokenHead(ReleasedHead):
     head = "binary"
 
     def step_logits(self, x_BTD):
-        return self.model.vocab_logits(x_BTD)[..., self.ids]
+        model, ids = self.model, np.array(self.ids)
+        w_DC = model.embed[...][ids].T if model.unembed is None else model.unembed[...][:, ids]
+        x_BTD, w_DC = x_BTD.astype(jnp.float32), w_DC.astype(jnp.float32)
+        logit_BTC = jnp.matmul(x_BTD, w_DC, precision=jax.lax.Precision.HIGHEST)
+        return soft_cap(self.cfg.logit_scale * logit_BTC, self.cfg.final_logit_softcap)

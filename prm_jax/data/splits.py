@@ -117,7 +117,7 @@ def data_config(node, key: str = "data") -> DataConfig:
         is_known = name in tasks.TASKS or is_own
         expect(is_known, f"{key}.name", name, f"{names} or one of your own, FILE.py:NAME")
         section = parse(node.get("task"), tasks.find_task(name).Config, f"{key}.task")
-        cfg = parse(node, TaskData, key, elsewhere=("task",), task=section)
+        cfg = parse(node, TaskData, key, task=section)
     is_right = cfg.label_kind == "correctness" or cfg.after_first_error == "keep"
     expected = f"keep: {cfg.label_kind} labels know no first error"
     expect(is_right, f"{key}.after_first_error", cfg.after_first_error, expected)
@@ -127,7 +127,7 @@ def data_config(node, key: str = "data") -> DataConfig:
 def mixture_config(node) -> Mixture:
     section = node.get("sources") or {}
     parts = {name: data_config(part, f"data.sources.{name}") for name, part in section.items()}
-    cfg = parse(node, Mixture, "data", elsewhere=("sources",), sources=parts)
+    cfg = parse(node, Mixture, "data", sources=parts)
     weights, kinds = cfg.weights or parts, {part.label_kind for part in parts.values()}
     expect(len(parts) > 1, "data.sources", list(parts), "two or more, each by +data@data.sources.NAME=DATA")
     expect(weights.keys() == parts.keys(), "data.weights", weights, f"one of each: {', '.join(parts)}")

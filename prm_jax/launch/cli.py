@@ -5,11 +5,12 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, OverrideParseException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -17,12 +18,11 @@ from omegaconf import DictConfig
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, store_defaults
 from prm_jax.launch.files import cache_folder
-from prm_jax.launch.overrides import multirun_first, refusal, require_once
 from prm_jax.launch.run_folder import output_dir
 
 # Errors that end in one line: bad input, refusals of the system such as a full disk, an optional package.
 USER_ERRORS = (InputError, OSError, MemoryError, ImportError)
-FULL_ERROR = "HYDRA_FULL_ERROR"
+SHOWS_TRACES = "HYDRA_FULL_ERROR" in os.environ
 
 
 def command(config_name: str, config: type | None = None):
@@ -36,24 +36,23 @@ def command(config_name: str, config: type | None = None):
         options = {"execution_whitelist": f"{__name__}.AfterSweep"}
 
     def decorate(main: Callable[[DictConfig], float | None]) -> Callable[[], None]:
-        traces = False  # whether the user asks for them
+        has_begun = False
 
         @functools.wraps(main)
         def job(cfg: DictConfig) -> float | None:
-            if not traces:
-                os.environ.pop(FULL_ERROR, None)
-            is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+            nonlocal has_begun
+            has_begun = True
             try:
                 use_compilation_cache()
                 return main(cfg)
             except USER_ERRORS as error:
                 with contextlib.suppress(OSError):  # the folder is not empty
                     output_dir().rmdir()
-                if traces:
+                if SHOWS_TRACES:
                     raise
-                if is_sweep:  # an exception, after which Hydra goes on with the other jobs
+                if HydraConfig.get().mode == RunMode.MULTIRUN:  # Hydra goes on with the other jobs
                     print(one_line(error), file=sys.stderr)
-                    raise hydra.errors.CompactHydraException(one_line(error)) from None
+                    raise
                 sys.exit(one_line(error))
             except KeyboardInterrupt:
                 print("interrupted", file=sys.stderr)
@@ -63,32 +62,50 @@ def command(config_name: str, config: type | None = None):
 
         @functools.wraps(main)
         def start():
-            nonlocal traces
-            traces = FULL_ERROR in os.environ
+            nonlocal has_begun
+            has_begun = False
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it would print in several lines
             try:
                 require_once(sys.argv[1:])
-                sys.argv[1:] = multirun_first(sys.argv[1:])
-                os.environ[FULL_ERROR] = "1"  # until a job begins: Hydra raises what it would print
                 run()
-            except InputError as error:
-                sys.exit(one_line(error))
             except Exception as error:
-                if traces:
+                is_bug = has_begun and not isinstance(error, USER_ERRORS)
+                if SHOWS_TRACES or is_bug:
                     raise
-                sys.exit(f"error: {refusal(error, config_name, sys.argv[1:])}")
-            finally:
-                if not traces:
-                    os.environ.pop(FULL_ERROR, None)
+                sys.exit(one_line(error))
 
         return start
 
     return decorate
 
 
+def require_once(words: Sequence[str]):
+    """InputError where two words set one key: of a sweep Hydra would run the jobs of the last word alone."""
+    word_of = {}
+    for word in words:
+        key, sets, _ = word.lstrip("+").partition("=")
+        if not sets or key.startswith(("-", "~")):
+            continue
+        if key in word_of:
+            twice = f"{key}: stands twice, in {word_of[key]} and in {word}"
+            raise InputError(f"{twice}; write it once, for a sweep -m {key}=A,B")
+        word_of[key] = word
+
+
 def one_line(error: Exception) -> str:
-    """`error: MESSAGE` in one line."""
+    """`error: MESSAGE` in one line, without Hydra's advice for programmers."""
     text = " ".join(str(error).split())
-    return f"error: {text}" if isinstance(error, InputError) else f"error: {type(error).__name__}: {text}"
+    if isinstance(error, InputError):
+        return f"error: {text}"
+    if isinstance(error, OverrideParseException):
+        return f"error: {error.override}: is not KEY=VALUE; spaces or brackets need quotes, 'KEY=[a, b]'"
+    if isinstance(error, HydraException):
+        for advice in (" Config search path:", " See https://hydra.cc", " Key '"):
+            text = text.partition(advice)[0]
+        return f"error: {text}"
+    if isinstance(error, ValueError):  # of a group that is no name
+        return f"error: {' '.join(sys.argv[1:])}: {text}"
+    return f"error: {type(error).__name__}: {text}"
 
 
 class AfterSweep(Callback):

@@ -21,14 +21,14 @@ CONF = ROOT / "conf"
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     """A `cls` from a config node or dict; InputError where a key is unknown, wrongly typed or missing. An int
-    is a float, too. Sections in `elsewhere` are ignored, and those in `done` used as they are."""
+    is a float, too. Sections in `elsewhere` are ignored, and those of `done` replaced."""
     try:
         is_config = OmegaConf.is_config(node)
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_config else node
     except OmegaConfBaseException as error:  # a value that is missing, or a broken interpolation
         raise InputError(f"{error.full_key or key}: {str(error).splitlines()[0]}") from error
     expect(isinstance(values, dict), key, values, f"a section of {cls.__name__} keys")
-    values = {name: value for name, value in values.items() if name not in elsewhere}
+    values = {name: value for name, value in values.items() if name not in (*elsewhere, *done)}
     values = getattr(cls, "from_keys", dict)(values)
     hints = typing.get_type_hints(cls, include_extras=True)
     dot = f"{key}." if key else ""

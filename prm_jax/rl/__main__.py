@@ -21,7 +21,8 @@ import optax
 from flax import nnx
 
 from prm_jax import tasks
-from prm_jax.checkpoints.folders import fill_optimizer, training_tokens
+from prm_jax.checkpoints.folders import training_tokens
+from prm_jax.checkpoints.init import fill_optimizer
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import TaskData, data_config
