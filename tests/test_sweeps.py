@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError
 from prm_jax.figures import style, sweeps
 from prm_jax.figures.sweeps import Config, make_table
+from prm_jax.launch.run_folder import runs_of
 
 
 def put_run(folder, lr, head, seed, loss, finished=True, settings=None, **more):
@@ -34,6 +35,12 @@ def sweep(tmp_path):
         put_run(tmp_path / str(i), lr, head, seed, lr + seed + (10 if head == "mlp" else 0))
     put_run(tmp_path / "8", 1e-3, "mlp", 2, 0, finished=False)
     return tmp_path
+
+
+def test_a_sweep_stands_for_its_finished_runs_whatever_their_names(sweep):
+    for name in ("10", "outcome_0"):
+        put_run(sweep / name, 1e-3, "mlp", 9, 0)
+    assert [run.name for run in runs_of(sweep)] == [*"01234567", "10", "outcome_0"]
 
 
 def test_seeds_are_averaged_and_settings_stand_apart(sweep):

@@ -119,13 +119,16 @@ def newest_run() -> Path:
 
 def runs_of(folder: Path) -> list[Path]:
     """The runs of a checkpoint argument: the finished ones of a sweep's folder, or the folder itself."""
-    numbered = sorted((p for p in folder.glob("*") if p.name.isdigit()), key=lambda p: int(p.name))
-    if (folder / "checkpoints").is_dir() or not numbered:
+    if (folder / "checkpoints").is_dir():
         return [folder]
-    finished = [p for p in numbered if (p / "summary.json").exists()]
+    runs = [path.parent for path in folder.glob("*/.hydra")]
+    runs.sort(key=lambda run: run.name.zfill(9))  # 2 before 10
+    if not runs:
+        return [folder]
+    finished = [run for run in runs if (run / "summary.json").exists()]
     expect(finished, "checkpoint", str(folder), "a sweep with a run that is finished")
-    if len(finished) < len(numbered):
-        print(f"left out    {len(numbered) - len(finished)} runs of the sweep that are not finished")
+    if len(finished) < len(runs):
+        print(f"left out    {len(runs) - len(finished)} runs of the sweep that are not finished")
     return finished
 
 
