@@ -113,7 +113,7 @@ def main(cfg):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rows"]:
         source, target, kind = sys.argv[2:]
-        solutions, _ = sources.load(source, kind="native")
+        solutions, _ = sources.load(source, "native")
         write_rows(target, (row for s in solutions for row in critiques(s, kind)))
     else:
         main()

@@ -6,8 +6,6 @@ not made by prm_jax.
 """
 
 import dataclasses
-import hashlib
-import json
 
 import numpy as np
 import pytest
@@ -33,22 +31,15 @@ SAID = {
     "genprm": ["All is well: $\\boxed{12}$.</analyze>\n<output>\n**Judgement**: $\\boxed{Yes}$\n</output>",
                "No.</analyze>\n<output>\n**Judgement**: $\\boxed{No}$\n</output>",
                "Yes or No? $\\boxed{No}$, no: </analyze>\n<output>\n**Judgement**: $\\boxed{Yes}$\n</output>"],
-    "r_prm": ["Analysis: 12 = 12. Verification: Is the step correct (Yes/No)? Yes. Once more: Is the step correct (Yes/No)? No"],
     "thinkprm": [" Step 1: \\boxed{correct} ... Step 3: \\boxed{incorrect}</think>\nIs the solution correct? Yes"],
     "judge": ["3 * 4 is 12. Yes!\nVerdict: No"],
 }  # fmt: skip
 READ = {  # the last of what is said up to the verdict
     "genprm": "Yes or No? $\\boxed{No}$, no: </analyze>\n<output>\n**Judgement**: $\\boxed{",
-    "r_prm": "Analysis: 12 = 12. Verification: Is the step correct (Yes/No)?",
     "thinkprm": " Step 1: \\boxed{correct} ... Step 3: \\boxed{incorrect}\nIs the solution correct?",
     "judge": "3 * 4 is 12. Yes!\nVerdict:",
 }
-IDS = {
-    "genprm": (2753, 9454),
-    "r_prm": (2308, 7414),
-    "thinkprm": (902, 9834),
-    "judge": (2308, 7414),
-}  # bad, good
+IDS = {"genprm": (2753, 9454), "thinkprm": (902, 9834), "judge": (2308, 7414)}  # bad, good
 
 
 def genprm_prompt():
@@ -57,11 +48,6 @@ def genprm_prompt():
     for n, said in enumerate(SAID["genprm"][:2], 1):
         text += f"{REPLY}<analyze>\nLet's analyze the Paragraph {n} step by step: {said}<|im_end|>\n<|im_start|>user\n{STEPS[n]}"
     return text + f"{REPLY}<analyze>\nLet's analyze the Paragraph 3 step by step: "
-
-
-def r_prm_prompt():
-    """The test below compares such prompts with those that the authors published."""
-    return prompt_text(read_format("r_prm"), load_tokenizer(real_data("tokenizers/qwen2.5")), PROBLEM, STEPS)
 
 
 def thinkprm_prompt():
@@ -78,7 +64,7 @@ def judge_prompt():
     return QWEN + text + '"Verdict: Yes" if the step is right and "Verdict: No" if it is not.\n' + REPLY
 
 
-PROMPTS = {"genprm": genprm_prompt, "r_prm": r_prm_prompt, "thinkprm": thinkprm_prompt, "judge": judge_prompt}
+PROMPTS = {"genprm": genprm_prompt, "thinkprm": thinkprm_prompt, "judge": judge_prompt}
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +120,7 @@ def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, loaded,
     assert critic.writer.policy.prefix_ids([(given[-1], ())])[0].tolist() == tokenizer.encode(PROMPTS[name]())
     # Behind what the critic wrote itself its very ids are read; where it is asked all is one text, as the
     # authors tokenise it.
-    asks = critic.format.critic.ask is not None
+    asks = critic.format.critic.verdict is None
     expected = p_after(
         critic_folder, name, *([PROMPTS[name]() + READ[name]] if asks else [PROMPTS[name](), READ[name]])
     )
@@ -152,7 +138,6 @@ def critic_of(loaded, folder, name, **more):
 OPENED = "All is well: $\\boxed{12}$.</analyze>\n<verify>\nLet's use python code to find any potential error:\n```python\n"
 IN_VAIN = {
     "genprm": (OPENED, "All is well: $\\boxed{12}$.</analyze>\n<output>\n**Judgement**: $\\boxed{"),
-    "r_prm": ("Is it 12? Yes.", "Is it 12? Yes.\nBased on your analysis. Is the answer correct (Yes/No)?"),
     "thinkprm": (" 3 * 4 is", " 3 * 4 is\nIs the solution correct?"),
     "judge": ("3 * 4 is", "3 * 4 is\nVerdict:"),
 }
@@ -169,41 +154,21 @@ def test_a_critique_without_a_verdict_is_asked_for_it_as_the_authors_do(
     (logit_T,) = critic.score([(PROBLEM, STEPS[:2])])
     assert abs(1 / (1 + np.exp(-logit_T[1])) - p_after(critic_folder, name, given[1] + read)) < 1e-4
     assert capsys.readouterr().out.count("no verdict") == 1
-    assert (critic.stats.no_verdict, critic.stats.forced, critic.stats.unscored) == (2, 2, 0)
-    assert "2 without a verdict, 2 of them forced; 0 steps unscored" in critic.stats.summary()
+    assert "2 without a verdict; 0 steps unscored" in critic.stats.summary()
     if name == "genprm":  # the next step's prompt holds the critique as it was ended
         first = read + ("Yes" if logit_T[0] >= 0 else "No") + "}$\n</output>"
         assert f"Paragraph 1 step by step: {first}<|im_end|>" in given[1] and "<verify>" not in given[1]
 
 
 def test_what_is_not_forced_is_counted_and_left_out(critic_folder, loaded, capsys):
-    row, said = (PROBLEM, STEPS[:1]), ["Is it 12?", "Yes, it is"]
-    for name, votes in (("r_prm", 2), ("thinkprm", 1)):
-        critic = critic_of(loaded, critic_folder, name, votes=votes, max_tokens=9, force=None, unscored=0.5)
-        saying(critic.writer, said, "length")
-        assert critic.score([row])[0].tolist() == [0.0]
-        assert (critic.stats.no_verdict, critic.stats.forced, critic.stats.unscored) == (votes, 0, 1)
-        assert "no verdict" in capsys.readouterr().out
+    critic = critic_of(loaded, critic_folder, "judge", votes=2, max_tokens=9, force=None, unscored=0.5)
+    saying(critic.writer, ["Is it 12?", "Yes, it is"], "length")
+    assert critic.score([(PROBLEM, STEPS[:1])])[0].tolist() == [0.0]
+    assert (critic.stats.no_verdict, critic.stats.unscored) == (2, 1)
+    assert "no verdict" in capsys.readouterr().out
     # Nobody learns after hours that a step has no score: a format says before what becomes of it.
     with pytest.raises(InputError, match="format.critic.force"):
         critic_of(loaded, critic_folder, "judge", force=None)
-
-
-def test_r_prm_is_asked_as_its_authors_published_it():
-    """All 1,568 prompts of src/datasets/ProcessBench/gsm8k_filtered.json of NJUNLP/R-PRM at e3dd605: steps
-    up to the first error."""
-    problems = json.loads(real_data("processbench/gsm8k.json").read_text())
-    tokenizer, fmt = load_tokenizer(real_data("tokenizers/qwen2.5")), read_format("r_prm")
-    rows = [
-        (p["problem"], p["steps"][: t + 1])
-        for p in problems
-        for t in range(len(p["steps"]))
-        if p["label"] < 0 or t <= p["label"]
-    ]
-    prompts = [prompt_text(fmt, tokenizer, problem, steps) for problem, steps in rows]
-    assert len(prompts) == 1568
-    published = "eda63bde5b8abe119d0d252a8a884f1f656171ee004653697a884a9e5c045b9c"
-    assert hashlib.sha256("\0".join(prompts).encode()).hexdigest() == published
 
 
 def test_thinkprm_numbers_steps_anew():
@@ -236,8 +201,9 @@ def test_templates_are_filled_once():
 
 
 def test_a_format_that_cannot_be_read_is_said():
-    with pytest.raises(InputError, match="format.critic.max_tokens"):
-        CriticFormat(prompt="", max_tokens=0)
+    for writes_none in ({"max_tokens": 0}, {"verdict": None}):
+        with pytest.raises(InputError, match="format.critic.force"):
+            CriticFormat(prompt="", unscored=0.5, **writes_none)
     with pytest.raises(InputError, match="format.critic.tokenizer"):
         prompt_text(read_format("genprm"), None, "1?", ("2",))
     assert not any(fmt.critic for fmt in all_formats())  # a step head is never taken for one

@@ -110,9 +110,9 @@ def test_every_key_of_a_format_is_a_key_of_the_configuration():
     changes = ["format=rlhflow", "format.number=A", "format.bos=false"]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         found = parse(hydra.compose("train", changes).format, Format)
-        critic = parse(hydra.compose("train", ["format=judge", "format.critic.no_before=-"]).format, Format)
+        critic = parse(hydra.compose("train", ["format=judge", "format.critic.opening=-"]).format, Format)
     assert found == dataclasses.replace(read_format("rlhflow"), number="A", bos=False)
-    assert critic.critic == dataclasses.replace(read_format("judge").critic, no_before="-")
+    assert critic.critic == dataclasses.replace(read_format("judge").critic, opening="-")
 
 
 def test_wrong_marks_raise():

@@ -1,6 +1,7 @@
 """Other people's rows: names of columns, labels in the text and beside it, conversations, tables of
 samples."""
 
+import collections
 import json
 
 import pandas as pd
@@ -47,8 +48,9 @@ def test_a_missing_column_names_those_found_and_the_way(tmp_path, kind, row, nam
         load(jsonl(tmp_path, row), kind)
 
 
-@pytest.mark.parametrize("labels", [["+", "-"], [1, 0], [1.0, False], ["true", "FALSE"]])
-@pytest.mark.parametrize("name", ["label", "value"])
+@pytest.mark.parametrize(
+    "name, labels", [("label", ["+", "-"]), ("value", [1.0, False]), ("value", ["true", "FALSE"])]
+)
 def test_a_list_of_labels_beside_the_marks(tmp_path, name, labels):
     row = {"input": "How many? Step 1: 2 ки\nStep 2: The answer is: 3 ки", name: labels}
     found, _ = read(tmp_path, "math_shepherd", row)
@@ -91,23 +93,21 @@ JUDGED = "Is 4 even? Step 1: 4/2=2", " + ", "Step 2: no", "-"
 def test_conversations(tmp_path, conversation, event):
     found, counts = read(tmp_path, "conversations", {"conversations": conversation})
     assert found == ("Is 4 even?", ("Step 1: 4/2=2", "Step 2: no"), (1.0, 0.0))
-    lost = {
-        name: n for name, n in counts.items() if n and name not in ("rows", "solutions", "steps", "labels")
-    }
-    assert lost == ({event: 1} if event else {})
+    totals = {"rows": 1, "solutions": 1, "steps": 2, "labels": 2}
+    assert +collections.Counter(counts) == totals | ({event: 1} if event else {})
 
 
 def test_a_conversation_without_step_1_is_cut_at_a_blank_line_or_sentence(tmp_path):
     row = {"conversations": turns("One.\n\nWhat?\n\nFirst.", "+", "Second.", "-")}
     found, counts = read(tmp_path, "conversations", row)
-    assert (
-        found == ("One.\n\nWhat?", ("First.", "Second."), (1.0, 0.0)) and counts["rows_without_step_1"] == 1
-    )
+    assert found == ("One.\n\nWhat?", ("First.", "Second."), (1.0, 0.0))
+    assert counts["rows_without_step_1"] == 1
     row = {"conversations": turns("Let x = 3. Find x.\nWe see", "+", "Second.", "-")}
     found, _ = read(tmp_path, "conversations", row)
     assert found == ("Let x = 3.", ("Find x.\nWe see", "Second."), (1.0, 0.0))
-    for wrong in (turns("q Step 1: a", "+", "b", "good"), turns("q"), ["q"]):
-        with pytest.raises(InputError, match=r"rows.jsonl line 1: conversations"):
+    bad = {r"labels\[1\]": turns("q Step 1: a", "+", "b", "good"), "conversations": turns("q")}
+    for field, wrong in bad.items():
+        with pytest.raises(InputError, match=f"rows.jsonl line 1: {field}"):
             read(tmp_path, "conversations", {"conversations": wrong})
 
 
@@ -185,10 +185,8 @@ def test_numbers_and_texts_as_answers_ids_and_verdicts(tmp_path, right):
 
 def test_line_ends_and_marks_of_other_systems(tmp_path):
     path = tmp_path / "dos.jsonl"
-    rows = [
-        json.dumps({"problem": f"p\u2028{i}", "completions": ["a\r\n\r\nb \r\n"]}, ensure_ascii=False)
-        for i in (1, 2)
-    ]
+    texts = ["a\r\n\r\nb \r\n"]
+    rows = [json.dumps({"problem": f"p\u2028{i}", "completions": texts}, ensure_ascii=False) for i in (1, 2)]
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(rows).encode() + b"\r\n")
     assert [p.problem for p in read_pool(path)] == ["p\u20281", "p\u20282"]
     assert read_pool(path)[0].candidates[0].steps == ("a", "b")

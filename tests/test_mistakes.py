@@ -1,5 +1,4 @@
-"""Sets of labelled mistakes: their rows in (real where they are at hand), their own metrics by hand, one
-command each."""
+"""Sets of labelled mistakes: their rows in, their own metrics by hand, one command."""
 
 import base64
 import hashlib
@@ -8,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import printed, real_data
+from conftest import printed
 from scipy import special
 from test_benchmarks import Given, write
 
@@ -17,38 +16,22 @@ from prm_jax import InputError
 from prm_jax.data.sources import load
 from prm_jax.evals import benchmarks
 from prm_jax.evals.mistakes import SOLUTION_METRICS
-from prm_jax.solutions import up_to_error
-
-
-def bbm(error=None, steps=("a", "b", "c"), answer="7"):
-    return {"input": "q", "steps": list(steps), "target": "7", "answer": answer, "mistake_index": error}
 
 
 def mr(verdict="correct", error="N/A", answer="correct"):
     found = {"solution_correctness": verdict, "solution_first_error_step": error}
     found["answer_correctness"] = answer
-    row = {"question": "q", "model_output_steps": ["Step 1: a", "Step 2: b"], "question_type": "POT"}
+    row = {"question": "q", "model_output_steps": ["a", "b", "c"], "question_type": "POT"}
     return row | {f"model_output_{name}": x for name, x in found.items()}
-
-
-def test_big_bench_mistake_on_the_real_file():
-    path = real_data("big_bench_mistake/multistep_arithmetic.jsonl")
-    solutions, _ = load(path, "big_bench_mistake")
-    raw = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(solutions) == 300 and sum(0.0 in s.labels for s in solutions) == 238
-    right = [s for s in solutions if s.outcome == 1]
-    assert len(right) == 45 and sum(0.0 in s.labels for s in right) == 1
-    for s, row in zip(solutions, raw, strict=True):
-        assert s.labels == up_to_error(len(s.steps), row["mistake_index"]) and s.problem == row["input"]
 
 
 def test_mr_gsm8k_rows(tmp_path):
     rows = [mr(), mr("wrong", 2, "wrong"), mr("wrong", "1"), mr("wrong", "N/A")]
     solutions, counts = load(write(tmp_path / "m.jsonl", *rows), "mr_gsm8k")
-    assert [s.labels for s in solutions] == [(1, 1), (1, 0), (0, None)]
+    assert [s.labels for s in solutions] == [(1, 1, 1), (1, 0, None), (0, None, None)]
     assert [s.outcome for s in solutions] == [1, 0, 1]
     assert counts["wrong_solutions_without_a_place_dropped"] == 1
-    for error in (3, "²"):
+    for error in (4, "²"):
         with pytest.raises(InputError, match="line 1: model_output_solution_first_error_step: "):
             load(write(tmp_path / "far.jsonl", mr("wrong", error)), "mr_gsm8k")
 
@@ -83,19 +66,19 @@ def command(monkeypatch, tmp_path, kind, rows, scores):
 
 
 def test_first_mistakes_by_the_sets_own_metric(monkeypatch, tmp_path):
-    rows = [bbm(1), bbm(0, answer="8"), bbm(), bbm(steps=("z", "y"))]
+    rows = [mr("wrong", 2), mr("wrong", 1), mr(), mr()]
     # Found; too late; found; a false alarm.
-    scores = [[0.9, 0.2, 0.9], [0.9, 0.1, 0.9], [0.5, 0.6, 0.7], [0.9, 0.1]]
-    results, out = command(monkeypatch, tmp_path, "big_bench_mistake", rows, scores)
+    scores = [[0.9, 0.2, 0.9], [0.9, 0.1, 0.9], [0.5, 0.6, 0.7], [0.9, 0.1, 0.9]]
+    results, out = command(monkeypatch, tmp_path, "mr_gsm8k", rows, scores)
     x = results["groups"]["all"]
-    assert x["location_accuracy"] == 0.5 and results["groups"]["group g"] == x and "location_accuracy" in out
-    assert (x["n"], x["n_error"], x["n_steps"], x["n_bad_steps"]) == (4, 2, 2 + 1 + 3 + 2, 2)
+    assert x["accuracy_error"] == 0.5 and results["groups"]["group POT"] == x and "accuracy_error" in out
+    assert (x["n"], x["n_error"], x["n_steps"], x["n_bad_steps"]) == (4, 2, 2 + 1 + 3 + 3, 2)
 
 
 def test_other_metrics_by_hand():
     predicted, error = np.array([1, 1, -1, 1]), np.array([1, 0, -1, -1])
     found = {name: metric(predicted, error) for name, metric in SOLUTION_METRICS.items()}
-    assert found["location_accuracy"] == found["accuracy_error"] == found["first_error_f1"] == 0.5
+    assert found["accuracy_error"] == found["first_error_f1"] == 0.5
     # sound: 1 of 2 called so; unsound: 2 of 2
     assert found["solution_balanced_f1"] == pytest.approx(2 * 0.5 * 1 / 1.5)
     assert found["mcc"] == pytest.approx(1 / 3**0.5)

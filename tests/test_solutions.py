@@ -16,7 +16,7 @@ from prm_jax.launch.config import CONF
 from prm_jax.solutions import Solution, first_error
 from prm_jax.solutions import native_row as row_of
 
-OPTIONS = {"after_first_error": "mask", "alternatives": "expand", "quality_control": "drop"}
+OPTIONS = {"after_first_error": "mask"}
 
 
 def read(path, kind, **options):
@@ -90,16 +90,11 @@ def test_duplicates_are_exact_repeats(tmp_path):
     assert len(read([path, path], "native")[0]) == 10
 
 
-def test_raw_row_chosen_literally(tmp_path):
-    solutions, counts = read(jsonl(tmp_path, RAW), "prm800k", alternatives="chosen")
-    steps, labels = ("a", "b1", "c human", "d\n\n# Answer\n\n7"), (1.0, 1.0, None, 1.0)
-    assert solutions == [Solution("p", steps, labels, (1, 0, None, 1), answer="7", id="rows.jsonl:1")]
-    assert counts["alternatives_dropped"] == 4
-    assert counts["human_steps_without_rating"] == 1
-
-
-def test_raw_row_expanded_supervises_every_rated_step_once(tmp_path):
+def test_raw_rows_literally_each_rated_step_is_supervised_once(tmp_path):
     solutions, counts = read(jsonl(tmp_path, RAW), "prm800k")
+    steps, labels = ("a", "b1", "c human", "d\n\n# Answer\n\n7"), (1.0, 1.0, None, 1.0)
+    assert solutions[0] == Solution("p", steps, labels, (1, 0, None, 1), answer="7", id="rows.jsonl:1")
+    assert counts["human_steps_without_rating"] == 1
     assert [(s.id, s.steps, s.labels, s.ratings) for s in solutions[1:]] == [
         ("rows.jsonl:1/1.0", ("a", "b0"), (None, 0.0), (None, -1)),
         ("rows.jsonl:1/2.0", ("a", "b1", "c0"), (None, None, 0.0), (None, None, -1)),
@@ -129,7 +124,6 @@ def test_quality_control_rows_are_dropped_by_reason(tmp_path):
     assert [s.id for s in solutions] == ["rows.jsonl:1", "rows.jsonl:6"]
     reasons = ("quality_control", "screening", "give_up", "bad_problem")
     assert [counts[f"{reason}_rows_dropped"] for reason in reasons] == [1, 1, 1, 1]
-    assert len(read(path, "prm800k", quality_control="keep")[0]) == 6
 
 
 def test_real_prm800k_flat():
@@ -144,7 +138,8 @@ def test_real_prm800k_flat():
     assert len(errors) == 1045 and all(first_error(s.labels) == len(s.steps) - 1 for s in errors)
     distinct, counts = read(path, "prm800k", duplicates="drop")
     assert (len(distinct), counts["duplicates_dropped"], counts["labels"]) == (729, 446, 4933)
-    assert read(path, "prm800k", neutral="mask")[1]["neutral_masked"] == 340
+    bad = read(path, "prm800k", neutral="bad", after_first_error="keep")[0]
+    assert sum(label == 0 for s in bad for label in s.labels) == 340 + 1045
 
 
 def shepherd(tmp_path, text, label):
@@ -223,10 +218,11 @@ def test_every_file_type_gives_the_same_rows(tmp_path):
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
     for name in [*texts, *(f"{name}.gz" for name in texts), "t.parquet"]:
-        assert list(read_rows(tmp_path / name)) == [(1, rows[0]), (2, rows[1])], name
+        read = [(place.number, row) for place, row in read_rows(tmp_path / name)]
+        assert read == [(1, rows[0]), (2, rows[1])], name
     one = tmp_path / "one.json"
     one.write_text(json.dumps(rows[0], indent=2))
-    assert list(read_rows(one)) == [(1, rows[0])]
+    assert [row for _, row in read_rows(one)] == rows[:1]
 
 
 def test_hub_rows_go_through_the_same_functions(tmp_path, monkeypatch):

@@ -93,7 +93,7 @@ def open_verifier(name: str, options: OpenOptions):
         options, name = dataclasses.replace(options, format=named[0]), named[1]
     fmt, is_server = options.format, name.startswith(SERVER)
     if fmt is None or fmt.critic is None:
-        expected = "format=judge, genprm, r_prm or thinkprm: a server is asked as a critic"
+        expected = "format=judge, genprm or thinkprm: a server is asked as a critic"
         expect(not is_server, f"{name}: format", fmt and fmt.name, expected)
         loaded = open_checkpoint(name, options.which, fmt, options.dtype, options.reference)
         return loaded.scorer(options.rows, options.tokens)

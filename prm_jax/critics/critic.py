@@ -19,7 +19,7 @@ import numpy as np
 from prm_jax.data.critiques import cut_at, fill, prompt_text
 from prm_jax.data.units import CERTAIN, UNITS
 from prm_jax.formats import Format
-from prm_jax.protocols import Continuation, Prefix, Rows
+from prm_jax.protocols import Prefix, Rows
 
 KEPT = 1 << 17  # steps whose votes are kept from call to call, since a search asks about its prefixes again
 
@@ -32,14 +32,12 @@ class CriticStats:
     critiques: int = 0
     tokens: int = 0  # written
     no_verdict: int = 0  # critiques
-    forced: int = 0  # critiques without a verdict that were asked for one (format.critic.force)
     unscored: int = 0  # steps that no vote scores
 
     def summary(self) -> str:
         mean = self.tokens / max(self.critiques, 1)
         cost = f"{self.solutions:,} solutions by {self.critiques:,} critiques of {mean:.1f} tokens"
-        verdicts = f"{self.no_verdict:,} without a verdict, {self.forced:,} of them forced"
-        return f"criticised  {cost}, {verdicts}; {self.unscored:,} steps unscored"
+        return f"criticised  {cost}, {self.no_verdict:,} without a verdict; {self.unscored:,} steps unscored"
 
 
 @dataclasses.dataclass
@@ -49,8 +47,7 @@ class Draft:
     prompt: str
     step: int  # number of the step that it judges
     vote: int
-    written: Continuation | None = None  # None: nothing is written, the critic is asked at once
-    text: str = ""  # what was written, then our question and its likelier verdict
+    text: str = ""  # what was written, then `force` and its likelier verdict
     logit: float = np.nan  # log-odds of its verdict; NaN: it came to none
 
 
@@ -98,36 +95,25 @@ class Critic:
 
     def decide(self, drafts: Sequence[Draft]) -> float:
         """Log-odds of a step from its votes."""
-        c, logit_N = self.format.critic, np.array([draft.logit for draft in drafts])
-        logit_n = logit_N[~np.isnan(logit_N)]
-        if len(logit_n):
-            return combine(logit_n, c.vote)
+        logits = [draft.logit for draft in drafts if not np.isnan(draft.logit)]
+        if logits:
+            return combine(np.array(logits))
         self.stats.unscored += 1
-        return float(np.clip(UNITS["probability"].log_odds(c.unscored), -CERTAIN, CERTAIN))
+        unscored = UNITS["probability"].log_odds(self.format.critic.unscored)
+        return float(np.clip(unscored, -CERTAIN, CERTAIN))
 
     def judge(self, prefixes: Sequence[Prefix]):
         """Puts the votes of each prefix into `known`."""
-        c, stats = self.format.critic, self.stats
+        c = self.format.critic
         votes = {prefix: [self.begin(*prefix, vote) for vote in range(c.votes)] for prefix in prefixes}
         drafts = [draft for of_step in votes.values() for draft in of_step]
         if c.max_tokens:
             self.write(drafts)
-        if c.ask is None:
-            self.read(drafts)
-        asked = []
+        if c.force is not None:
+            self.ask([draft for draft in drafts if np.isnan(draft.logit)])
         for draft in drafts:
-            is_lost = np.isnan(draft.logit) if c.ask is None else not self.has_ended(draft)
-            question = c.force if is_lost else c.ask
-            stats.no_verdict += int(is_lost)
-            if question is not None:
-                stats.forced += int(is_lost)
-                asked.append((draft, question))
-        self.ask(asked)
-        stats.critiques += len(drafts)
-        stats.tokens += sum(len(draft.written.ids_L) for draft in drafts if draft.written)
-        for draft in drafts:  # what nobody asks for again
-            draft.prompt = ""
-            draft.written = None
+            draft.prompt = ""  # which nobody asks for again
+        self.stats.critiques += len(drafts)
         self.known |= votes
 
     def begin(self, problem: str, steps: tuple[str, ...], vote: int) -> Draft:
@@ -140,41 +126,34 @@ class Critic:
         return Draft(prompt, len(steps), vote)
 
     def write(self, drafts: Sequence[Draft]):
-        """Writes the critiques; each is drawn with 31 bits of its vote and prompt alone."""
+        """Writes the critiques, each drawn with 31 bits of its vote and prompt alone, and reads the verdicts
+        that they end with."""
         keys = [json.dumps([draft.vote, draft.prompt]).encode() for draft in drafts]
         numbers = [int.from_bytes(hashlib.sha256(key).digest()[:4], "big") >> 1 for key in keys]
         written = self.writer.write([d.prompt for d in drafts], numbers, jax.random.key(self.seed))
         for draft, new in zip(drafts, written, strict=True):
-            draft.written, draft.text = new, new.text
+            draft.text = new.text
+            self.stats.tokens += len(new.ids_L)
+        if self.format.critic.verdict is None:  # each is asked; one that was cut off is counted
+            self.stats.no_verdict += sum(cut_at(self.format, d.text, d.step) is None for d in drafts)
+            return
+        places = [self.writer.cut(draft.prompt, new) for draft, new in zip(drafts, written, strict=True)]
+        self.stats.no_verdict += places.count(None)
+        for draft, logit in zip(drafts, self.writer.log_odds(places), strict=True):
+            draft.logit = logit
 
-    def has_ended(self, draft: Draft) -> bool:
-        """Whether a critique may be asked: it reached a text of `cut` or, in a format without, its end."""
-        if draft.written is None or not self.format.critic.cut:
-            return draft.written is None or draft.written.finish_reason == "eos"
-        return cut_at(self.format, draft.text, draft.step) is not None
-
-    def read(self, drafts: Sequence[Draft]):
-        """Reads the verdicts that the critiques end with."""
-        logit_n = self.writer.verdicts([d.prompt for d in drafts], [d.written for d in drafts])
+    def ask(self, drafts: Sequence[Draft]):
+        """Reads the verdicts behind the text `force`; appends both to the critiques."""
+        question, _, rest = self.format.critic.force.partition("{verdict}")
+        for draft in drafts:
+            draft.text = draft.text[: cut_at(self.format, draft.text, draft.step)] + question
+        logit_n = self.writer.log_odds(self.writer.encode([d.prompt + d.text for d in drafts]))
         for draft, logit in zip(drafts, logit_n, strict=True):
             draft.logit = logit
-
-    def ask(self, asked: Sequence[tuple[Draft, str]]):
-        """Reads the verdicts behind questions; appends both to the critiques."""
-        for draft, question in asked:
-            draft.text = draft.text[: cut_at(self.format, draft.text, draft.step)]
-            draft.text += question.partition("{verdict}")[0]
-        logit_n = self.writer.after([draft.prompt + draft.text for draft, _ in asked])
-        for (draft, question), logit in zip(asked, logit_n, strict=True):
-            draft.logit = logit
-            verdict = self.format.good if logit >= 0 else self.format.bad
-            draft.text += verdict + question.partition("{verdict}")[2]
+            draft.text += (self.format.good if logit >= 0 else self.format.bad) + rest
 
 
-def combine(logit_n: np.ndarray, rule: str) -> float:
-    """Log-odds of the mean P(good), or of the share of good votes, half a vote of each kind added."""
-    if rule == "majority":
-        good = int((logit_n >= 0).sum())
-        return float(np.log(good + 0.5) - np.log(len(logit_n) - good + 0.5))
+def combine(logit_n: np.ndarray) -> float:
+    """Log-odds of the mean P(good)."""
     log_good, log_bad = (np.logaddexp.reduce(-np.logaddexp(0, -z_n)) for z_n in (logit_n, -logit_n))
     return float(log_good - log_bad)

@@ -34,17 +34,9 @@ class Writer:
         prefixes = [(prompt, ()) for prompt in prompts]
         return [written for (written,) in self.policy.extend(prefixes, 1, "end", key, numbers)]
 
-    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation]) -> np.ndarray:
-        """Log-odds logit_n of the verdicts that the critiques end with, NaN where there is none."""
-        return self.log_odds([self.cut(*pair) for pair in zip(prompts, critiques, strict=True)])
-
-    def after(self, texts: Sequence[str]) -> np.ndarray:
-        """Log-odds logit_n of a verdict right behind each text."""
-        return self.log_odds(self.encode(texts))
-
     def log_odds(self, encoded: Sequence) -> np.ndarray:
-        """Log-odds logit_n of a verdict behind what `encode` and `cut` give, NaN for None; equals read
-        once."""
+        """Log-odds logit_n of a verdict behind each of what `encode` and `cut` give: a text, or one up to the
+        verdict that it ends with, None (of log-odds NaN) where it has none. Equals are read once."""
         distinct = list(dict.fromkeys(x for x in encoded if x is not None))
         logits = self.read(distinct) if distinct else []
         expect(np.isfinite(logits).all(), f"{self.name}: log-odds of verdicts", logits, "numbers")

@@ -62,7 +62,7 @@ def tagged_answers(text: str) -> Iterator[str]:
 
 class Box(NamedTuple):
     start: int  # of \boxed
-    end: int  # behind its brace
+    end: int  # of its content
     content: str  # empty if it is not closed
 
 
@@ -81,10 +81,7 @@ def find_boxes(text: str) -> list[Box]:
     boxes = []
     for match in BOX.finditer(text):
         end = closing.get(match.end(), match.end())
-        if match["bare"]:
-            boxes.append(Box(match.start(), end, match["bare"]))
-        else:
-            boxes.append(Box(match.start(), end + 1, text[match.end() : end]))
+        boxes.append(Box(match.start(), end, match["bare"] or text[match.end() : end]))
     return boxes
 
 
@@ -102,7 +99,7 @@ def boxed_answers(text: str) -> Iterator[str]:
         yield ", ".join(distinct.values())
 
 
-LONGEST_JOINT = 40  # characters between two boxes of one answer, such as `\), and \(x = `
+LONGEST_JOINT = 41  # characters between two boxes of one answer, such as `}\), and \(x = `
 # Between them, without these marks of formulas, stands `,` or `and` or `,or` and maybe `x=`.
 MARKS = re.compile(r"\\text|\\q?quad|\\[,;:!]|[\s$\\()\[\]{}]")
 JOINT = re.compile(r"(?:[,;]|,?and|,?(?P<alternative>or))(?:[a-zA-Z]=)?")

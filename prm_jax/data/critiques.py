@@ -1,15 +1,14 @@
 """Prompts of models that write before they judge a step, and the place of the verdict in what they wrote.
 
 Their formats have a section `critic` (such as conf/format/genprm.yaml). The verdict is one token, `good` or
-`bad`. It follows the text `verdict` if the critic writes it, else a text that is appended to the critique:
-`ask`, or `force` if the critic reached no verdict.
+`bad`. It follows the text `verdict` if the critic writes it, else the text `force`, which is appended to the
+critique.
 """
 
 import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from prm_jax import InputError
 from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect
@@ -25,29 +24,27 @@ class CriticFormat:
     prompt: str  # the user's message; without the format's `chat` the whole text
     next: str | None = None  # that of later steps of a conversation; null: each step has its own prompt
     step: str = "{step}"  # a step in {before} and {steps}, {n} its number; each is a line
-    no_before: str = ""  # {before} of the first step
     drop: str = ""  # removed from steps with the white space at their ends: numbers that they bring
     opening: str = ""  # the critique's first words, written for the critic
-    verdict: str = ""  # text right before the verdict
-    ask: str | None = None  # appended to a finished critique, to ask for its verdict; null: it writes that
-    force: str | None = None  # the same if it reached no verdict, which is read at its {verdict} or after it
-    cut: tuple[str, ...] = ()  # `ask` and `force` replace the first of these texts and all after it
+    verdict: str | None = ""  # text right before the verdict; null: it writes none and is always asked
+    force: str | None = None  # asks a critique without a verdict for it, which is read at {verdict} or after
+    cut: tuple[str, ...] = ()  # `force` replaces the first of these texts and all after it
     max_tokens: Natural = 1024  # of a critique; 0: it writes nothing and is asked at once
     temperature: NotNegative = 1.0
     top_k: Count | None = None
     top_p: Share = 1.0
-    votes: Count = 1  # critiques of a step
-    vote: Literal["mean", "majority"] = "mean"  # of P(good), or the share of votes with P(good) >= .5
+    votes: Count = 1  # critiques of a step, whose mean P(good) counts
     unscored: Share | None = None  # without `force`: P(good) of a step without any verdict
     rows: Count = 64  # critiques decoded at a time
     model: str | None = None  # behind a server: its name there, as server.model of conf/sampling.yaml
     tokenizer: str | None = None  # behind a server with chat: the folder of that which writes the turns
 
     def __post_init__(self):
-        is_asked = self.max_tokens or self.ask is not None
-        expect(is_asked, "format.critic.max_tokens", 0, "above 0 where `ask` is null")
-        decides = not self.max_tokens or self.force is not None or self.unscored is not None
-        expect(decides, "format.critic.force", None, "a text, or format.critic.unscored=P")
+        writes = self.max_tokens and self.verdict is not None
+        decides = self.force is not None or writes and self.unscored is not None
+        expect(
+            decides, "format.critic.force", None, "a text, or format.critic.unscored=P of a written verdict"
+        )
 
 
 def fill(template: str, **values) -> str:
@@ -64,9 +61,9 @@ def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] =
     turns = [{"role": "system", "content": fmt.system}] if fmt.system is not None else []
     if c.next is None:
         written = [fill(c.step, step=step, n=i) for i, step in enumerate(steps, 1)]
-        before = "\n".join(written[:-1]) if n > 1 else c.no_before
-        places = {"step": steps[-1], "n": n, "before": before, "steps": "\n".join(written)}
-        return [*turns, {"role": "user", "content": fill(c.prompt, problem=problem, **places)}]
+        before, up_to = "\n".join(written[:-1]), "\n".join(written)
+        asked = fill(c.prompt, problem=problem, step=steps[-1], n=n, before=before, steps=up_to)
+        return [*turns, {"role": "user", "content": asked}]
     for t, step in enumerate(steps):
         template = c.next if t else c.prompt
         turns.append({"role": "user", "content": fill(template, problem=problem, step=step, n=t + 1)})

@@ -14,6 +14,7 @@ Every rule compares an answer of more than LONGEST characters as a string.
 import collections
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import io
 import logging
@@ -44,7 +45,6 @@ class Checker:
     def __init__(self, rule: str):
         expect(rule in RULES, "how", rule, "string, number or math")
         self.rule, self.name = rule, rule
-        self.known: dict[tuple[str, str], str] = {}  # verdicts of Math-Verify
         if rule == "math":
             versions = (importlib.metadata.version(name) for name in ("math-verify", "sympy"))
             self.name = "math-verify {} (sympy {}, {} s)".format(*versions, SECONDS)
@@ -61,9 +61,7 @@ class Checker:
             return "unparsable"
         if self.rule == "number":
             return compare_numbers(as_number(gold), as_number(answer))
-        if (gold, answer) not in self.known:
-            self.known[gold, answer] = compare_math(gold, answer)
-        return self.known[gold, answer]
+        return compare_math(gold, answer)
 
     def read(self, steps: Sequence[str]) -> str | None:
         """The answer that a solution states, for this rule."""
@@ -84,8 +82,8 @@ class Checker:
         return problem if problem.answer is None else self.judge(problem)[0]
 
     def close(self):
-        """Forgets the verdicts of Math-Verify, which are kept for as long as the checker."""
-        self.known.clear()
+        """Forgets the verdicts of Math-Verify, which are kept."""
+        compare_math.cache_clear()
 
     def group(self, answers: Sequence[str | None]) -> list[int]:
         """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first
@@ -147,6 +145,7 @@ def are_apart(gold, answer) -> bool:
     return False
 
 
+@functools.cache
 def compare_math(gold: str, answer: str) -> str:
     """Math-Verify's verdict within SECONDS. Its own limits are off, since they bound each of its parts."""
     from math_verify import parse, verify

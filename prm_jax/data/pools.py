@@ -4,7 +4,6 @@ Dimension key: T steps.
 """
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,6 @@ from prm_jax.data.rows import (
     placed,
     read_rows,
     rename,
-    row_place,
     short_text,
     texts,
     verdict,
@@ -99,15 +97,14 @@ def iter_pool(
     answers. A gold answer that is a whole solution is the one that it states, unless as_written. `columns`
     are as in rows.rename. InputError names line and field."""
     place_of, samples = {}, {}
-    for number, row in read_rows(path, columns):
-        place = row_place(path, number)
+    for place, row in read_rows(path, columns):
         with placed(place):
             problem = parse_problem(row, as_written, split_by)
             if is_sample(row):
                 join_sample(samples, problem)
                 continue
-            other = place_of.setdefault(problem.id, place)
-            expect(other is place, "id", problem.id, f"an id not seen before, {other} has it")
+            first = place_of.setdefault(problem.id, place)
+            expect(first is place, "id", problem.id, f"an id not seen before, {first} has it")
         yield problem
     for problem, candidates in samples.values():
         yield dataclasses.replace(problem, candidates=tuple(candidates))
@@ -134,9 +131,9 @@ def join_sample(samples: dict[str, tuple[Problem, list]], sample: Problem):
 
 def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
-    id_name = first_name(row, "id", "problem_id", "unique_id")
+    ids = "id", "problem_id", "unique_id"
     if is_sample(row):
-        id_name, candidates = "problem_id", [row | {"answer": None}]  # which is the problem's
+        ids, candidates = "problem_id", [row | {"answer": None}]  # which is the problem's
     elif is_pool(row) and "candidates" not in row:
         candidates = whole_texts(row)
     else:
@@ -147,10 +144,9 @@ def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> P
         expect(is_known, f"candidates[{index}]", candidate, "an object or a list of steps")
         with placed(f"candidates[{index}].", ""):
             parsed.append(parse_candidate(candidate, split_by))
-    text = field(row, first_name(row, *PROBLEM), str)
-    gold = short_text(row, first_name(row, "gold", "answer"))
+    text, gold = field(row, PROBLEM, str), short_text(row, ("gold", "answer"))
     return Problem(
-        id=short_text(row, id_name) or text,
+        id=short_text(row, ids) or text,
         problem=text,
         answer=gold if as_written else read_gold(gold),
         candidates=tuple(parsed),
@@ -175,8 +171,8 @@ def whole_texts(row: dict) -> list[dict]:
 def parse_candidate(row: dict | list, split_by: str | None) -> Candidate:
     """The candidate of an object of a pool, or of a list of steps."""
     row = {"steps": row} if isinstance(row, list) else rename(row)
-    answer = short_text(row, first_name(row, "extracted_answer", "answer"))
-    scores_name = first_name(row, "step_scores", "prm_step_scores", "scores")
+    answer = short_text(row, ("extracted_answer", "answer"))
+    scores_name = first_name(row, ("step_scores", "prm_step_scores", "scores"))
     if isinstance(row.get(scores_name), list):
         row = row | {scores_name: {"prm": row[scores_name]}}
     stored = optional(row, scores_name, dict) or {}
@@ -186,7 +182,7 @@ def parse_candidate(row: dict | list, split_by: str | None) -> Candidate:
         expect(not split_by, "split_by", split_by, "null: the candidates have steps")
         steps = texts(row, "steps")
     else:
-        text = row.get(first_name(row, *TEXT))
+        text = row.get(first_name(row, TEXT))
         expect(isinstance(text, str), "steps", text, f"a list of steps, or a text under {', '.join(TEXT)}")
         steps, step_scores = cut_text(text, split_by, step_scores)
         answer = extract(text) if answer is None else answer
@@ -204,24 +200,20 @@ def parse_candidate(row: dict | list, split_by: str | None) -> Candidate:
 def cut_text(text: str, split_by: str | None, step_scores: dict[str, tuple]) -> tuple[tuple[str, ...], dict]:
     """(steps, step scores) of a whole text. Some verifiers score the blank pieces of a text, too; scores that
     fit neither these nor the steps were made for other steps, and are left out."""
-    pieces = split_steps(text, split_by) if split_by else re.split(r"\r?\n\r?\n", text)
-    pieces = [piece.strip() for piece in pieces]
-    is_step = list(map(bool, pieces))
-    steps = tuple(itertools.compress(pieces, is_step)) or ("",)
-    fitting = {}
-    for name, score_T in step_scores.items():
-        if len(score_T) == len(steps):
-            fitting[name] = score_T
-        elif len(score_T) == len(pieces):
-            fitting[name] = tuple(itertools.compress(score_T, is_step))
-    return steps, fitting
+    found = split_steps(text, split_by) if split_by else re.split(r"\r?\n\r?\n", text)
+    pieces = [piece.strip() for piece in found] or [""]
+    kept = [i for i, piece in enumerate(pieces) if piece] or [0]
+    places = {len(pieces): kept, len(kept): range(len(kept))}
+    fitting = {name: x for name, x in step_scores.items() if len(x) in places}
+    steps = tuple(pieces[i] for i in kept)
+    return steps, {name: tuple(x[i] for i in places[len(x)]) for name, x in fitting.items()}
 
 
 def pool_solutions(p: Problem) -> list[Solution]:
     """A problem's candidates as solutions without labels."""
-    rows = ((f"{p.id}/{n}", c) for n, c in enumerate(p.candidates))
     return [
-        Solution(p.problem, c.steps, outcome=c.outcome, answer=c.answer, id=i, task=p.task) for i, c in rows
+        Solution(p.problem, c.steps, outcome=c.outcome, answer=c.answer, id=f"{p.id}/{n}", task=p.task)
+        for n, c in enumerate(p.candidates)
     ]
 
 
@@ -246,18 +238,12 @@ def note_unsplit(rows: Iterable[tuple]):
 
 
 def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit="logit") -> Iterator[Problem]:
-    """Yields the problems with new step scores `name`, given for all candidates in order. InputError if the
-    name is taken or a candidate's count is wrong, ValueError if there are too many or too few."""
+    """Yields the problems with new step scores `name`, given for all candidates in order."""
     scores = iter(scores)
     for problem in problems:
         candidates = []
-        rows = list(itertools.islice(scores, len(problem.candidates)))
-        for candidate, score_T in zip(problem.candidates, rows, strict=True):
-            is_new = name not in candidate.step_scores
-            expect(is_new, "scores", name, f"a new name, problem {problem.id} has scores of this one")
-            new = candidate.step_scores | {name: tuple(map(float, score_T))}
+        for candidate in problem.candidates:
+            new = candidate.step_scores | {name: tuple(map(float, next(scores)))}
             candidates.append(dataclasses.replace(candidate, step_scores=new))
         units = problem.scores_unit | {name: unit}
         yield dataclasses.replace(problem, candidates=tuple(candidates), scores_unit=units)
-    if next(scores, None) is not None:
-        raise ValueError("more scores than candidates")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prm_jax.data.answers import extract, read_gold
 from prm_jax.data.pools import Candidate
-from prm_jax.data.rows import PROBLEM, field, first_name, placed, read_rows, row_place, short_text
+from prm_jax.data.rows import PROBLEM, field, placed, read_rows, short_text
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
 from prm_jax.launch.config import expect
@@ -28,15 +28,13 @@ def read_questions(path: str | Path, as_written=False, columns=None) -> Iterator
     The answer of a whole solution is the one that it states, unless as_written. columns: as in
     rows.rename."""
     place_of = {}
-    for number, row in read_rows(path, columns):
-        place = row_place(path, number)
+    for place, row in read_rows(path, columns):
         with placed(place):
-            problem = field(row, first_name(row, *PROBLEM), str)
+            problem, answer = field(row, PROBLEM, str), short_text(row, ("gold", "answer"))
             expect(problem, "problem", problem, "a text")
-            answer = short_text(row, first_name(row, "gold", "answer"))
-            name = short_text(row, first_name(row, "id", "problem_id")) or str(number)
-            other = place_of.setdefault(name, place)
-            expect(other is place, "id", name, f"an id not seen before, {other} has it")
+            name = short_text(row, ("id", "problem_id")) or str(place.number)
+            first = place_of.setdefault(name, place)
+            expect(first is place, "id", name, f"an id not seen before, {first} has it")
         yield Question(name, problem, answer if as_written else read_gold(answer))
 
 

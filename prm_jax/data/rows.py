@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from prm_jax import InputError
 from prm_jax.launch.config import expect
@@ -21,21 +22,17 @@ from prm_jax.solutions import is_probability
 
 KIND_WORDS = {str: "a text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 PROBLEM, TEXT = ("problem", "question", "prompt"), ("completion", "response", "solution")  # names of columns
-# What reads rows with a column, for errors.
-READER_OF = {
+READER_OF = {  # what reads rows with a column, for errors
     "conversations": "data.name=conversations",
     "process": "data.name=math_shepherd",
     "input": "data.name=math_shepherd",
-    "modified_process": "data.name=prmbench",
-    "final_answer_correct": "data.name=processbench",
-    "is_quality_control_question": "data.name=prm800k",
     **dict.fromkeys(TEXT, "data.name=text, or split_by= beside input=,"),
 }
 VERDICTS = {"true": 1.0, "false": 0.0, "+": 1.0, "-": 0.0, "1": 1.0, "0": 0.0}  # texts of labels and verdicts
 
 
 @contextlib.contextmanager
-def placed(place: str, between: str = ": "):
+def placed(place, between: str = ": "):
     """Puts a place before the message of an InputError."""
     try:
         yield
@@ -60,16 +57,22 @@ def rename(row: dict, columns: dict[str, str] | None = None) -> dict:
     return renamed
 
 
-def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):
-    """The value of a required field of this type; a bool is not an int. inside: a part's place and "."."""
+def first_name(row: dict, names: str | tuple[str, ...]) -> str:
+    """The first of these fields that the row has; without any the first name."""
+    names = (names,) if isinstance(names, str) else names
+    return next((name for name in names if row.get(name) is not None), names[0])
+
+
+def field(row: dict, names: str | tuple[str, ...], kind: type, inside: str = "", *, null: bool = False):
+    """The value of a required field of this type, of several names the first that the row has; a bool is not
+    an int. inside: a part's place and "."."""
     expect(isinstance(row, dict), inside.removesuffix("."), row, "an object")
+    name = first_name(row, names)
     if name not in row:
         message = f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}"
         if not inside:
             message += f"; data.columns='{{{name}: COLUMN}}' (beside input=: columns) says which column it is"
-        told = [
-            f"; {reader} reads rows with {column}" for column, reader in READER_OF.items() if column in row
-        ]
+        told = [f"; {reader} reads rows with {found}" for found, reader in READER_OF.items() if found in row]
         raise InputError("".join([message, *told[:1]]))
     value = row[name]
     is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
@@ -77,29 +80,21 @@ def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = Fa
     return value
 
 
-def optional(row: dict, name: str, kind: type, inside: str = ""):
+def optional(row: dict, names: str | tuple[str, ...], kind: type, inside: str = ""):
     """Like `field`, but None where the field is missing or null."""
-    return field(row, name, kind, inside, null=True) if name in row else None
+    is_there = first_name(row, names) in row
+    return field(row, names, kind, inside, null=True) if is_there else None
 
 
-def first_name(row: dict, *names: str) -> str:
-    """The first of these fields that the row has; without any the first name."""
-    return next((name for name in names if row.get(name) is not None), names[0])
-
-
-def short_text(row: dict, name: str) -> str | None:
+def short_text(row: dict, names: str | tuple[str, ...]) -> str | None:
     """An answer or id as text, None where it is missing or null; the number 12.0 is 12."""
+    name = first_name(row, names)
     value = row.get(name)
     is_number = type(value) is int or (type(value) is float and math.isfinite(value))
     expect(is_number or value is None or isinstance(value, str), name, value, "a text, a number or null")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return None if value is None else str(value)
-
-
-def own_id(row: dict, row_id: str) -> str:
-    """The row's id, or else `row_id`."""
-    return short_text(row, "id") or row_id
 
 
 def verdict(row: dict, name: str) -> bool | None:
@@ -115,8 +110,9 @@ def as_label(value):
     return float(value) if is_probability(value) else value
 
 
-def texts(row: dict, name: str) -> tuple[str, ...]:
+def texts(row: dict, names: str | tuple[str, ...]) -> tuple[str, ...]:
     """A field that holds a list of at least one text."""
+    name = first_name(row, names)
     values = field(row, name, list)
     expect(values, name, "no steps", "at least one")
     for index, value in enumerate(values):
@@ -129,22 +125,28 @@ def writable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def row_place(path, number: int) -> str:
-    """A row's place in an error: its line in JSON Lines, its rank in other files, both from 1."""
-    return f"{path} {'line' if str(path).removesuffix('.gz').endswith('.jsonl') else 'row'} {number}"
+class Place(NamedTuple):
+    """Where a row stands: its line in JSON Lines, its rank in other files, both from 1."""
+
+    path: str | Path
+    number: int
+
+    def __str__(self) -> str:
+        is_lines = str(self.path).removesuffix(".gz").endswith(".jsonl")
+        return f"{self.path} {'line' if is_lines else 'row'} {self.number}"
 
 
 def read_rows(
     path, columns: dict[str, str] | None = None, split: str | None = None
-) -> Iterator[tuple[int, dict]]:
-    """Yields (number as in `row_place`, row as of `rename`) of a file, or of the split of a Hugging Face data
-    set. Raises InputError if it is missing, empty or broken, or a row is not an object."""
+) -> Iterator[tuple[Place, dict]]:
+    """Yields (Place, row as of `rename`) of a file, or of the split of a Hugging Face data set. InputError if
+    it is missing, empty or broken, or a row is not an object."""
     for number, row in load_hub(path, split) if split else file_rows(Path(path)):
-        place = row_place(path, number)
-        expect(isinstance(row, dict), place, row, "an object with named fields")
+        place = Place(path, number)
+        expect(isinstance(row, dict), str(place), row, "an object with named fields")
         with placed(place):
             row = rename(row, columns)
-        yield number, row
+        yield place, row
 
 
 def file_rows(path: Path) -> Iterator[tuple[int, dict]]:
@@ -208,8 +210,8 @@ def is_pool(row: dict) -> bool:
 
 def is_sample(row: dict) -> bool:
     """Whether a file's row is one sample of a pool, as a table has them: a text, or steps with a verdict."""
-    has_problem = row.get(first_name(row, *PROBLEM)) is not None and not is_pool(row)
-    has_text = isinstance(row.get(first_name(row, *TEXT)), str)
+    has_problem = row.get(first_name(row, PROBLEM)) is not None and not is_pool(row)
+    has_text = isinstance(row.get(first_name(row, TEXT)), str)
     return has_problem and (has_text or {"steps", "correct"} <= row.keys())
 
 

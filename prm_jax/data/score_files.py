@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax.data.rows import append_rows, field, placed, read_rows, require_same, row_place
+from prm_jax.data.rows import append_rows, field, placed, read_rows, require_same
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import share_file
@@ -49,8 +49,8 @@ def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.nd
 
 def stored_scores(path: Path) -> Iterator[np.ndarray]:
     """Yields the step scores of each row {id, unit, scores} as float32 log-odds; InputError names the row."""
-    for number, row in read_rows(path):
-        with placed(row_place(path, number)):
+    for place, row in read_rows(path):
+        with placed(place):
             unit, scores = field(row, "unit", str), field(row, "scores", list)
             expect(unit in UNITS, "unit", unit, ", ".join(UNITS))
             low, high = UNITS[unit].low, UNITS[unit].high

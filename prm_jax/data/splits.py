@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from omegaconf import OmegaConf
 
-from prm_jax.data import sources
 from prm_jax.data.rows import file_fingerprint
+from prm_jax.data.sources import READERS, AfterError, Reading, load_placed
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse
+from prm_jax.launch.config import Count, Positive, Rule, expect, parse
 from prm_jax.launch.files import sha256
 from prm_jax.solutions import Packed, Solution, packed_solutions
 
@@ -24,26 +24,18 @@ Files = str | FileList | None
 TOTALS = ("rows", "solutions", "steps", "labels")  # counts of all that was read
 
 
-@dataclasses.dataclass(frozen=True)
-class FileData:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileData(Reading):
     """Labelled rows from files or the hub; conf/data/files.yaml says what each key means."""
 
-    name: str
     label_kind: LabelKind
     path: Files
-    hub: str | None
-    hub_split: str
-    neutral: Annotated[str, one_of(sources.OPTIONS["neutral"])]
-    after_first_error: Annotated[str, one_of(sources.OPTIONS["after_first_error"])]
-    alternatives: Annotated[str, one_of(sources.OPTIONS["alternatives"])]
-    duplicates: Annotated[str, one_of(sources.OPTIONS["duplicates"])]
-    quality_control: Annotated[str, one_of(sources.OPTIONS["quality_control"])]
-    folds: int
-    fold: int | None
     validation_path: Files
     test_path: Files
-    split_by: str  # a name of steps.SPLITS
-    columns: dict[str, str] | None
+    hub: str | None
+    hub_split: str
+    folds: int
+    fold: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +44,7 @@ class TaskData:
 
     name: str
     label_kind: Literal["correctness", "value"]
-    after_first_error: Annotated[str, one_of(sources.OPTIONS["after_first_error"])]
+    after_first_error: AfterError
     samples: Literal["policy", "solver"]
     policy: str
     temperature: Positive
@@ -106,14 +98,14 @@ def data_config(node, key: str = "data") -> DataConfig:
     if name == "mixture" and key == "data":
         return mixture_config(node)
     is_own = ".py:" in str(name)  # FILE.py:CLASS of a task, or FILE.py:FUNCTION of a reader
-    if name in sources.READERS or is_own and "path" in node:
+    if name in READERS or is_own and "path" in node:
         cfg = parse(node, FileData, key)
         expected = f"a file, or a hub data set ({key}.hub=OWNER/NAME), and not both"
         expect(bool(cfg.path) != bool(cfg.hub), f"{key}.path", cfg.path, expected)
     else:
         from prm_jax import tasks  # not above: data of files need no embedded task
 
-        names = ", ".join((*tasks.TASKS, "mixture", *sources.READERS))
+        names = ", ".join((*tasks.TASKS, "mixture", *READERS))
         is_known = name in tasks.TASKS or is_own
         expect(is_known, f"{key}.name", name, f"{names} or one of your own, FILE.py:NAME")
         section = parse(node.get("task"), tasks.find_task(name).Config, f"{key}.task")
@@ -147,7 +139,7 @@ def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_req
         return Data(splits, counts, {})
     if isinstance(cfg, Mixture):
         return load_mixture(cfg, seed, draw, labels_required)
-    data = load_files(cfg, labels_required, {"validation": cfg.validation_path, "test": cfg.test_path})
+    data = load_files(cfg, labels_required)
     hashed = [side for side in ("test", "validation") if side not in data.splits]
     splits = data.splits | split_by_problem(data.splits["train"], cfg.folds, cfg.fold or 0, hashed)
     return dataclasses.replace(data, splits=splits, counts=data.counts | count_overlaps(splits))
@@ -157,43 +149,38 @@ def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, nam
     """Returns the solutions to evaluate on as the split `test`: a whole file if it was `named` and the config
     sets neither a fold nor a test file, else the splits of the run's own data."""
     if named and isinstance(cfg, FileData) and cfg.fold is None and cfg.test_path is None:
-        data = load_files(cfg, labels_required=True)
+        data = load_files(dataclasses.replace(cfg, validation_path=None), labels_required=True)
         splits = {"train": [], "validation": [], "test": data.splits["train"]}
         return dataclasses.replace(data, splits=splits)
     return load_splits(cfg, seed, draw, labels_required=True)
 
 
-def load_files(cfg: FileData, labels_required: bool, others: dict[str, Files] | None = None) -> Data:
-    """The rows of `path` or `hub` as `train`, and those of other files by their side."""
-    data = load_side(cfg, cfg.path or cfg.hub, cfg.hub_split if cfg.hub else None, labels_required)
-    for side, path in (others or {}).items():
-        if path is not None:
-            other = load_side(cfg, path, None, labels_required)
-            data.splits[side] = other.splits["train"]
-            losses = {f"{side}_{name}": n for name, n in other.counts.items() if name not in TOTALS}
-            data.counts.update(losses)
-            data.fingerprints.update(other.fingerprints)
-    return data
-
-
-def load_side(cfg: FileData, path: Files, hub_split: str | None, labels_required: bool) -> Data:
-    """The rows of one or several files, or of a hub data set, as `train`."""
-    reading = {name: getattr(cfg, name) for name in (*sources.OPTIONS, "split_by", "columns")}
-    reading |= {"split": hub_split, "labels_required": labels_required}
-    counts, solutions, digest = collections.Counter(), packed_solutions(), hashlib.sha256()
-    for place, row, solution in sources.load_placed(path, cfg.name, counts, **reading):
-        kind = row.get("label_kind")
-        is_same = kind in (None, "unknown", cfg.label_kind)
-        expect(is_same, "data.label_kind", cfg.label_kind, f"{kind}, as {place} states")
-        solutions.append(solution)
+def load_files(cfg: FileData, labels_required: bool) -> Data:
+    """The rows of `path` or `hub` as `train`, those of `validation_path` and `test_path` by their side."""
+    data = Data({}, {}, {})
+    paths = {"train": cfg.path or cfg.hub, "validation": cfg.validation_path, "test": cfg.test_path}
+    for side, path in paths.items():
+        if path is None:
+            continue
+        hub_split = cfg.hub_split if path is cfg.hub else None
+        counts, solutions, digest = collections.Counter(), packed_solutions(), hashlib.sha256()
+        for place, row, solution in load_placed(path, cfg, counts, hub_split, labels_required):
+            kind = row.get("label_kind")
+            is_same = kind in (None, "unknown", cfg.label_kind)
+            expect(is_same, "data.label_kind", cfg.label_kind, f"{kind}, as {place} states")
+            solutions.append(solution)
+            if hub_split:
+                digest.update(repr(solution).encode())
+        data.splits[side] = solutions
+        if side != "train":
+            counts = {f"{side}_{name}": n for name, n in counts.items() if name not in TOTALS}
+        data.counts.update(counts)
         if hub_split:
-            digest.update(repr(solution).encode())
-    if hub_split:
-        fingerprints = {f"{path} split {hub_split}": digest.hexdigest()}
-    else:
-        files = [path] if isinstance(path, str) else path
-        fingerprints = {str(file): file_fingerprint(file) for file in files}
-    return Data({"train": solutions}, dict(counts), fingerprints)
+            data.fingerprints[f"{path} split {hub_split}"] = digest.hexdigest()
+        else:
+            files = [path] if isinstance(path, str) else path
+            data.fingerprints.update({str(file): file_fingerprint(file) for file in files})
+    return data
 
 
 def load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:

@@ -5,7 +5,7 @@ Only white space at a cut is dropped, so the steps, joined, are the text up to w
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prm_jax.launch.config import expect
 
@@ -27,12 +27,8 @@ SENTENCE_END = re.compile(r"(?:[.!?]+[\"'”’)\]*]{0,3}(?=\s)|\n)(?=\s{0,99}[^
 def split_steps(text: str, way: str) -> list[str]:
     """The non-empty steps of a text without outer white space; `way` is a name of SPLITS."""
     expect(way in SPLITS, "split_by", way, ", ".join(SPLITS))
-    return cut(text, SPLITS[way](text))
-
-
-def cut(text: str, places: Iterable[int]) -> list[str]:
-    """The non-empty pieces between these places, without outer white space."""
-    pieces = [text[start:end].strip() for start, end in itertools.pairwise([0, *places, len(text)])]
+    places = [0, *SPLITS[way](text), len(text)]
+    pieces = [text[start:end].strip() for start, end in itertools.pairwise(places)]
     return [piece for piece in pieces if piece]
 
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError
 from prm_jax.data.rows import field, optional
 from prm_jax.data.score_files import score_into
-from prm_jax.data.sources import load_placed
+from prm_jax.data.sources import Reading, load_placed
 from prm_jax.data.splits import Files
 from prm_jax.data.units import probability
 from prm_jax.evals.baselines import rule_scores, step_auroc
@@ -95,7 +95,7 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
     repeats a row's class and idx the second is passed over, as by its authors."""
     rows, counts, ids, seen = [], collections.Counter(), set(), set()
     for place, split, group in places(source):
-        for line, raw, solution in load_placed(place, kind, counts, split=split):
+        for line, raw, solution in load_placed(place, Reading(name=kind), counts, split):
             try:
                 expect(solution.id not in ids, "id", solution.id, "each id once")
                 group = field(raw, GROUP_FIELDS[kind], str) if kind in GROUP_FIELDS else group

@@ -7,15 +7,7 @@ from prm_jax.evals.benchmarks import Benchmark, Row, rows_and_scores
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import interval_of, show_table
 from prm_jax.launch.config import expect
-from prm_jax.metrics import (
-    first_error_accuracy,
-    first_error_f1,
-    harmonic_mean,
-    mcc,
-    mean,
-    predict_first_error,
-    problem_numbers,
-)
+from prm_jax.metrics import first_error_f1, harmonic_mean, mcc, mean, predict_first_error, problem_numbers
 from prm_jax.solutions import first_error
 
 
@@ -27,7 +19,6 @@ def balanced_f1(predicted, is_good) -> float:
 
 # Of each solution's predicted and labelled first error, -1 where there is none; a sound one is positive.
 SOLUTION_METRICS = {
-    "location_accuracy": first_error_accuracy,
     "accuracy_error": lambda predicted, error: mean((predicted == error)[error != -1]),
     "first_error_f1": lambda predicted, error: first_error_f1(predicted, error)["f1"],
     "solution_balanced_f1": lambda predicted, error: balanced_f1(predicted == -1, error == -1),
@@ -35,7 +26,6 @@ SOLUTION_METRICS = {
 }
 # The metrics that the authors of a set report.
 OWN = {
-    "big_bench_mistake": ("location_accuracy",),  # Tyen et al. 2024, section 3
     # MR-Score = .2 max(0, MCC) + .3 accuracy of the step + .5 of the reason; PRMs give no reason (Zeng et
     # al. 2023, section 3).
     "mr_gsm8k": ("mcc", "accuracy_error"),

@@ -96,7 +96,7 @@ def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
         problems = pools.read_pool(cfg.input, split_by=cfg.split_by, columns=cfg.columns)
         solutions = list(pools.candidate_rows(problems))
     else:
-        reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
+        reading = {"name": "text", "split_by": cfg.split_by} if cfg.split_by else {"name": "native"}
         loaded, counts = sources.load(cfg.input, columns=cfg.columns, **reading)
         print_counts({name: n for name, n in counts.items() if n and name.endswith("_dropped")})
         solutions = [(s.id, s.problem, s.steps) for s in loaded]
