@@ -278,8 +278,7 @@ def conversations(row: dict, row_id: str, counts) -> list[Solution]:
     steps = steps[: len(labels)]
     expect(steps, "conversations", row["conversations"], "a step of the user and a label of the assistant")
     if not re.search(r"[Ss]tep 1:|\?|\n\n", steps[0]):
-        sentence = (split_steps(steps[0], "sentence") or [""])[0]
-        steps[0] = f"{sentence}\n\n{steps[0].lstrip()[len(sentence) :]}"
+        steps[0] = "\n\n".join(re.split(r"(?<=[.!?])\s", steps[0].lstrip(), maxsplit=1))
     return [divide(steps, labels, row_id, counts)]
 
 

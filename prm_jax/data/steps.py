@@ -5,7 +5,7 @@ Only white space at a cut is dropped, so the steps, joined, are the text up to w
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from prm_jax.launch.config import expect
 
@@ -14,48 +14,20 @@ NUMBERED = re.compile(
     r"^ {0,2}(?:#{1,6} )?\*{0,2}(?:step \d{1,3}\b|\d{1,3}[.)]\*{0,2}[^\S\n](?![=+/^<>]|[*-]\s))",
     re.IGNORECASE | re.MULTILINE,
 )
-DISPLAY = r"\\\[.{1,999}?\\\]|\$\$.{1,999}?\$\$|\\begin\{(?P<env>\w{1,20}\*?)\}.{1,999}?\\end\{(?P=env)\}"
-# Pandoc's rule, which tells $x$ from $3 and $4.
-INLINE = r"(?<!\\)\$(?=\S)[^$\n]{1,999}(?<![\s\\])\$(?!\d)|`[^`\n]{1,999}`"
-# The number of an item, an abbreviation.
-NO_END = r"(?m:^)[ #*(]{0,8}(?:step )?\d{1,3}\.|\b(?:[a-z]|e\.g|i\.e|vs|cf|approx|figs?|eqs?|mrs?|ms|dr|st)\."
-WHOLE = re.compile(rf"(?P<display>{DISPLAY}|```.{{1,999}}?```)|{INLINE}|{NO_END}", re.DOTALL | re.IGNORECASE)
-# The next sentence begins with no small letter, sign or comma.
-SENTENCE_END = re.compile(r"(?:[.!?]+[\"'”’)\]*]{0,3}(?=\s)|\n)(?=\s{0,99}[^\sa-z=+/^<>&|,;:])")
+SPLITS = {  # a text is cut before each match
+    "line": re.compile("\n"),
+    "blank": re.compile(r"\n[^\S\n]*\n\s*"),
+    "numbered": NUMBERED,  # what precedes the first number is a step too
+    "think": re.compile(r"<think>|(?<=</think>)"),  # what precedes a block, the block, what follows
+}
 
 
 def split_steps(text: str, way: str) -> list[str]:
     """The non-empty steps of a text without outer white space; `way` is a name of SPLITS."""
     expect(way in SPLITS, "split_by", way, ", ".join(SPLITS))
-    places = [0, *SPLITS[way](text), len(text)]
+    places = [0, *(match.start() for match in SPLITS[way].finditer(text)), len(text)]
     pieces = [text[start:end].strip() for start, end in itertools.pairwise(places)]
     return [piece for piece in pieces if piece]
-
-
-def cut_before(pattern: str | re.Pattern) -> Callable[[str], Iterator[int]]:
-    """Cuts before each match."""
-    return lambda text: (match.start() for match in re.finditer(pattern, text))
-
-
-def sentence_cuts(text: str) -> Iterator[int]:
-    """Cuts where a sentence or line ends and the next begins, never inside a number, a formula or code."""
-    masked = WHOLE.sub(mask, text)
-    return (match.end() for match in SENTENCE_END.finditer(masked))
-
-
-def mask(whole: re.Match) -> str:
-    """What hides a formula or a number: as long, and without an end but that of `$x = 3.$`."""
-    letter = "a" if whole["display"] else "A"
-    return letter * (len(whole[0]) - 1) + ("." if whole[0].endswith(".$") else letter)
-
-
-SPLITS = {
-    "line": cut_before("\n"),
-    "blank": cut_before(r"\n[^\S\n]*\n\s*"),
-    "sentence": sentence_cuts,
-    "numbered": cut_before(NUMBERED),  # what precedes the first number is a step too
-    "think": cut_before(r"<think>|(?<=</think>)"),  # what precedes a block, the block, what follows
-}
 
 
 def format_steps(fmt, text: str) -> tuple[str, ...]:
