@@ -42,9 +42,7 @@ class CriticFormat:
     def __post_init__(self):
         writes = self.max_tokens and self.verdict is not None
         decides = self.force is not None or writes and self.unscored is not None
-        expect(
-            decides, "format.critic.force", None, "a text, or format.critic.unscored=P of a written verdict"
-        )
+        expect(decides, "format.critic.force", None, "a text, or format.critic.unscored=P")
 
 
 def fill(template: str, **values) -> str:
@@ -59,16 +57,14 @@ def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] =
         drop = re.escape(c.drop).replace(r"\{n\}", r"\d+")
         steps = [re.sub(drop, "", step).strip() for step in steps]
     turns = [{"role": "system", "content": fmt.system}] if fmt.system is not None else []
-    if c.next is None:
-        written = [fill(c.step, step=step, n=i) for i, step in enumerate(steps, 1)]
-        before, up_to = "\n".join(written[:-1]), "\n".join(written)
-        asked = fill(c.prompt, problem=problem, step=steps[-1], n=n, before=before, steps=up_to)
-        return [*turns, {"role": "user", "content": asked}]
-    for t, step in enumerate(steps):
-        template = c.next if t else c.prompt
-        turns.append({"role": "user", "content": fill(template, problem=problem, step=step, n=t + 1)})
-        if t + 1 < n:
-            turns.append({"role": "assistant", "content": critiques[t]})
+    written = [fill(c.step, step=step, n=i) for i, step in enumerate(steps, 1)]
+    for t in [n] if c.next is None else range(1, n + 1):
+        template = c.prompt if c.next is None or t == 1 else c.next
+        before, up_to = "\n".join(written[: t - 1]), "\n".join(written[:t])
+        asked = fill(template, problem=problem, step=steps[t - 1], n=t, before=before, steps=up_to)
+        turns.append({"role": "user", "content": asked})
+        if t < n:
+            turns.append({"role": "assistant", "content": critiques[t - 1]})
     return turns
 
 
