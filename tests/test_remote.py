@@ -283,7 +283,7 @@ def test_a_judge_behind_a_server_writes_and_its_verdict_is_exact(stub, judge, ca
 
 def test_asked_at_once_a_judge_is_asked_for_two_log_probabilities_alone(stub, judge):
     stub.script = [(200, echo(" Yes", -3.0)), (200, echo(" No", -1.0))]
-    assert judge(max_tokens=0).score([("3 +4?", ("3+4=7",))])[0].tolist() == [-2.0]
+    assert judge(max_tokens=0, force="Verdict:").score([("3 +4?", ("3+4=7",))])[0].tolist() == [-2.0]
     assert [b["prompt"][-13:] for b in stub.bodies] == ["\nVerdict: Yes", ".\nVerdict: No"]
 
 
