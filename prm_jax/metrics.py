@@ -83,6 +83,12 @@ def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return mean_p, mean_y, count
 
 
+def reliability_table(p, y) -> dict[str, list]:
+    """`reliability` by name, ready for JSON."""
+    names = "mean_score", "mean_label", "n"
+    return {name: x.tolist() for name, x in zip(names, reliability(p, y), strict=True)}
+
+
 def ece(p, y, bins: int = 15) -> float:
     """Expected calibration error of P(good), sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017)."""
     mean_p, mean_y, count = reliability(p, y, bins)
@@ -109,15 +115,14 @@ def first_error_f1(predicted, label) -> dict[str, float]:
     return {"accuracy_error": a, "accuracy_clean": b, "f1": harmonic_mean(a, b)}
 
 
-def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, int]:
-    """(mean AUROC over problems with sound and unsound solutions, their number): what best-of-N uses."""
+def within_problem_auroc(solution_score, is_sound, problem_ids) -> float:
+    """Mean AUROC over the problems with sound and unsound solutions: what best-of-N uses."""
     score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
     problem, _ = _checked(problem_numbers(problem_ids), score)
     order = np.argsort(problem, kind="stable")
     cuts = np.flatnonzero(np.diff(problem[order])) + 1
     aurocs = [auroc(score[rows], is_sound[rows]) for rows in np.split(order, cuts)]
-    mixed = [x for x in aurocs if not math.isnan(x)]
-    return mean(mixed), len(mixed)
+    return mean([x for x in aurocs if not math.isnan(x)])
 
 
 def labelled_steps(labels: Sequence[float | None] | None, label_kind="correctness") -> tuple[list[int], int]:
@@ -142,7 +147,7 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
     First-error numbers follow ProcessBench: the prediction is the first step below `threshold` among *all*
     steps. Within-problem AUROC ranks solutions by their lowest step score; one is sound if no labelled step
     is bad. Of value and advantage labels, first errors and soundness are nan."""
-    parts, whole, n_solutions = [], [], 0
+    steps, whole, n_solutions = [], [], 0
     for row, (score, label, problem) in enumerate(zip(scores, labels, problem_ids, strict=True)):
         indices, error_index = labelled_steps(label, label_kind)
         if not indices:
@@ -151,24 +156,17 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
         if len(score) != len(label) or not np.all((score >= 0) & (score <= 1)):
             raise ValueError(f"solution {row}: expected {len(label)} step scores in [0, 1], found {score}")
         n_solutions += 1
-        parts += [(score[index], label[index], index) for index in indices]
+        steps += [(score[index], label[index]) for index in indices]
         if label_kind == "correctness":
             whole.append((predict_first_error(score, threshold), error_index, score.min(), problem))
-    p, y, position = np.array(parts, np.float64).reshape(-1, 3).T
+    p, y = np.array(steps, np.float64).reshape(-1, 2).T
     predicted, first_error, lowest, ids = zip(*whole) if whole else ((), (), (), ())
     first_error = np.array(first_error, int)
     is_good, predicted_good = y >= 0.5, p >= threshold
-    is_hit = predicted_good == is_good
-    within, n_mixed = within_problem_auroc(lowest, first_error == -1, ids)
     processbench = first_error_f1(predicted, first_error)
-    by_position = {}
-    for t in np.unique(position):
-        good, score, hit = (x[position == t] for x in (is_good, p, is_hit))
-        rates = {"base_rate_bad": mean(~good), "auroc": auroc(score, good), "accuracy": mean(hit)}
-        by_position[str(int(t) + 1)] = {"n": len(good), **rates}
     return {
         "step_auroc": auroc(p, is_good),
-        "step_accuracy": mean(is_hit),
+        "step_accuracy": mean(predicted_good == is_good),
         "bad_step_f1": f1(~is_good, ~predicted_good),
         "base_rate_bad": mean(~is_good),
         "tail_miss_rate": mean(p[~is_good] > TAIL_SCORE),
@@ -176,10 +174,7 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
         "ece": ece(p, y),
         "first_error_accuracy": first_error_accuracy(predicted, first_error),
         **{f"first_error_{name}": x for name, x in processbench.items()},
-        "within_problem_auroc": within,
-        "n_mixed_problems": n_mixed,
+        "within_problem_auroc": within_problem_auroc(lowest, first_error == -1, ids),
         "n_steps": len(p),
         "n_solutions": n_solutions,
-        "n_unlabelled_solutions": len(scores) - n_solutions,
-        "by_position": by_position,
     }

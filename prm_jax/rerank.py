@@ -31,7 +31,7 @@ import numpy as np
 from prm_jax.kernels.sort import best_first
 
 HIGHEST = jax.lax.Precision.HIGHEST  # full float32 in products: an accelerator's default keeps 8 or 11 bits
-TIES = ("share", "first")
+TIES = {"share": True, "first": False}  # whether tied candidates share
 # Below all scores: of probability 0, of who cannot win, of who does not exist. `round_score` keeps them.
 ZERO, UNABLE, MISSING = -(2.0**127), -1.5 * 2.0**127, -1.75 * 2.0**127
 
@@ -140,11 +140,9 @@ def aggregate(step_PNT, mask_PNT, aggregator: str, *, unit: str, clip=1e-6, deca
     `aggregator` is a name in AGGREGATORS. With unit="logit" step_PNT are log-odds of p_t; with "logp" natural
     logs of stored p_t, where log 1 = 0 and log 0 = -inf are fine and nothing is clipped. Any leading axes. A
     solution without steps gets -inf."""
-    expect_name("aggregator", aggregator, AGGREGATORS)
-    expect_name("unit", unit, ("logit", "logp"))
     mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
     step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)
-    if unit == "logit":
+    if {"logit": True, "logp": False}[unit]:
         logp_PTN, logit_PTN = jax.nn.log_sigmoid(step_PTN), step_PTN
     else:
         logp_PTN, logit_PTN = step_PTN, step_PTN - jnp.log(-jnp.expm1(step_PTN))
@@ -236,8 +234,7 @@ def best_of_n(score_PN, gold_PN, eligible_PN=None, mask_PN=None, size_n=None, *,
     gold_PN = jnp.where(score_PN <= UNABLE, 0.0, jnp.where(jnp.isnan(score_PN), jnp.nan, as_float(gold_PN)))
     order_PN = best_first(score_PN)
     gold_PN = jnp.take_along_axis(gold_PN, order_PN, -1)
-    expect_name("ties", ties, TIES)
-    if ties == "share":
+    if TIES[ties]:
         gold_PN = jax.vmap(_share)(gold_PN, jnp.take_along_axis(score_PN, order_PN, -1))
     N, dtype = gold_PN.shape[-1], gold_PN.dtype
     if mask_PN is None:
@@ -257,7 +254,6 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
     Where no candidate of a subset is eligible the ineligible ones of it tie, so that they sum to 1 and are
     uniform at n = 1. Their KL from the uniform distribution tends to log n - (n - 1) / n nats as N grows
     (Beirami 2401.01879)."""
-    expect_name("ties", ties, TIES)
     score_PN = rank_scores(score_PN, eligible_PN, mask_PN)
     weights = functools.partial(rank_weights, jnp.reshape(n, 1), score_PN.shape[-1], score_PN.dtype)
     full_N = weights()[0]
@@ -265,7 +261,7 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
     def one(problem):
         score_N, order_N, count = problem
         weight_N, sorted_N = full_N if mask_PN is None else weights(count)[0], score_N[order_N]
-        weight_N = jnp.where((ties == "share") | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
+        weight_N = jnp.where(TIES[ties] | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
         return jnp.zeros_like(score_N).at[order_N].set(weight_N)
 
     problems = score_PN, best_first(score_PN), all_or(mask_PN, score_PN).sum(-1)
@@ -317,12 +313,6 @@ def rank_scores(score_PN, eligible_PN=None, mask_PN=None, rounded=True):
     score_PN = round_score(score_PN) if rounded else score_PN
     score_PN = score_PN if eligible_PN is None else jnp.where(eligible_PN, score_PN, UNABLE)
     return score_PN if mask_PN is None else jnp.where(mask_PN, score_PN, MISSING)
-
-
-def expect_name(what: str, name: str, names):
-    if name not in names:
-        expected = " or ".join(f'"{name}"' for name in names)
-        raise ValueError(f"{what} is {name!r}, expected {expected}")
 
 
 def _share(gold_N, score_N):

@@ -69,40 +69,39 @@ def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLE
     return tuple(_percentiles(values).tolist()) if is_defined else (math.nan, math.nan)
 
 
-def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
-    """(p, method): two-sided paired test of the hypothesis that differences are symmetric around 0.
-
-    p is the share of sign patterns of the m nonzero differences whose sum is at least as far from 0 as the
-    observed one: of all ("exact"; with equal magnitudes the binomial test), or of SIGN_FLIPS random ones."""
+def sign_flip_test(difference_P, seed: int = 0) -> float:
+    """p, two-sided, of the hypothesis that paired differences are symmetric around 0: the share of sign
+    patterns of the m nonzero differences whose sum is at least as far from 0 as the observed one, of all (of
+    equal magnitudes by the binomial test), or of SIGN_FLIPS random ones."""
     from scipy.stats import binomtest  # not above: it takes a second
 
     difference_m = np.asarray(difference_P, np.float64)
     difference_m = difference_m[np.abs(difference_m) > ROUNDING]
     if not (m := len(difference_m)):
-        return 1.0, "exact: no problem differs"
+        return 1.0
     size_m, far = np.abs(difference_m), abs(difference_m.sum()) - ROUNDING
     if np.ptp(size_m) <= ROUNDING:
-        return float(binomtest(int((difference_m > 0).sum()), m).pvalue), "exact: binomial"
+        return float(binomtest(int((difference_m > 0).sum()), m).pvalue)
     if m <= ENUMERATED:
         sums = size_m[:1]  # the first sign may stay: the other half are these, negated
         for size in size_m[1:]:
             sums = np.concatenate([sums + size, sums - size])
-        return float(np.mean(np.abs(sums) >= far)), "exact: all sign patterns"
+        return float(np.mean(np.abs(sums) >= far))
     rng, n_far, rows = np.random.default_rng(seed), 0, max(1, FLIPS // m)
     for start in range(0, SIGN_FLIPS, rows):
         bits = rng.integers(1 << 32, size=(min(rows, SIGN_FLIPS - start), m), dtype=np.uint32)
         n_far += int((np.abs(2 * ((bits >> 31).astype(float) @ size_m) - size_m.sum()) >= far).sum())
-    return (n_far + 1) / (SIGN_FLIPS + 1), f"{SIGN_FLIPS} random sign flips"
+    return (n_far + 1) / (SIGN_FLIPS + 1)
 
 
-def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
-    """For each X the mean of a - b over problems: difference, interval, p, p_method, and n_differ, how many
-    differ; with fewer than 6 no p can be small."""
-    difference_PX = np.asarray(a_PX, np.float64) - np.asarray(b_PX, np.float64)
-    difference_PX = np.where(np.abs(difference_PX) <= ROUNDING, 0.0, difference_PX)
-    rows = []
-    for column_P, low, high in zip(difference_PX.T, *mean_interval(difference_PX, seed), strict=True):
-        p, method = sign_flip_test(column_P, seed)
-        row = {"difference": float(column_P.mean()), "interval": [float(low), float(high)]}
-        rows.append(row | {"p": p, "p_method": method, "n_differ": int(np.count_nonzero(column_P))})
-    return rows
+def paired_difference(a_P, b_P, seed: int = 0) -> dict:
+    """The mean of a - b over problems: difference, interval, p, and n_differ, how many differ; with fewer
+    than 6 no p can be small."""
+    difference_P = np.asarray(a_P, np.float64) - np.asarray(b_P, np.float64)
+    difference_P = np.where(np.abs(difference_P) <= ROUNDING, 0.0, difference_P)
+    return {
+        "difference": float(difference_P.mean()),
+        "interval": [float(end) for end in mean_interval(difference_P, seed)],
+        "p": sign_flip_test(difference_P, seed),
+        "n_differ": int(np.count_nonzero(difference_P)),
+    }

@@ -15,20 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax.kernels.sort import ranks
-from prm_jax.rerank import (
-    TIES,
-    all_or,
-    as_float,
-    expect_name,
-    expectation,
-    rank_scores,
-    round_score,
-    subset_sizes,
-)
+from prm_jax.rerank import TIES, all_or, as_float, expectation, rank_scores, round_score, subset_sizes
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
 BLOCK = 256  # problems of a draw that are voted on at a time: they stay in a CPU's cache
-COUNTS = ("mean", "first")
+COUNTS = {"mean": True, "first": False}  # whether all members of the winning group count
 
 
 @functools.partial(jax.jit, static_argnames=("ties", "counts"))
@@ -37,8 +28,6 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
 
     A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote (Uesato et
     al. 2022). ties "share": tied groups split the win; "first": that of the lowest index has it."""
-    expect_name("ties", ties, TIES)
-    expect_name("counts", counts, COUNTS)
     N = answer_PN.shape[-1]
     log_weight_PN = jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN
     log_weight_PN = rank_scores(log_weight_PN, rounded=False)
@@ -56,9 +45,9 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
         total_N = round_score(total(weight_N))
         first_N = jax.ops.segment_min(index_N, group_N, N + 1)[group_N]
         wins_N = votes_N & (total_N == jnp.max(total_N, where=votes_N, initial=0.0))
-        if ties == "first":
+        if not TIES[ties]:
             wins_N &= first_N == jnp.min(first_N, where=wins_N, initial=N)
-        share_N = 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N
+        share_N = 1 / total(jnp.ones_like(total_N)) if COUNTS[counts] else index_N == first_N
         p_N = jnp.where(wins_N, share_N, 0.0)
         return p_N / jnp.maximum(p_N.sum(), 1.0)
 
@@ -76,8 +65,8 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
 
     At a given c only groups of at least c members need a factor of their own; all other candidates fill
     places freely, (1 + z)^rest. These pairs (c, group) are as many as the candidates: the c-th member of a
-    group stands for one. So a scan over candidates by rising c does it all: free_uk holds the product, won_uk
-    the sum over g of gold_g times the product in which g wins. Gauss-Legendre nodes make the integral exact.
+    group stands for one. So a scan over candidates by rising c does it all (`_votes_of_size`). Gauss-Legendre
+    nodes u make the integral exact.
 
     gold_g is the mean over the group, or of counts="first" the expectation over which of its members is the
     first of the c drawn. N^4 operations a problem; N <= 128, beyond which see `vote_curve`."""
@@ -85,51 +74,75 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
     if N > EXACT_VOTE_SIZE:
         raise ValueError(f"{N} candidates, expected at most {EXACT_VOTE_SIZE}: use vote_curve")
     gold_PN, size_n = as_float(gold_PN), subset_sizes(size_n, N)
-    dtype = gold_PN.dtype
-    # Row m of Pascal's triangle over 2^(m/2): products stay within float32's range.
-    choose_kk = np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
-    lag_kk = np.arange(N + 1) - np.arange(N + 1)[:, None]  # places that a group takes when k become k'
-    ways_kkk = jnp.asarray(np.where(lag_kk >= 0, choose_kk[:, np.maximum(lag_kk, 0)], 0.0), dtype)
-    choose_kk = jnp.asarray(choose_kk, dtype)
-    node_u, quad_u = np.polynomial.legendre.leggauss((N + 1) // 2)
-    u_u1, quad_u = jnp.asarray((node_u[:, None] + 1) / 2, dtype), jnp.asarray(quad_u / 2, dtype)
+    choose_kk = _scaled_binomials(N)
 
     def one(problem):
-        answer_N, gold_N, valid_N, count = problem
-        same_NN = (answer_N[:, None] == answer_N) & valid_N[:, None] & valid_N
+        answer_N, gold_N, votes_N, count = problem
+        same_NN = (answer_N[:, None] == answer_N) & votes_N[:, None] & votes_N
+        # Who has no vote stands for N + 1 members, which no group has, so without effect.
+        c_N = jnp.where(votes_N, jnp.tril(same_NN).sum(-1), N + 1)
+        gold_N = _gold_of_drawn(same_NN, c_N, gold_N, choose_kk, counts)
         m_N = same_NN.sum(-1)
-        # Without an answer N + 1: reached by no group, so without effect.
-        c_N = jnp.where(valid_N, jnp.tril(same_NN).sum(-1), N + 1)
-        if counts == "mean":
-            ways_NN, all_N = jnp.ones_like(same_NN, dtype), m_N
-        else:  # of the C(m, c) draws of c members C(m - j, c - 1) have the j-th as their first
-            scale_N = 2.0 ** (-c_N / 2)
-            ways_NN = choose_kk[jnp.maximum(m_N[:, None] - c_N, 0), c_N[:, None] - 1] * scale_N
-            all_N = choose_kk[m_N, jnp.minimum(c_N, N)]
-        gold_N = jnp.sum(jnp.where(same_NN, ways_NN * gold_N, 0.0), -1) / jnp.where(all_N > 0, all_N, 1)
         rest_N = count - jnp.sum(m_N >= c_N[:, None], -1)
-
-        def add_group(carry, pair):
-            both_xuk, total_k, c_before = carry  # x: free, won
-            c, m, gold, rest = pair
-            total_k += jnp.where(c > c_before, quad_u @ both_xuk[1], 0.0)
-            start_xuk = jnp.zeros_like(both_xuk).at[0].set(choose_kk[rest])
-            both_xuk = jnp.where(c > c_before, start_xuk, both_xuk)
-            below_kk = jnp.where(lag_kk < c, ways_kkk[m], 0.0)
-            tied_xuk = jnp.where(np.arange(N + 1) >= c, jnp.roll(both_xuk, c, -1), 0.0)
-            tied_xuk *= jnp.where(c <= m, choose_kk[m, jnp.minimum(c, N)], 0.0)
-            both_xuk = jnp.einsum("xuk,kl->xul", both_xuk, below_kk, precision="highest") + u_u1 * tied_xuk
-            return (both_xuk.at[1].add(gold * tied_xuk[0]), total_k, c), None
-
-        zero_xuk = jnp.zeros((2, len(node_u), N + 1), dtype)
-        pairs = jax.tree.map(lambda x_N: x_N[jnp.argsort(c_N)], (c_N, m_N, gold_N, rest_N))
-        (both_xuk, total_k, _), _ = jax.lax.scan(add_group, (zero_xuk, zero_xuk[0, 0], 0), pairs)
-        curve_k = (total_k + quad_u @ both_xuk[1]) / choose_kk[count]
+        won_k = _votes_of_size(c_N, m_N, gold_N, rest_N, choose_kk)
+        curve_k = won_k / jnp.asarray(choose_kk, won_k.dtype)[count]
         return jnp.where((size_n >= 1) & (size_n <= N), curve_k[jnp.clip(size_n, 0, count)], jnp.nan)
 
     mask_PN = all_or(mask_PN, answer_PN)
     problems = answer_PN, gold_PN, (answer_PN >= 0) & mask_PN, mask_PN.sum(-1)
     return jax.lax.map(one, problems, batch_size=16)
+
+
+def _scaled_binomials(N: int) -> np.ndarray:
+    """choose_kk: row m of Pascal's triangle over 2^(m/2), so that products stay within float32's range."""
+    return np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
+
+
+def _gold_of_drawn(same_NN, c_N, gold_N, choose_kk, counts: str):
+    """The gold that each candidate's group counts where c of its members are drawn."""
+    m_N, choose_kk = same_NN.sum(-1), jnp.asarray(choose_kk, gold_N.dtype)
+    if COUNTS[counts]:
+        ways_NN, all_N = jnp.ones_like(same_NN, gold_N.dtype), m_N
+    else:  # of the C(m, c) draws of c members C(m - j, c - 1) have the j-th as their first
+        scale_N = 2.0 ** (-c_N / 2)
+        ways_NN = choose_kk[jnp.maximum(m_N[:, None] - c_N, 0), c_N[:, None] - 1] * scale_N
+        all_N = choose_kk[m_N, jnp.minimum(c_N, len(c_N))]
+    return jnp.sum(jnp.where(same_NN, ways_NN * gold_N, 0.0), -1) / jnp.where(all_N > 0, all_N, 1)
+
+
+def _votes_of_size(c_N, m_N, gold_N, rest_N, choose_kk):
+    """won_k: the sum over pairs (c, group of m members) of gold times the ways to draw k in which it wins.
+
+    A scan by rising c. Among the pairs of one c, free_uk are the ways to draw k by the integral's node u in
+    which nobody has more than c, and won_uk the sum of gold times those in which one of the groups so far
+    wins. They are one array, both_xuk, so that a product serves both. With the next c they begin anew, and
+    what was won is added up."""
+    N, dtype = len(c_N), gold_N.dtype
+    place_k = np.arange(N + 1)
+    lag_kk = place_k - place_k[:, None]  # places that a group takes when k become k'
+    ways_kkk = jnp.asarray(np.where(lag_kk >= 0, choose_kk[:, np.maximum(lag_kk, 0)], 0.0), dtype)
+    choose_kk = jnp.asarray(choose_kk, dtype)
+    node_u, quad_u = np.polynomial.legendre.leggauss((N + 1) // 2)
+    u_u1, quad_u = jnp.asarray((node_u[:, None] + 1) / 2, dtype), jnp.asarray(quad_u / 2, dtype)
+
+    def add_group(carry, pair):
+        both_xuk, total_k, c_before = carry
+        c, m, gold, rest = pair
+        is_next = c > c_before
+        total_k += jnp.where(is_next, quad_u @ both_xuk[1], 0.0)
+        nobody_xuk = jnp.zeros_like(both_xuk).at[0].set(choose_kk[rest])
+        both_xuk = jnp.where(is_next, nobody_xuk, both_xuk)
+        below_kk = jnp.where(lag_kk < c, ways_kkk[m], 0.0)
+        below_xuk = jnp.einsum("xuk,kl->xul", both_xuk, below_kk, precision="highest")
+        as_many_xuk = jnp.where(place_k >= c, jnp.roll(both_xuk, c, -1), 0.0)
+        as_many_xuk *= jnp.where(c <= m, choose_kk[m, jnp.minimum(c, N)], 0.0)
+        both_xuk = below_xuk + u_u1 * as_many_xuk
+        return (both_xuk.at[1].add(gold * as_many_xuk[0]), total_k, c), None
+
+    zero_xuk = jnp.zeros((2, len(node_u), N + 1), dtype)
+    pairs = jax.tree.map(lambda x_N: x_N[jnp.argsort(c_N)], (c_N, m_N, gold_N, rest_N))
+    (both_xuk, total_k, _), _ = jax.lax.scan(add_group, (zero_xuk, zero_xuk[0, 0], 0), pairs)
+    return total_k + quad_u @ both_xuk[1]
 
 
 @functools.partial(jax.jit, static_argnames=("draws", "ties", "counts"))

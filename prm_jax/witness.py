@@ -38,7 +38,6 @@ class Plane(NamedTuple):
     score_heN: jax.Array  # log scores
     weight_hbeN: jax.Array  # policies
     winner_hbe: jax.Array  # mode of the policy, an index into TRACES
-    right_hbe: jax.Array  # mass on right final answers
     valid_hbe: jax.Array  # mass on traces without a wrong step
 
 
@@ -93,15 +92,14 @@ def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATO
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, name, unit="logit") for name in aggregators])
     tilted = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
     weight_hbeN = tilted.weight_PN
-    right_hbe = weight_hbeN @ FINAL_RIGHT_N.astype(float)
     valid_hbe = weight_hbeN @ STEP_RIGHT_NT.all(-1).astype(float)
-    return Plane(score_heN, weight_hbeN, weight_hbeN.argmax(-1), right_hbe, valid_hbe)
+    return Plane(score_heN, weight_hbeN, weight_hbeN.argmax(-1), valid_hbe)
 
 
 def grids(aggregator: str, betas: int, errors: int) -> dict:
     """Every number behind the two figures, rounded to 6 digits: `by_beta`, the verifiers' policies, and
     `plane`, for each aggregator lists by beta and error size: the winner, the misjudged trace's lead over the
-    best other in nats of score + beta log ref, and the mass on right answers and on valid steps."""
+    best other in nats of score + beta log ref, and the mass on valid steps."""
     beta_b, error_e = np.geomspace(*BETA_RANGE, betas), np.linspace(0, 1, errors)
     score_vN = jnp.stack([score(verifier, aggregator) for verifier in VERIFIERS])
     weight_vbN = jnp.swapaxes(over_beta(score_vN, beta_b).weight_PN, 0, 1)
@@ -112,7 +110,7 @@ def grids(aggregator: str, betas: int, errors: int) -> dict:
 
     worth_hbeN = np.asarray(whole.score_heN)[:, None] + (beta_b[:, None] * np.log(REF_N))[:, None]
     lead_hbe = worth_hbeN[..., HACKED_TRACE] - np.delete(worth_hbeN, HACKED_TRACE, -1).max(-1)
-    parts = {"winner": whole.winner_hbe, "lead": lead_hbe, "right": whole.right_hbe, "valid": whole.valid_hbe}
+    parts = {"winner": whole.winner_hbe, "lead": lead_hbe, "valid": whole.valid_hbe}
     panels = {}
     for h, name in enumerate(rerank.AGGREGATORS):
         panels[name] = {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}

@@ -11,13 +11,14 @@ from conftest import DATA, TINY, printed, real_data
 from flax import nnx
 
 import evaluate
-from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.data.score_files import stored_scores
 from prm_jax.data.units import probability
-from prm_jax.evals import benchmarks, prmbench, processbench
-from prm_jax.evals.benchmarks import Row, Source
-from prm_jax.figures import benchmarks as benchmark_figures
+from prm_jax.evals import benchmarks
+from prm_jax.evals.baselines import Row, compare_apart, compare_with_rules
+from prm_jax.evals.benchmarks import Source
+from prm_jax.evals.prmbench import Prmbench
+from prm_jax.evals.processbench import Processbench
 from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
 from prm_jax.solutions import Solution
@@ -37,6 +38,12 @@ def predicting(first_errors, n=3):
     return [np.where(np.arange(n) == error, 0.1, 0.9) for error in first_errors]
 
 
+def measure(task, rows, scores, threshold=0.5):
+    """The benchmark's numbers, beside rules."""
+    compared = compare_with_rules(rows, scores, None, threshold, 0)
+    return task(benchmarks.Config(threshold)).measure(rows, scores, 0) | compared
+
+
 # ProcessBench
 
 
@@ -44,7 +51,7 @@ def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
     paths = [str(real_data(f"processbench/{name}.json")) for name in ("gsm8k", "math")]
     rows, counts = benchmarks.read("processbench", Source(paths, None, "train"))
     scores = random_scores(rng, rows)
-    found = processbench.f1_results(rows, scores, 0.3)
+    found = measure(Processbench, rows, scores, 0.3)
     by_id = {row.solution.id: score_T for row, score_T in zip(rows, scores, strict=True)}
     f1s = []
     for name, path in zip(("gsm8k", "math"), paths, strict=True):
@@ -54,59 +61,63 @@ def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
             hits[item["label"] != -1].append((below or [-1])[0] == item["label"])
         a, b = np.mean(hits[True]), np.mean(hits[False])
         f1s.append(2 * a * b / (a + b))
-        split = found["splits"][name]
-        assert [split["accuracy_error"], split["accuracy_clean"], split["f1"]] == pytest.approx(
-            [a, b, f1s[-1]]
-        )
-        assert split["f1_interval"][0] < split["f1"] < split["f1_interval"][1]
-    assert found["mean_f1"] == pytest.approx(np.mean(f1s))
-    assert found["mean_f1_interval"][0] < found["mean_f1"] < found["mean_f1_interval"][1]
-    sizes = [[found["splits"][s][k] for k in ("n", "n_error")] for s in ("gsm8k", "math")]
+        split = found["groups"][name]
+        numbers = [split[metric] for metric in Processbench.metrics]
+        assert numbers == pytest.approx([a, b, f1s[-1]])
+        low, high = split["first_error_f1_interval"]
+        assert low < split["first_error_f1"] < high
+    mean = found["judges"]["verifier"]
+    assert mean["f1"] == pytest.approx(np.mean(f1s))
+    assert mean["f1_interval"][0] < mean["f1"] < mean["f1_interval"][1]
+    sizes = [[found["groups"][s][k] for k in ("n", "n_error")] for s in ("gsm8k", "math")]
     assert sizes == [[400, 207], [1000, 594]] and counts["rows"] == len(rows) == 1400
 
 
-def test_the_mean_is_plain_and_undefined_where_a_split_is(tmp_path):
+def test_the_mean_is_plain_and_undefined_where_a_split_is():
     rows = [processbench_row("a", error) for error in (0, -1)] * 10 + [
         processbench_row("b", error) for error in (1, -1)
     ]
-    found = processbench.f1_results(rows, predicting([0, -1] * 10 + [0, -1]), 0.5)
-    assert (found["splits"]["a"]["f1"], found["splits"]["b"]["f1"], found["mean_f1"]) == (1, 0, 0.5)
-    one_sided = processbench.f1_results([*rows, processbench_row("c", -1)], predicting([-1] * 23), 0.5)
-    assert np.isnan([one_sided["splits"]["c"]["f1"], one_sided["mean_f1"]]).all()
-    versions = {"verifier": "v", "versions": {"commit": "0"}}
-    for figure in benchmark_figures.processbench_figures(
-        one_sided | versions, tmp_path
-    ):  # and is drawn nevertheless
-        assert figure.stat().st_size > 5_000
+    found = measure(Processbench, rows, predicting([0, -1] * 10 + [0, -1]))
+    assert [found["groups"][name]["first_error_f1"] for name in "ab"] == [1, 0]
+    assert found["judges"]["verifier"]["f1"] == 0.5
+    one_sided = measure(Processbench, [*rows, processbench_row("c", -1)], predicting([-1] * 23))
+    f1s = one_sided["groups"]["c"]["first_error_f1"], one_sided["judges"]["verifier"]["f1"]
+    assert np.isnan(f1s).all()
 
 
-def test_the_threshold_is_the_best_of_all_on_the_named_split(rng):
-    # Scores on a coarse grid tie within and across solutions.
-    rows = [processbench_row(s, e, 4) for s in ("a", "b") for e in rng.integers(-1, 4, 40)]
-    scores = [np.round(rng.random(4), 1) for _ in rows]
-    f1_at = lambda t, split="a": processbench.f1_results(rows, scores, t)["splits"][split]["f1"]
-    tuned = processbench.f1_results(rows, scores, 0.99, "a")
-    assert tuned["splits"]["a"]["f1"] == max(f1_at(t) for t in np.arange(0, 1.1, 0.05))
-    assert tuned["splits"]["b"]["f1"] == f1_at(tuned["threshold"], "b")
-    assert round(tuned["threshold"] * 20) % 2 == 1  # midway between two of the grid's scores
-    with pytest.raises(InputError, match="^threshold_split: got 'a'"):
-        processbench.f1_results([processbench_row("a", 0)], predicting([0]), 0.5, "a")
+def wrong_where_long(i, error):
+    steps = tuple("x" * (60 if t == error else 5) for t in range(3))
+    return Row(dataclasses.replace(processbench_row("a", error).solution, steps=steps), "a", f"q{i}")
 
 
 def test_a_verifier_stands_beside_rules_that_read_nothing():
     """Wrong steps are the long ones: a cut on length, from other problems, finds them all."""
-
-    def row(i, error):
-        steps = tuple("x" * (60 if t == error else 5) for t in range(3))
-        return Row(dataclasses.replace(processbench_row("a", error).solution, steps=steps), "a", f"q{i}")
-
     errors = [-1, 0, 1, -1, 2, -1, 0, -1, 1, 2] * 4
-    rows = [row(i, error) for i, error in enumerate(errors)]
-    blind = processbench.f1_results(rows, predicting([-1] * 40), 0.5)
-    assert (blind["best_rule"], blind["cross_fitted"]["length"]) == ("length", 1)
-    assert blind["lead"]["difference"] == -1
-    level = processbench.f1_results(rows, predicting(errors), 0.5)
-    assert level["lead"]["difference"] == 0 and level["cross_fitted"]["verifier"] == 1
+    rows = [wrong_where_long(i, error) for i, error in enumerate(errors)]
+    blind = compare_with_rules(rows, predicting([-1] * 40), None, 0.5, 0)
+    assert (blind["best_rule"], blind["judges"]["length"]["cross_fitted"]) == ("length", 1)
+    assert blind["lead"]["difference"] == -1 == blind["lead"]["interval"][0]
+    level = compare_with_rules(rows, predicting(errors), predicting(errors), 0.5, 0)
+    assert level["lead"]["difference"] == 0 and level["judges"]["verifier"]["cross_fitted"] == 1
+    assert level["judges"]["likelihood"]["step_auroc"] == 1
+    assert level["judges"]["verifier"]["short steps"] == pytest.approx(np.nan, nan_ok=True)  # none is wrong
+    # By hand: of 24 erroneous ones with errors at 0, 1, 2 equally often, and 16 sound ones of three steps.
+    rate = np.linspace(0, 1, 200)
+    found = (rate + rate * (1 - rate) + rate * (1 - rate) ** 2) / 3
+    sound = (1 - rate) ** 3
+    best = (2 * found * sound / (found + sound)).max()
+    assert level["judges"]["hazard"]["cross_fitted"] == pytest.approx(best, abs=0.01)
+
+
+def test_a_cut_is_fitted_on_other_problems_and_known_ones_are_measured_apart():
+    """The best cut of each problem calls all of the other's solutions wrong, or none."""
+    rows = [processbench_row("a", error, 1, problem) for problem in "pq" for error in (0, -1)]
+    scores = list(np.array([[0.4], [0.6], [0.05], [0.2]]))
+    fitted = compare_with_rules(rows, scores, None, 0.5, 0)["judges"]["verifier"]
+    assert (fitted["cross_fitted"], fitted["f1"]) == (pytest.approx(0.5), pytest.approx(2 / 3))
+    apart = compare_apart(rows, scores, None, [True, True, False, False], 0.1, 0)
+    assert (apart["n"], apart["unseen"]["n"], apart["unseen"]["judges"]["verifier"]["f1"]) == (4, 2, 1)
+    assert "unseen" not in compare_apart(rows, scores, None, [False] * 4, 0.5, 0)
 
 
 # PRMBench
@@ -129,7 +140,7 @@ def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
     paths = sorted(str(path) for path in (DATA / "prmbench").glob("*.jsonl"))
     rows, counts = benchmarks.read("prmbench", Source(paths, None, "train"))
     scores = [np.round(score_T, 1) for score_T in random_scores(rng, rows)]  # which tie with the threshold
-    found = prmbench.prmscore_results(rows, scores, 0.3)
+    found = measure(Prmbench, rows, scores, 0.3)
     items = [json.loads(line) for path in paths for line in Path(path).read_bytes().splitlines()]
     keys = [(item["classification"], item["idx"]) for item in items]
     first = [k for k, key in enumerate(keys) if key not in keys[:k]]
@@ -142,19 +153,17 @@ def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
         expected[name] = official_prmscore(
             *(np.concatenate([x[k] for k in here]) for x in (is_bad, is_valid))
         )
-    assert {name: x["prmscore"] for name, x in found["classes"].items()} == pytest.approx(expected)
-    assert found["overall"] == pytest.approx(
-        official_prmscore(np.concatenate(is_bad), np.concatenate(is_valid))
-    )
+    expected["all"] = official_prmscore(np.concatenate(is_bad), np.concatenate(is_valid))
+    assert {name: x["prmscore"] for name, x in found["groups"].items()} == pytest.approx(expected)
     simplicity = (expected["redundency"] + expected["circular"]) / 2
-    assert found["groups"]["simplicity"]["prmscore"] == pytest.approx(simplicity)
-    assert sum(len(group["classes"]) for group in found["groups"].values()) == len(expected) == 9
+    assert found["categories"]["simplicity"] == pytest.approx(simplicity)
     n_steps = sum(len(item["modified_process"]) for item in items)
-    assert (found["n_rows"], found["n_steps"], counts["rows"]) == (878, n_steps, 883)
+    whole = found["groups"]["all"]
+    assert (whole["n"], whole["n_steps"], counts["rows"]) == (878, n_steps, 883)
     odd = ("rows_with_error_steps_out_of_range", "error_steps_out_of_range", "rows_with_repeated_idx")
     assert [counts[name] for name in odd] == [21, 26, 5]
     assert len({row.problem for row in rows}) == 191
-    for x in found["classes"].values():
+    for x in found["groups"].values():
         assert x["prmscore_interval"][0] < x["prmscore"] < x["prmscore_interval"][1]
 
 
@@ -165,22 +174,20 @@ def prmbench_row(name, labels):
 def test_prmbench_literally():
     rows = [prmbench_row("circular", (1.0, 0.0, 1.0, 0.0)), prmbench_row("multi_solutions", (1.0, 1.0))]
     scores = [[0.9, 0.1, 0.2, 0.6], [0.9, 0.5]]
-    found = prmbench.prmscore_results(rows, scores, 0.5)
-    assert found["classes"]["circular"]["prmscore"] == 0.5
-    assert found["classes"]["multi_solutions"]["prmscore"] == pytest.approx(
-        2 / 3
-    )  # one at the threshold is bad
+    found = measure(Prmbench, rows, scores)
+    of = lambda found, name: found["groups"][name]["prmscore"]
+    assert of(found, "circular") == 0.5
+    assert of(found, "multi_solutions") == pytest.approx(2 / 3)  # one at the threshold is bad
     # Pooled: 2 good steps right, 2 missed; 1 bad step right, 1 missed.
-    assert found["overall"] == pytest.approx(
-        (2 * 2 / 3 * 0.5 / (2 / 3 + 0.5) + 2 * (1 / 3) * 0.5 / (1 / 3 + 0.5)) / 2
+    assert of(found, "all") == pytest.approx(
+        (2 * 2 / 3 * 0.5 / (2 / 3 + 0.5) + 2 / 3 / (1 / 3 + 0.5) / 2) / 2
     )
-    assert np.isnan([group["prmscore"] for group in found["groups"].values()]).all()  # no group is complete
-    calls_all_good = prmbench.prmscore_results(rows, [[1.0] * 4, [1.0] * 2], 0.5)
-    assert calls_all_good["classes"]["circular"]["prmscore"] == pytest.approx((2 / 3 + 0) / 2)
-    calls_all_bad = prmbench.prmscore_results(rows, [[0.0] * 4, [0.0] * 2], 0.5)
-    assert calls_all_bad["classes"]["multi_solutions"]["prmscore"] == 0
-    all_wrong = prmbench.prmscore_results(rows[:1], [[0.0, 1.0, 0.0, 1.0]], 0.5)
-    assert all_wrong["overall"] == 0  # where the official code, dividing 0 by 0, has -1
+    assert np.isnan(list(found["categories"].values())).all()  # none is complete
+    calls_all_good = measure(Prmbench, rows, [[1.0] * 4, [1.0] * 2])
+    assert of(calls_all_good, "circular") == pytest.approx((2 / 3 + 0) / 2)
+    assert of(measure(Prmbench, rows, [[0.0] * 4, [0.0] * 2]), "multi_solutions") == 0
+    all_wrong = measure(Prmbench, rows[:1], [[0.0, 1.0, 0.0, 1.0]])
+    assert of(all_wrong, "all") == 0  # where the official code, dividing 0 by 0, has -1
 
 
 def write(path, *rows):
@@ -220,22 +227,23 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     hf.save(tmp_path / "model", model, tokenizer, label_kind="value", format=pure)
     rows = [pb(f"x-{i}", [-1, 0, 1][i % 3], (f"{i} + 1", f"so {i + 1}")) for i in range(12)]
     path = write(tmp_path / "gsm8k.jsonl", *rows)
-    command = ["task=processbench", "checkpoint=model", f"data.path={path}", "threshold_split=gsm8k"]
+    command = ["task=processbench", "checkpoint=model", f"data.path={path}"]
     out = printed(evaluate.main, monkeypatch, *command, "batch.rows=2", "hydra.run.dir=out", cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert (results["verifier"], results["label_kind"], results["n_rows"]) == ("model", "value", 12)
-    assert results["threshold_split"] == "gsm8k" and "of the best F1 on gsm8k" in out
-    assert list(results["step_aurocs"]) == ["verifier", "position", "length"] and "verdict" in out
-    split = results["splits"]["gsm8k"]
-    assert (split["n"], split["n_error"]) == (12, 8) and results["mean_f1"] == split["f1"]
+    assert list(results["judges"]) == ["verifier", "position", "length", "hazard"] and "verdict" in out
+    split = results["groups"]["gsm8k"]
+    assert (split["n"], split["n_error"]) == (12, 8)
+    assert results["metric"] == results["judges"]["verifier"]["f1"] == split["first_error_f1"]
     # The scores it wrote give the same numbers without the model.
     read, _ = benchmarks.read("processbench", Source(path, None, "train"))
     scores = list(map(probability, stored_scores(tmp_path / "out/scores.jsonl")))
     assert np.ptp(scores) > 0.05
     assert {json.loads(line)["unit"] for line in (tmp_path / "out/scores.jsonl").open()} == {"logit"}
-    again = processbench.f1_results(read, scores, 0.5, "gsm8k")
-    assert again["threshold"] == results["threshold"] and again["mean_f1"] == results["mean_f1"]
-    assert (tmp_path / "out/figures/processbench.png").stat().st_size > 5_000
+    again = json.loads(json.dumps(measure(Processbench, read, scores)), parse_constant=lambda _: None)
+    assert again["groups"] == results["groups"] and again["lead"] == results["lead"]
+    assert results["published"]["Qwen2.5-Math-PRM-7B"] == pytest.approx(0.824)
+    assert "published: Qwen2.5-Math-PRM-7B" in out
 
 
 def test_prmbench_as_a_command(monkeypatch, tmp_path, capsys):
@@ -246,9 +254,10 @@ def test_prmbench_as_a_command(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("sys.argv", ["evaluate.py", *given])
     evaluate.main()
     results = json.loads((tmp_path / "out/results.json").read_text())
-    assert results["classes"]["circular"]["prmscore"] == 1
-    assert results["classes"]["multi_solutions"]["prmscore"] == pytest.approx(2 / 3)
-    assert results["overall"] == pytest.approx((4 / 5 + 2 / 3) / 2)
-    assert results["groups"]["soundness"]["prmscore"] is None and results["overall_interval"] == [None, None]
+    groups = {name: x["prmscore"] for name, x in results["groups"].items()}
+    assert groups["circular"] == 1 and groups["multi_solutions"] == pytest.approx(2 / 3)
+    assert groups["all"] == results["metric"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert results["categories"]["soundness"] is None
+    assert results["groups"]["all"]["prmscore_interval"] == [None, None]
     assert results["counts"]["error_steps_out_of_range"] == 1 and results["verifier"] == "given"
     assert "soundness, mean of its classes" in capsys.readouterr().out

@@ -77,25 +77,21 @@ def test_every_rule_equals_brute_force_over_all_subsets():
     result = measured(by=rules(3000))
     assert (result["n_problems"], result["n_candidates"], result["mean"]) == (2, 4, 0.5)
     numbers = result["scorers"]["a"]["prod"]
-    assert list(numbers["best_of_n"]) == ["1", "2", "4"] and len(numbers["curve"]) == 4
-    for n in (1, 2, 3, 4):
+    assert list(numbers["best_of_n"]) == ["1", "2", "4"]
+    for n in (1, 2, 4):
         curves = {
-            "best": (numbers["curve"], by_product),
-            "majority": (result["majority_curve"], lambda chosen: by_vote(chosen, lambda c: 1)),
-            "oracle": (result["oracle_curve"], lambda chosen: max(c.correct for c in chosen)),
-            "fewest": (result["fewest_steps_curve"], lambda chosen: by_least(chosen, len)),
-            "shortest": (
-                result["shortest_curve"],
-                lambda chosen: by_least(chosen, lambda x: len("".join(x))),
-            ),
+            "best": (numbers["best_of_n"], by_product),
+            "majority": (result["majority"], lambda chosen: by_vote(chosen, lambda c: 1)),
+            "oracle": (result["oracle"], lambda chosen: max(c.correct for c in chosen)),
+            "fewest": (result["fewest_steps"], lambda chosen: by_least(chosen, len)),
+            "shortest": (result["shortest"], lambda chosen: by_least(chosen, lambda x: len("".join(x)))),
         }
         for name, (curve, won) in curves.items():
-            assert curve[n - 1] == pytest.approx(mean_over_subsets(POOL, n, won), abs=1e-6), (name, n)
+            assert curve[str(n)] == pytest.approx(mean_over_subsets(POOL, n, won), abs=1e-6), (name, n)
     lead, alone = result["lead"], [result[x]["4"] for x in ("fewest_steps", "shortest", "majority")]
     assert lead["verifier"] == "a.prod.best_of_n"
     assert lead["difference"] == pytest.approx(numbers["best_of_n"]["4"] - max(alone))
     for n in (1, 2, 4):
-        assert numbers["best_of_n"][str(n)] == pytest.approx(numbers["curve"][n - 1], abs=1e-6)
         vote = mean_over_subsets(
             POOL, n, lambda chosen: by_vote(chosen, lambda c: np.prod(c.step_scores["a"]))
         )
@@ -144,9 +140,9 @@ def test_ragged_ineligible_and_tied_candidates_against_brute_force():
 
     result = measured(pool)
     for n in (1, 2, 3):
-        assert result["scorers"]["a"]["prod"]["curve"][n - 1] == mean(n, by_product)
-        assert result["majority_curve"][n - 1] == mean(n, lambda subset: by_vote(subset, lambda c: 1))
-        assert result["oracle_curve"][n - 1] == mean(n, lambda subset: any(c.correct for c in subset))
+        assert result["scorers"]["a"]["prod"]["best_of_n"][str(n)] == mean(n, by_product)
+        assert result["majority"][str(n)] == mean(n, lambda subset: by_vote(subset, lambda c: 1))
+        assert result["oracle"][str(n)] == mean(n, lambda subset: any(c.correct for c in subset))
     assert result["dropped"] == {"missing": 3, "unfinished": 2, "without_answer": 1}
 
 
@@ -232,7 +228,7 @@ def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
     harmonic = lambda x: -rerank.jnp.log(rerank.jnp.sum(rerank.jnp.exp(-x.logp_PTN), -2, where=x.mask_PTN))
     monkeypatch.setitem(rerank.AGGREGATORS, "harmonic", rerank.Aggregator(harmonic, True))
     result = measured(by=rules(20, aggregator="harmonic"))
-    assert result["scorers"]["a"]["harmonic"]["curve"][0] == 0.5
+    assert result["scorers"]["a"]["harmonic"]["best_of_n"]["1"] == 0.5
     assert list(result["calibration"]["a"]["solutions"]) == ["harmonic"]
     assert len(best_of_n_figures(drawable(result), tmp_path)) == 2
     found = witness.results("harmonic")
@@ -249,6 +245,14 @@ def test_traces_count_winners_without_a_wrong_step():
     labels |= {("one", ("step 0", "step 1")): [0.0, None]}
     lucky = measured(labels=labels)["scorers"]["a"]["prod"]["trace"]
     assert lucky["4"] == pytest.approx(0) and lucky["1"] == pytest.approx(0.25)
+
+
+def test_problems_that_a_verifier_was_trained_on_are_measured_apart():
+    about = {"a": {"known_problems": [False, True]}}
+    pool = pool_arrays(POOL)
+    found = best_of_n.pool_results(pool, ["a"], rules(aggregator="last"), 0, about)
+    assert found["scorers"]["a"]["last"]["best_of_n"]["4"] == 0.5  # `one` by its fourth candidate
+    assert found["unseen"] == {"a": {"n_problems": 1, "solved": 1.0}} and "unseen" not in measured()
 
 
 def test_calibration_against_outcomes_and_exact_labels():

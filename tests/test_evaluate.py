@@ -16,7 +16,7 @@ from prm_jax.data import sources
 from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import data_config, load_splits, problem_hashes
 from prm_jax.evals import steps
-from prm_jax.evals.verifiers import new_name, note_known
+from prm_jax.evals.verifiers import known_rows, new_name
 from prm_jax.launch import run_folder
 from prm_jax.rl.problems import file_problems
 from prm_jax.solutions import Solution
@@ -24,7 +24,7 @@ from prm_jax.tasks.chain import CHAIN
 from prm_jax.tasks.checkers import open_grader
 
 PROBLEM = "4 +5 max3 mod7?"
-DRAWN = "steps", "best_of_n", "report", "score", "processbench", "witness", "search"
+DRAWN = "steps", "best_of_n", "report", "witness", "search"
 
 
 def run_of(value, **settings):
@@ -32,18 +32,17 @@ def run_of(value, **settings):
 
 
 def test_means_are_over_seeds_of_one_setting_alone():
-    (mean,) = steps.by_settings([run_of(0.1, lr=1), run_of(0.3, lr=1)])
-    assert mean["brier"] == pytest.approx(0.2) and mean.keys() == {"brier", "spread", "mean_of"}
+    (group,) = steps.by_settings([run_of(0.1, lr=1), run_of(0.3, lr=1)])
+    assert group["means"] == {"brier": pytest.approx(0.2)} and group["setting"] == {}
     found = steps.by_settings([run_of(0.1, lr=1), run_of(0.3, lr=1), run_of(0.9, lr=2)])
-    assert [(g["setting"], g["mean_of"]) for g in found] == [({"lr": 1}, 2), ({"lr": 2}, 1)]
-    assert [g["brier"] for g in found] == [pytest.approx(0.2), 0.9] and "spread" not in found[1]
-    assert [g["runs"] for g in found] == [[0, 1], [2]]
+    assert [(g["setting"], g["members"]) for g in found] == [({"lr": 1}, [0, 1]), ({"lr": 2}, [2])]
+    assert [g["means"]["brier"] for g in found] == [pytest.approx(0.2), 0.9]
     (many,) = steps.by_settings([run_of(x) for x in (0.1, 0.9, 0.2, 0.4)])
     expected = {"median": 0.3, "lowest": 0.1, "highest": 0.9, "mean": 0.4, "sd": (0.38 / 3) ** 0.5}
     assert many["spread"]["brier"] == pytest.approx(expected)
     others = [run_of(0.5, verifier=name) for name in ("checker", "random")]
     found = steps.by_settings([run_of(0.1, lr=1), *others, run_of(0.3, lr=1)])
-    assert [(g["setting"], g["runs"]) for g in found] == [
+    assert [(g["setting"], g["members"]) for g in found] == [
         ({}, [0, 3]),
         ({"verifier": "checker"}, [1]),
         ({"verifier": "random"}, [2]),
@@ -89,10 +88,7 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     args = "task=steps", *data, "checkpoint=[checker,random]", "baselines=false", "hydra.run.dir=out"
     out = printed(evaluate.main, monkeypatch, *args, cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
-    assert [(g["setting"], g["mean_of"]) for g in results["groups"]] == [
-        ({"verifier": "checker"}, 1),
-        ({"verifier": "random"}, 1),
-    ]
+    assert [g["setting"] for g in results["groups"]] == [{"verifier": "checker"}, {"verifier": "random"}]
     checker, noise = results["runs"]
     assert checker["auroc_correctness"] == 1 and checker["auroc_value"] > noise["auroc_value"] + 0.1
     assert checker["auroc_value"] < checker["auroc_value_ceiling"] < 1
@@ -122,8 +118,6 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
         "steps": steps,
         "best_of_n": pool,
         "report": steps + pool,
-        "score": ("input=pool.jsonl", "threshold=0"),
-        "processbench": steps,
         "witness": ("witness.betas=3", "witness.errors=2"),
         "search": ("data=chain", "problems=1", "samples=1", "methods=[best_of_n]", "budgets=[30]"),
     }[task]
@@ -132,7 +126,7 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     first = sorted(path for path in (tmp_path / "out/figures").iterdir() if path.suffix != ".pdf")
     results = run_folder.read_json(tmp_path / "out/results.json")
     if task == "steps":  # a file without a split to fit on
-        assert list(results["baselines"]) == ["position", "length"]
+        assert list(results["runs"][0]["baselines"]) == ["position", "length"]
     (tmp_path / "again").mkdir()
     task_class = vars(importlib.import_module(f"prm_jax.evals.{task}"))[task.title().replace("_", "")]
     again = sorted(task_class().figures(results, tmp_path / "again"))
@@ -166,10 +160,11 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
 def test_problems_that_a_run_was_trained_on_are_counted_and_said(capsys, tmp_path):
     rows = [Solution(problem, ("a",)) for problem in ("1 +  2?", "1 + 2 ?", "3?")]
     run_folder.write_json(tmp_path / "data.json", {"files": {}, "problems": problem_hashes(rows[:1])})
-    assert note_known(str(tmp_path), rows) == 1 and str(tmp_path) in capsys.readouterr().out
-    assert note_known(str(tmp_path), rows[2:]) == note_known("checker", rows) == 0
+    assert known_rows(str(tmp_path), rows) == [True, True, False]
+    assert f"{tmp_path} was trained on 1 " in capsys.readouterr().out
+    assert not any(known_rows(str(tmp_path), rows[2:]) + known_rows("checker", rows))
     assert not capsys.readouterr().out
-    assert note_known(f"mean:[{tmp_path},plain:{tmp_path},random]", rows) == 1
+    assert sum(known_rows(f"mean:[{tmp_path},plain:{tmp_path},random]", rows)) == 2
 
 
 def test_errors_of_labels_against_every_outcome_of_the_completions():

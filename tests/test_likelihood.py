@@ -114,11 +114,11 @@ def test_best_of_n_with_the_policy_is_the_arg_max_of_its_law_over_distinct_texts
         best = max(law, key=law.get)
         return next(c.correct for c in chosen if c.steps == best)
 
-    for n in range(1, 6):
+    for n in (1, 2, 4, 5):
         subsets = [[won(s) for s in itertools.combinations(p.candidates, n)] for p in POOL]
         expected = np.mean([np.mean(x) for x in subsets])
-        assert numbers["with_policy_curve"][n - 1] == pytest.approx(expected, abs=1e-6)
-    assert numbers["with_policy_curve"] != numbers["curve"]
+        assert numbers["with_policy"][str(n)] == pytest.approx(expected, abs=1e-6)
+    assert numbers["with_policy"] != numbers["best_of_n"]
 
 
 def test_reward_against_kl_equals_brute_force_over_candidates():

@@ -15,7 +15,7 @@ import evaluate
 from prm_jax import InputError
 from prm_jax.data.sources import load
 from prm_jax.evals import benchmarks
-from prm_jax.evals.mistakes import SOLUTION_METRICS
+from prm_jax.evals.benchmarks import SOLUTION_METRICS
 
 
 def mr(verdict="correct", error="N/A", answer="correct"):
@@ -71,13 +71,13 @@ def test_first_mistakes_by_the_sets_own_metric(monkeypatch, tmp_path):
     scores = [[0.9, 0.2, 0.9], [0.9, 0.1, 0.9], [0.5, 0.6, 0.7], [0.9, 0.1, 0.9]]
     results, out = command(monkeypatch, tmp_path, "mr_gsm8k", rows, scores)
     x = results["groups"]["all"]
-    assert x["accuracy_error"] == 0.5 and results["groups"]["group POT"] == x and "accuracy_error" in out
+    assert x["accuracy_error"] == 0.5 and results["groups"]["POT"] == x and "accuracy_error" in out
     assert (x["n"], x["n_error"], x["n_steps"], x["n_bad_steps"]) == (4, 2, 2 + 1 + 3 + 3, 2)
 
 
 def test_other_metrics_by_hand():
     predicted, error = np.array([1, 1, -1, 1]), np.array([1, 0, -1, -1])
-    found = {name: metric(predicted, error) for name, metric in SOLUTION_METRICS.items()}
+    found = {name: metric(error, predicted) for name, metric in SOLUTION_METRICS.items()}
     assert found["accuracy_error"] == found["first_error_f1"] == 0.5
     # sound: 1 of 2 called so; unsound: 2 of 2
     assert found["solution_balanced_f1"] == pytest.approx(2 * 0.5 * 1 / 1.5)

@@ -309,7 +309,7 @@ def test_evaluations_take_a_judge_by_its_address(stub, monkeypatch, tmp_path):
         policy.server = Server(concurrency=1)
 
     monkeypatch.setattr(RemotePolicy, "__post_init__", with_one_thread)
-    printed(evaluate.main, monkeypatch, *asked, "figures=0", f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
+    printed(evaluate.main, monkeypatch, *asked, f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["verifier"] == f"m at {stub.url}, judge, 1 vote" and results["critic"]["critiques"] == 2
     (scored,) = map(json.loads, (tmp_path / "run" / "scores.jsonl").read_text().splitlines())

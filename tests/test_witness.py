@@ -52,7 +52,6 @@ def test_plane_is_the_single_calls():
             for b, beta in enumerate(beta_b):
                 law = witness.policy(score_N, beta)
                 np.testing.assert_allclose(plane.weight_hbeN[h, b, e], law.weight_PN[0], atol=2e-6)
-    np.testing.assert_allclose(plane.right_hbe, plane.weight_hbeN[..., :2].sum(-1), rtol=1e-5)
     np.testing.assert_allclose(plane.valid_hbe, plane.weight_hbeN[..., 0], rtol=1e-5)
     np.testing.assert_array_equal(plane.winner_hbe, plane.weight_hbeN.argmax(-1))
 

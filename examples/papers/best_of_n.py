@@ -24,7 +24,7 @@ def gather(stages: dict) -> Table:
         add(SOLVED, series, "best_of_n", own)
         add(*((BY_VOTE, series) if many else (SOLVED, f"{name}, weighted vote")), "weighted_vote", own)
         add(SOUND, series, "trace", own)
-        if "with_policy_curve" in own[0]:
+        if "with_policy" in own[0]:
             add(SOLVED, f"{name} + {first['policy_weight']:g} log p of the policy", "with_policy", own)
     for panel in (SOLVED, BY_VOTE) if many else (SOLVED,):
         add(panel, "majority vote", "majority", pools)

@@ -137,7 +137,7 @@ def statements(found: dict[Difference, np.ndarray]) -> list[str]:
     """A line for each difference: its mean over runs paired by seed, its interval, an exact sign-flip test.
     The first one is primary; Holm's correction (1979) is over the others."""
     lines = []
-    p_m = np.array([sign_flip_test(difference_S)[0] for difference_S in found.values()])
+    p_m = np.array([sign_flip_test(difference_S) for difference_S in found.values()])
     order = 1 + np.argsort(p_m[1:], kind="stable")
     holm_m = p_m.copy()  # the i-th smallest, from 0, times m - i, and no smaller than the one before
     holm_m[order] = np.maximum.accumulate(p_m[order] * np.arange(len(order), 0, -1)).clip(max=1)

@@ -13,7 +13,7 @@ from examples.papers.run import Difference, Figure, Table, draw_panels
 from prm_jax.data.rows import read_rows
 from prm_jax.data.score_files import stored_scores
 from prm_jax.data.units import UNITS, probability
-from prm_jax.evals.processbench import f1_curve, windows
+from prm_jax.evals.baselines import cut_chances, mean_f1
 from prm_jax.metrics import ece, labelled_steps, problem_numbers
 from prm_jax.solutions import first_error
 
@@ -135,9 +135,11 @@ def draw_threshold(table):
 def f1_by_threshold(p: list, labels: list, problem) -> list[np.ndarray]:
     """ProcessBench's F1 of first errors at each of THRESHOLDS: of all, and of each half of the problems."""
     error_N = np.array([first_error(label_T) for label_T in labels])
-    low_N, high_N = windows(p, error_N)
-    parts = [slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))]
-    return [f1_curve(low_N[part], high_N[part], error_N[part] != -1, THRESHOLDS) for part in parts]
+    hit_CN, group_N, f1s = cut_chances(p, error_N, THRESHOLDS), np.zeros(len(p), int), []
+    for part in (slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))):
+        own = [mean_f1(hit_N[part], error_N[part], group_N[part]) for hit_N in hit_CN]
+        f1s.append(np.array(own))
+    return f1s
 
 
 def crossed(first, second) -> float:

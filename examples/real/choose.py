@@ -107,7 +107,7 @@ def main():
     for name, choices in {"primary": known, "unchecked": [x for x in known if not x.checked]}.items():
         verifier = best(x for x in choices if x.aggregator)
         rule = best(x for x in choices if not x.aggregator)
-        (x,) = stats.paired_differences(new[verifier][:, None], new[rule][:, None])
+        x = stats.paired_difference(new[verifier], new[rule])
         print(f"{name}: {verifier} minus {rule}:\n  {x['difference']:+.4f} {x['interval']}, p {x['p']:.4f}")
 
 

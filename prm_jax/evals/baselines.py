@@ -1,55 +1,29 @@
-"""How well what was never taught to verify judges a step: position and length, which see neither the problem
-nor what a step says, and the policy's likelihood. A verifier is worth its cost above these alone."""
+"""Rules that never read a step stand beside a verifier, which is worth its cost above them alone: a step's
+position, its length, a constant chance of an error, and the likelihood under the model it was trained from.
+
+Dimension key: R solutions, C cuts of a rule, S random halves of the problems, P problems; n labelled steps
+"""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from prm_jax.checkpoints.folders import locate
-from prm_jax.checkpoints.tokenizer import load_tokenizer
-from prm_jax.metrics import auroc, labelled_steps
-from prm_jax.scoring import ModelScorer
-from prm_jax.solutions import Solution
+from prm_jax.evals.tables import interval_of, lead_text, show_table, with_interval
+from prm_jax.metrics import auroc, harmonic_mean, labelled_steps, mean, predict_first_error, problem_numbers
+from prm_jax.solutions import Solution, first_error
 
+HALVES = 200  # random halves of the problems: a cut is fitted on one, and judges the other
+CUTS = 200
+THIRDS = ("short steps", "medium", "long")
 SMOOTHING_STEPS = 10.0  # pseudo-steps at the base rate: a length seen once in training must not rank first
 
 
-class StepTable(NamedTuple):
-    """Labelled steps, one entry a step."""
+class Row(NamedTuple):
+    """A labelled solution."""
 
-    position: np.ndarray  # in its solution, from 0
-    length: np.ndarray  # in tokens
-    is_good: np.ndarray  # label >= 0.5
-
-
-def measure_baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
-    """Test AUROC of `position` and `length` in the scorer's tokens, fitted on the training split; by
-    `rule_scores` where that has no labelled step."""
-    tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
-
-    def table(rows: list[Solution]) -> StepTable:
-        steps = [(s, t) for s in rows for t in labelled_steps(s.labels, kind)[0]]
-        texts = [s.steps[t] for s, t in steps]
-        token_ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-        return StepTable(
-            position=np.array([t for _, t in steps], int),
-            length=np.array([len(ids) for ids in token_ids], int),
-            is_good=np.array([s.labels[t] >= 0.5 for s, t in steps], bool),
-        )
-
-    known = table(train)
-    if not len(known.is_good):  # a file that is measured whole leaves no rows to fit on
-        return {name: step_auroc(score, test, kind) for name, score in rule_scores(test).items()}
-    return baseline_aurocs(known, table(test))
-
-
-def baseline_aurocs(train: StepTable, test: StepTable) -> dict[str, float]:
-    """Test AUROC of `position` and `length`; positive = good. nan if a class is missing."""
-    scores = {
-        "position": frequency_score(train.position, train.is_good, test.position),
-        "length": frequency_score(train.length, train.is_good, test.length),
-    }
-    return {name: auroc(score, test.is_good) for name, score in scores.items()}
+    solution: Solution
+    group: str  # F1 is the plain mean over the groups, such as ProcessBench's splits
+    problem: str  # the unit of intervals: solutions of one problem are not independent
 
 
 def rule_scores(solutions: list[Solution]) -> dict[str, list[np.ndarray]]:
@@ -60,12 +34,165 @@ def rule_scores(solutions: list[Solution]) -> dict[str, list[np.ndarray]]:
     }
 
 
-def step_auroc(score: list[np.ndarray], solutions: list[Solution], kind: str = "correctness") -> float:
+def compare_with_rules(rows: list[Row], scores, likelihood, threshold: float, seed: int) -> dict:
+    """`judges`: of the verifier and of each rule the AUROC of its step scores, also within thirds of the
+    steps by length, and ProcessBench's F1 of first errors, with the cut that is best for other problems
+    (`cross_fitted`); the verifier's also at the threshold. `lead`: its cross-fitted F1 over that of the best
+    rule, with a paired 95 % bootstrap interval over problems. likelihood: step scores, or None."""
+    solutions = [row.solution for row in rows]
+    error_R = np.array([first_error(s.labels) for s in solutions])
+    problem_R = problem_numbers(row.problem for row in rows)
+    group_R = problem_numbers(row.group for row in rows)
+    scores_of = {"verifier": scores} | rule_scores(solutions)
+    if likelihood is not None:
+        scores_of["likelihood"] = likelihood
+    judges = {name: aurocs(score, solutions) for name, score in scores_of.items()} | {"hazard": {}}
+    chances = {"hazard": hazard_chances(np.array([len(s.steps) for s in solutions]), error_R)}
+    for name, score in scores_of.items():
+        cut_C = np.unique(np.quantile(np.concatenate(score), np.linspace(0, 1, CUTS), method="lower"))
+        chances[name] = cut_chances(score, error_R, cut_C)
+    hits = {}  # {judge: the chance of each solution's first error to be found}
+    for name, chance_CR in chances.items():
+        hits[name] = cross_fitted(chance_CR, error_R, problem_R, group_R, seed)
+        judges[name]["cross_fitted"] = mean_f1(hits[name], error_R, group_R)
+    predicted_R = np.array([predict_first_error(score_T, threshold) for score_T in scores])
+    at_threshold = predicted_R == error_R, error_R, group_R
+    judges["verifier"]["f1"] = mean_f1(*at_threshold)
+    judges["verifier"]["f1_interval"] = interval_of(mean_f1, problem_R, seed, *at_threshold)
+    rule = max(set(judges) - {"verifier"}, key=lambda name: np.nan_to_num(judges[name]["cross_fitted"]))
+
+    def lead(hit_R, rule_hit_R, error_R, group_R):
+        return mean_f1(hit_R, error_R, group_R) - mean_f1(rule_hit_R, error_R, group_R)
+
+    arrays = hits["verifier"], hits[rule], error_R, group_R
+    difference = {"difference": lead(*arrays), "interval": interval_of(lead, problem_R, seed, *arrays)}
+    return {"judges": judges, "best_rule": rule, "lead": difference}
+
+
+def compare_apart(rows: list[Row], scores, likelihood, known_R, threshold: float, seed: int) -> dict:
+    """`compare_with_rules` of the rows with a label, and as `unseen` the same of those that are not known,
+    where some are."""
+
+    def compare(members: list[int]) -> dict:
+        part = [x and [x[i] for i in members] for x in (rows, scores, likelihood)]
+        return {"n": len(members)} | compare_with_rules(*part, threshold, seed)
+
+    labelled = [i for i, row in enumerate(rows) if labelled_steps(row.solution.labels)[0]]
+    unseen, found = [i for i in labelled if not known_R[i]], compare(labelled)
+    return found | {"unseen": compare(unseen)} if 0 < len(unseen) < len(labelled) else found
+
+
+def show_comparison(results: dict, title: str = "beside rules"):
+    """Prints what `compare_apart` found."""
+    columns = {"step_auroc": "AUROC"} | {name: name for name in THIRDS}
+    table = {}
+    for name, judge in results["judges"].items():
+        row = {shown: judge[key] for key, shown in columns.items() if key in judge}
+        if "f1" in judge:
+            row["F1"] = with_interval(judge, "f1")
+        table[name] = row | {"F1, cross-fitted": judge["cross_fitted"]}
+    show_table(title, table)
+    print(f"verdict     {lead_text('cross-fitted, the verifier', results['best_rule'], results['lead'])}")
+    if unseen := results.get("unseen"):
+        show_comparison(unseen, f"unseen: {unseen['n']} rows")
+
+
+def of_labelled_steps(x, solutions: list[Solution], kind: str = "correctness") -> np.ndarray:
+    """x_n of the labelled steps, one solution after another. x: a number for each step of each solution."""
+    parts = [np.zeros(0)]
+    for x_T, s in zip(x, solutions, strict=True):
+        parts.append(np.array(x_T, float)[labelled_steps(s.labels, kind)[0]])
+    return np.concatenate(parts)
+
+
+def good_steps(solutions: list[Solution], kind: str = "correctness") -> np.ndarray:
+    return of_labelled_steps([s.labels or () for s in solutions], solutions, kind) >= 0.5
+
+
+def step_auroc(score, solutions: list[Solution], kind: str = "correctness") -> float:
     """AUROC of step scores; positive = good."""
-    pairs = []
-    for s, score_T in zip(solutions, score, strict=True):
-        pairs += [(score_T[t], s.labels[t] >= 0.5) for t in labelled_steps(s.labels, kind)[0]]
-    return auroc(*np.transpose(pairs)) if pairs else float("nan")
+    return auroc(of_labelled_steps(score, solutions, kind), good_steps(solutions, kind))
+
+
+def aurocs(score, solutions: list[Solution]) -> dict[str, float]:
+    """AUROC of step scores against correctness labels, of all steps and within thirds by length."""
+    length_n = -of_labelled_steps(rule_scores(solutions)["length"], solutions)
+    third_n = np.searchsorted(np.quantile(length_n, [1 / 3, 2 / 3]), length_n)
+    score_n, is_good_n = of_labelled_steps(score, solutions), good_steps(solutions)
+    found = {"step_auroc": auroc(score_n, is_good_n)}
+    for i, name in enumerate(THIRDS):
+        found[name] = auroc(score_n[third_n == i], is_good_n[third_n == i])
+    return found
+
+
+def cut_chances(score: list[np.ndarray], error_R, cut_C) -> np.ndarray:
+    """chance_CR: 1 where the first step that scores below a cut is the first error, or where neither is."""
+    chance_CR = np.empty((len(cut_C), len(score)), np.float32)
+    for i, (score_T, error) in enumerate(zip(score, error_R, strict=True)):
+        before = score_T if error == -1 else score_T[:error]
+        chance_CR[:, i] = cut_C <= np.min(before, initial=np.inf)
+        if error != -1:
+            chance_CR[:, i] *= score_T[error] < cut_C
+    return chance_CR
+
+
+def hazard_chances(length_R, error_R) -> np.ndarray:
+    """chance_CR of rates h: each step is called wrong with chance h, until one is."""
+    rate_C1, is_wrong_R = np.linspace(0, 1, CUTS)[:, None], error_R != -1
+    passed_CR = (1 - rate_C1) ** np.where(is_wrong_R, error_R, length_R)
+    return passed_CR * np.where(is_wrong_R, rate_C1, 1.0)
+
+
+def cross_fitted(chance_CR, error_R, problem_R, group_R, seed: int) -> np.ndarray:
+    """The chance of each solution to be judged right at the cut of the best F1 on the other half of its
+    group's problems, the mean over HALVES."""
+    fitted_R = np.zeros(len(error_R))
+    for group in np.unique(group_R):
+        own = group_R == group
+        _, problem_r = np.unique(problem_R[own], return_inverse=True)
+        chance_Cr, is_wrong_r = chance_CR[:, own], error_R[own] != -1
+        half_SP = np.tile(np.arange(problem_r.max() + 1) % 2, (HALVES, 1))
+        half_Sr = np.random.default_rng(seed).permuted(half_SP, axis=1)[:, problem_r]
+        for side in (0, 1):
+            fitted_on_Sr, share_SC = half_Sr != side, []
+            for kind_r in (is_wrong_r, ~is_wrong_r):
+                taken_Sr = (fitted_on_Sr & kind_r).astype(np.float32)
+                share_SC.append(taken_Sr @ chance_Cr.T / np.maximum(taken_Sr.sum(1), 1)[:, None])
+            f1_SC = share_SC[0] * share_SC[1] / np.maximum(share_SC[0] + share_SC[1], 1e-9)
+            fitted_R[own] += (~fitted_on_Sr * chance_Cr[f1_SC.argmax(1)]).sum(0, dtype=float)
+    return fitted_R / HALVES
+
+
+def mean_f1(hit_R, error_R, group_R) -> float:
+    """ProcessBench's F1, the harmonic mean of the accuracies on erroneous and on sound solutions, the plain
+    mean over the groups; nan where a group lacks a kind."""
+    f1s = []
+    for group in range(group_R.max() + 1):
+        own, is_wrong_R = group_R == group, error_R != -1
+        f1s.append(harmonic_mean(mean(hit_R[own & is_wrong_R]), mean(hit_R[own & ~is_wrong_R])))
+    return float(np.mean(f1s))
+
+
+def baseline_aurocs(train: list[Solution], test: list[Solution], kind: str, tokenizer) -> dict[str, float]:
+    """Test AUROC of a step's position, and of its length in tokens, as far as training steps teach it; by
+    `rule_scores` where none is labelled."""
+    if not len(good_steps(train, kind)):
+        return {name: step_auroc(score, test, kind) for name, score in rule_scores(test).items()}
+    known, asked, found = step_keys(train, tokenizer), step_keys(test, tokenizer), {}
+    for name in known:
+        known_n = of_labelled_steps(known[name], train, kind).astype(int)
+        asked_n = of_labelled_steps(asked[name], test, kind).astype(int)
+        score_n = frequency_score(known_n, good_steps(train, kind), asked_n)
+        found[name] = auroc(score_n, good_steps(test, kind))
+    return found
+
+
+def step_keys(solutions: list[Solution], tokenizer) -> dict[str, list]:
+    """{rule: a small number of each step}: its position, and its length in tokens."""
+    steps = [step for s in solutions for step in s.steps]
+    lengths = [len(ids) for ids in tokenizer(steps, add_special_tokens=False)["input_ids"]]
+    ends = np.cumsum([len(s.steps) for s in solutions])
+    return {"position": [range(len(s.steps)) for s in solutions], "length": np.split(lengths, ends[:-1])}
 
 
 def frequency_score(train_key, is_good, test_key) -> np.ndarray:

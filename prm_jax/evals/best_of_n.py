@@ -14,7 +14,7 @@ from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import lead_text, over_seeds, show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import describe, new_name, note_known, open_scorer, settings_of, task_data
+from prm_jax.evals.verifiers import describe, known_rows, new_name, open_scorer, settings_of, task_data
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect
 from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
@@ -103,8 +103,9 @@ class BestOfN(Task):
             if "with_policy" in numbers:
                 name = f"{scorer} + {results['policy_weight']:g} log p of the policy"
                 curves[name] = numbers["with_policy"]
-        alone = "fewest_steps", "shortest", "majority", "oracle"
-        curves |= {rule.replace("_", " "): results[rule] for rule in alone if rule in results}
+        for rule in ("fewest_steps", "shortest", "majority", "oracle"):
+            if rule in results:
+                curves[rule.replace("_", " ")] = results[rule]
         show_table("solved at n", curves, digits=3)
         for group in results["over_seeds"]:
             setting = "".join(f", {key}={value}" for key, value in group["setting"].items())
@@ -113,6 +114,8 @@ class BestOfN(Task):
         for scorer, x in results["verifiers"].items():
             print(f"scorer      {scorer}: {x['verifier']}")
         show_table(f"best of {N}", {name: selection_row(results, name, N) for name in tables})
+        for scorer, x in results.get("unseen", {}).items():
+            print(f"unseen      {scorer}: {x['solved']:.4f} of the {x['n_problems']} others")
         if lead := results["lead"]:
             verifier, rule = (lead[side].removesuffix(".best_of_n") for side in ("verifier", "rule"))
             name = f"the best verifier ({verifier})"
@@ -186,7 +189,7 @@ def score_pool(
         path = setup.folder / f"pool_scores_{name}.jsonl"
         scores = score_into(path, scorer, pools.candidate_rows(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
-        known = note_known(checkpoint, problems)
+        known = known_rows(checkpoint, problems)
         verifiers[name] = describe(scorer) | {"settings": settings_of(checkpoint), "known_problems": known}
     return problems, verifiers
 

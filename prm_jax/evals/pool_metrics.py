@@ -10,14 +10,13 @@ Dimension key: P problems, N candidates, T steps, K subset sizes; n all candidat
 import collections
 import dataclasses
 import itertools
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import jax
 import numpy as np
 
 from prm_jax import metrics, rerank, stats, votes
-from prm_jax.data.units import UNITS
-from prm_jax.evals.calibration import pool_calibration
+from prm_jax.data.units import UNITS, as_probability
 from prm_jax.evals.pool_arrays import POLICY, Pool, log_scores
 from prm_jax.launch.config import Count, NotNegative, one_of
 
@@ -33,15 +32,9 @@ class Rules:
     policy_weight: NotNegative
 
 
-class Choice(NamedTuple):
-    """One way to choose, measured: the expected correctness of each problem's choice."""
-
-    value_PK: np.ndarray
-    curve_PN: np.ndarray | None = None  # among 1 to N candidates, where there is a closed form
-
-
 class Measurement:
-    """A pool, and the rules by which its candidates are compared."""
+    """A pool, and the rules by which its candidates are compared. A way to choose, measured, is value_PK: the
+    expected correctness of each problem's choice among `size_K` candidates."""
 
     def __init__(self, pool: Pool, rules: Rules, seed: int):
         self.pool = pool
@@ -51,19 +44,18 @@ class Measurement:
         self.mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
         self.size_K = np.array(sorted({2**k for k in range(self.N.bit_length())} | {self.N}))
 
-    def closed_form(self, curve_PN) -> Choice:
-        curve_PN = np.asarray(curve_PN, float)
-        return Choice(curve_PN[:, self.size_K - 1], curve_PN)
-
-    def best_of_n(self, score_PN, gold_PN) -> Choice:
+    def best_of_n(self, score_PN, gold_PN) -> np.ndarray:
         eligible_PN, ties = self.pool.eligible_PN, self.rules.ties
-        return self.closed_form(rerank.best_of_n(score_PN, gold_PN, eligible_PN, self.mask_PN, ties=ties))
+        return self.at_sizes(rerank.best_of_n(score_PN, gold_PN, eligible_PN, self.mask_PN, ties=ties))
 
-    def vote(self, log_weight_PN=None) -> Choice:
+    def at_sizes(self, curve_PN) -> np.ndarray:
+        return np.asarray(curve_PN, float)[:, self.size_K - 1]
+
+    def vote(self, log_weight_PN=None) -> np.ndarray:
         """The majority vote by its closed form where it has one; others as means over random subsets."""
         rules, right_PN, answer_PN = self.rules, self.pool.right_PN, self.pool.answer_PN
         if log_weight_PN is None and rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
-            return self.closed_form(votes.majority_curve(answer_PN, right_PN, self.mask_PN))
+            return self.at_sizes(votes.majority_curve(answer_PN, right_PN, self.mask_PN))
         value_PK = votes.vote_curve(
             jax.random.key(self.seed),
             answer_PN,
@@ -75,22 +67,19 @@ class Measurement:
             ties=rules.ties,
             counts="first" if rules.ties == "first" else "mean",
         )
-        return Choice(np.asarray(value_PK, float))
+        return np.asarray(value_PK, float)
 
     def by_size(self, x_K) -> dict:
         return dict(zip(map(str, self.size_K), np.asarray(x_K).tolist(), strict=True))
 
-    def table(self, choices: dict[str, Choice]) -> dict:
-        """{rule: {n: mean}} with intervals and, where there is a closed form, the curve; those of best_of_n
-        lack the prefix. All numbers resample the same problems, so that their differences are paired."""
+    def table(self, choices: dict[str, np.ndarray]) -> dict:
+        """{rule: {n: mean}} with intervals; those of best_of_n lack the prefix. All numbers resample the same
+        problems, so that their differences are paired."""
         table = {}
-        for name, choice in choices.items():
+        for name, value_PK in choices.items():
             prefix = "" if name == "best_of_n" else f"{name}_"
-            table[name] = self.by_size(choice.value_PK.mean(0))
-            table[f"{prefix}interval"] = self.by_size(stats.mean_interval(choice.value_PK, self.seed).T)
-            if choice.curve_PN is not None:
-                table[f"{prefix}curve"] = choice.curve_PN.mean(0).tolist()
-                table[f"{prefix}curve_interval"] = stats.mean_interval(choice.curve_PN, self.seed).tolist()
+            table[name] = self.by_size(value_PK.mean(0))
+            table[f"{prefix}interval"] = self.by_size(stats.mean_interval(value_PK, self.seed).T)
         return table
 
     def scorer(self, name: str, headline: str, learned_values: bool) -> tuple[dict, dict]:
@@ -103,26 +92,52 @@ class Measurement:
         scores = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind)
         best = {aggregator: self.best_of_n(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
         score_PN, choices = np.asarray(scores[headline]), {"best_of_n": best[headline]}
-        if pool.labels:
+        if pool.labels is not None:
             choices["trace"] = self.best_of_n(score_PN, right_traces(pool))
         if pool.logp_PN is not None and name != POLICY:
             combined_PN = rerank.with_reference(score_PN, pool.logp_PN, self.rules.policy_weight)
             choices["with_policy"] = self.best_of_n(combined_PN, right_PN)
         if pool.answer_PN is not None:
             choices["weighted_vote"] = self.vote(score_PN)
-        tables = {how: {"best_of_n": self.by_size(x.value_PK.mean(0))} for how, x in best.items()}
+        tables = {how: {"best_of_n": self.by_size(value_PK.mean(0))} for how, value_PK in best.items()}
         tables[headline] = self.table(choices)
         ended_PN = pool.present_PN.copy()
         ended_PN[pool.present_PN] = pool.finished_n
         problem_n = np.argwhere(ended_PN)[:, 0]
-        within, *_ = metrics.within_problem_auroc(score_PN[ended_PN], right_PN[ended_PN], problem_n)
+        within = metrics.within_problem_auroc(score_PN[ended_PN], right_PN[ended_PN], problem_n)
         parts = {
             "headline": headline,
             "scorers": tables,
             "outcome_auroc_within": within,
-            "calibration": pool_calibration(pool, name, unit, headline, score_PN, not learned_values),
+            "calibration": self.calibration(name, unit, headline, score_PN, learned_values),
         }
         return choices, parts
+
+    def calibration(self, name: str, unit: str, headline: str, score_PN, learned_values: bool) -> dict:
+        """Of step scores as P(good) against exact labels, or the outcome of their solution, and of
+        exp(solution score) against the outcome, if it is a probability. What was cut has no outcome."""
+        pool, solutions = self.pool, {}
+        right_n = pool.right_PN[pool.present_PN].astype(float)
+        if rerank.AGGREGATORS[headline].is_log_probability:
+            p_n = np.exp(score_PN[pool.present_PN].astype(float))
+            solutions[headline] = calibration(p_n[pool.finished_n], right_n[pool.finished_n])
+        has_labels = pool.labels is not None and not learned_values
+        if has_labels:
+            counted = [np.isin(np.arange(len(x)), metrics.labelled_steps(x)[0]) for x in pool.labels]
+            is_kept_m = np.concatenate(counted)
+            y_m = np.concatenate([np.array(label_T, float) for label_T in pool.labels])
+        else:
+            is_kept_m, y_m = np.repeat(pool.finished_n, pool.steps_n), np.repeat(right_n, pool.steps_n)
+        steps = calibration(as_probability(pool.scores[name][is_kept_m], unit), y_m[is_kept_m])
+        step_label = "exact" if has_labels else "outcome"
+        return {"solutions": solutions, "steps": steps, "step_label": step_label}
+
+
+def calibration(p, y) -> dict:
+    """Calibration of probabilities p of labels y in [0, 1]."""
+    p = np.clip(p, 0.0, 1.0)  # exp(log(...)) may pass 1 by a rounding
+    numbers = {"ece": metrics.ece(p, y), "brier": metrics.brier(p, y), "auroc": metrics.auroc(p, y >= 0.5)}
+    return numbers | {"reliability": metrics.reliability_table(p, y)}
 
 
 def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict | None = None) -> dict:
@@ -152,7 +167,11 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
             others[f"{name}.{headline}.{rule}"] = choices[rule]
         for part, numbers in own.items():
             parts[part][name] = numbers
-    oracle = measurement.closed_form(rerank.pass_at_n(pool.right_PN, pool.eligible_PN, measurement.mask_PN))
+        unseen_P = ~np.array(about.get("known_problems", []), bool)
+        if len(unseen_P) > unseen_P.sum() > 0:
+            apart = choices["best_of_n"][unseen_P, -1].mean()
+            parts["unseen"][name] = {"n_problems": int(unseen_P.sum()), "solved": float(apart)}
+    oracle = measurement.at_sizes(rerank.pass_at_n(pool.right_PN, pool.eligible_PN, measurement.mask_PN))
     return {
         "n_problems": len(pool.right_PN),
         "n_candidates": measurement.N,
@@ -170,28 +189,22 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
 
 def differences(selections: dict, others: dict, vote: dict, seed: int) -> list[dict]:
     """Paired tests among all candidates: of each scorer's choices with the vote, of selections in pairs."""
-    pairs = [*itertools.product((selections | others).items(), vote.items())]
-    pairs += itertools.combinations(selections.items(), 2)
-    return [{"a": a, "b": b} | difference(first, second, seed) for (a, first), (b, second) in pairs]
+    pairs, tests = [*itertools.product((selections | others).items(), vote.items())], []
+    for (a, a_PK), (b, b_PK) in itertools.chain(pairs, itertools.combinations(selections.items(), 2)):
+        tests.append({"a": a, "b": b} | stats.paired_difference(a_PK[:, -1], b_PK[:, -1], seed))
+    return tests
 
 
-def lead(selections: dict[str, Choice], untaught: dict[str, Choice], seed: int) -> dict | None:
+def lead(selections: dict[str, np.ndarray], untaught: dict, seed: int) -> dict | None:
     """The best verifier's selection against the best of what was never taught to verify, among which is the
     policy's likelihood. None without a verifier."""
     taught = {name: x for name, x in selections.items() if not name.startswith(f"{POLICY}.")}
     if not taught:
         return None
     untaught = {name: x for name, x in selections.items() if name not in taught} | untaught
-    verifier, rule = (
-        max(own, key=lambda name: own[name].value_PK[:, -1].mean()) for own in (taught, untaught)
-    )
-    return {"verifier": verifier, "rule": rule} | difference(taught[verifier], untaught[rule], seed)
-
-
-def difference(a: Choice, b: Choice, seed: int) -> dict:
-    """The paired test of two choices among all candidates."""
-    (test,) = stats.paired_differences(a.value_PK[:, -1:], b.value_PK[:, -1:], seed)
-    return test
+    verifier, rule = (max(own, key=lambda name: own[name][:, -1].mean()) for own in (taught, untaught))
+    test = stats.paired_difference(taught[verifier][:, -1], untaught[rule][:, -1], seed)
+    return {"verifier": verifier, "rule": rule} | test
 
 
 def graded_both_ways(pool: Pool) -> int:

@@ -5,7 +5,6 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable
-from pathlib import Path
 
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.score_files import score_into
@@ -14,7 +13,7 @@ from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
 from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import describe, new_name, one_scorer
-from prm_jax.launch.config import Natural, Share, expect
+from prm_jax.launch.config import expect
 from prm_jax.launch.progress import print_counts
 from prm_jax.rerank import default_aggregator
 from prm_jax.scoring import ModelScorer
@@ -26,9 +25,7 @@ MOST_SHOWN = 20
 class Config:
     input: str | None
     columns: dict[str, str] | None
-    figures: Natural | list
     split_by: str | None
-    threshold: Share
 
     def __post_init__(self):
         expect(self.input is not None, "input", None, "a file of solutions or a pool, input=FILE")
@@ -51,23 +48,15 @@ class Score(Task):
             pools.write_pool(files["pool"], scored)
         # A model's scores are shown as its authors show them.
         unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"
-        from_log_odds, aggregator = UNITS[unit].from_log_odds, default_aggregator(scorer)
+        aggregator = default_aggregator(scorer)
         ranking = rank(solutions, logits, unit, aggregator)
-        wanted = cfg.figures
-        if isinstance(wanted, int):
-            wanted = [row["id"] for row in ranking[:wanted]]
-        drawn = []
-        for (i, problem, steps), logit_T in zip(solutions, logits, strict=True):
-            if i in wanted:
-                shown_T = from_log_odds(logit_T.astype(float)).tolist()
-                drawn.append({"id": i, "problem": problem, "steps": steps, "scores": shown_T})
+        for row in ranking[MOST_SHOWN:]:  # scores.jsonl has them
+            del row["steps"], row["scores"]
         return describe(scorer) | {
             "shown_unit": unit,
-            "threshold": float(from_log_odds(UNITS["probability"].log_odds(cfg.threshold))),
             "aggregator": aggregator,
             "files": {name: str(path) for name, path in files.items()},
             "ranking": ranking,
-            "drawn": drawn,
         }
 
     def show(self, results: dict):
@@ -82,10 +71,12 @@ class Score(Task):
         if len(ranking) > MOST_SHOWN:
             print(f"  ... and {len(ranking) - MOST_SHOWN} more in results.json")
 
-    def figures(self, results: dict, folder: Path) -> list[Path]:
-        from prm_jax.figures.steps import solution_figures
-
-        return solution_figures(results, folder)
+    def detail(self, results: dict):
+        """Prints the steps of the first solutions with their scores."""
+        for row in results["ranking"][:MOST_SHOWN]:
+            print(f"solution    {row['id']}")
+            for step, score in zip(row["steps"], row["scores"], strict=True):
+                print(f"  {score:8.4f}  {step[:80]}")
 
 
 def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
@@ -108,11 +99,11 @@ def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
 def rank(solutions: Iterable, scores: Iterable, unit: str, aggregator: str) -> list[dict]:
     """Problems in the order of the file; in each, solutions by their lowest or last step score, best
     first."""
-    by_problem = {}
+    by_problem, from_log_odds = {}, UNITS[unit].from_log_odds
     for (i, problem, steps), logit_T in zip(solutions, scores, strict=True):
-        weakest = int(logit_T.argmin())
-        logit = float(logit_T[-1 if aggregator == "last" else weakest])
-        row = {"id": i, "problem": problem, "score": float(UNITS[unit].from_log_odds(logit))}
-        row |= {"weakest_step": weakest + 1, "n_steps": len(steps)}
-        by_problem.setdefault(problem, []).append((-logit, row))
+        weakest, score_T = int(logit_T.argmin()), from_log_odds(logit_T.astype(float))
+        chosen = -1 if aggregator == "last" else weakest
+        row = {"id": i, "problem": problem, "score": float(score_T[chosen]), "weakest_step": weakest + 1}
+        row |= {"n_steps": len(steps), "steps": list(steps), "scores": score_T.tolist()}
+        by_problem.setdefault(problem, []).append((-float(logit_T[chosen]), row))
     return [row for rows in by_problem.values() for _, row in sorted(rows, key=lambda pair: pair[0])]

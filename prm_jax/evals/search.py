@@ -8,7 +8,7 @@ from typing import Annotated
 import jax
 import numpy as np
 
-from prm_jax import rerank, stats, tasks, votes
+from prm_jax import rerank, tasks, votes
 from prm_jax.data import grading
 from prm_jax.data.pools import Problem, read_pool, write_pool
 from prm_jax.data.questions import Question, read_questions
@@ -157,9 +157,8 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
             ids, answers = zip(*((q.id, q.answer) for q in inputs.questions))
             drawn = state.pool(ids, answers, "search")
             write_pool(file, [inputs.grader.grade(problem) for problem in drawn])
-        searches.append(
-            {"method": method, "budget": budget} | outcome(read_pool(file), inputs, aggregator, seed)
-        )
+        about = {"method": method, "budget": budget}
+        searches.append(about | outcome(read_pool(file), inputs, aggregator))
     majority = np.nan
     if samples.answer_PN is not None:
         majority = float(rerank.expectation(votes.vote(samples.answer_PN), samples.right_PN).mean())
@@ -176,9 +175,9 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
     }
 
 
-def outcome(pool: list[Problem], inputs: SearchInputs, aggregator: str, seed: int) -> dict:
-    """The policy tokens of a search's pool, and what it solves by the rules of CHOICES: the share with its
-    interval, and the chance of each problem."""
+def outcome(pool: list[Problem], inputs: SearchInputs, aggregator: str) -> dict:
+    """The policy tokens of a search's pool, and what it solves by the rules of CHOICES: the share, and the
+    chance of each problem."""
     arrays = inputs.arrays(pool)
     step_PNT, mask_PNT, unit = log_scores(arrays, "search", arrays.unit("search", "logit"))
     score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit), arrays.present_PN
@@ -192,6 +191,5 @@ def outcome(pool: list[Problem], inputs: SearchInputs, aggregator: str, seed: in
     unfinished = sum(not any(c.finished for c in problem.candidates) for problem in pool)
     row = {"policy_tokens": float(np.mean(tokens)), "tokens": tokens, "unfinished_problems": unfinished}
     for rule, x_P in {"best": np.asarray(best_P1)[:, 0], "vote": vote_P}.items():
-        interval = stats.mean_interval(x_P, seed).tolist()
-        row[rule] = {"share": float(x_P.mean()), "interval": interval, "solved": x_P.tolist()}
+        row[rule] = {"share": float(x_P.mean()), "solved": x_P.tolist()}
     return row

@@ -46,6 +46,10 @@ def cell(value, digits: int) -> str:
     return f"[{low:.{digits}f}, {high:.{digits}f}]" if np.isfinite(value).all() else "no interval"
 
 
+def with_interval(numbers: dict, name: str) -> str:
+    return f"{cell(numbers[name], 4)} {cell(numbers[f'{name}_interval'], 4)}"
+
+
 def lead_text(verifier: str, rule: str, lead: dict) -> str:
     """One line on whether a verifier is above what was never taught to verify, by their paired difference."""
     if not np.isfinite(lead["interval"]).all():

@@ -2,7 +2,7 @@
 a run."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from prm_jax import InputError
@@ -15,7 +15,8 @@ from prm_jax.checkpoints.verifiers import (
     needs_folder,
     open_verifier,
 )
-from prm_jax.data.splits import DataConfig, TaskData, count_known, data_config
+from prm_jax.data.score_files import score_into
+from prm_jax.data.splits import DataConfig, TaskData, data_config, problem_hash
 from prm_jax.evals.setup import EvaluateConfig, Setup, check_unchanged
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
@@ -103,17 +104,39 @@ def settings_of(name: str) -> dict:
     return run_folder.settings(name) if is_run(name) else {"verifier": name}
 
 
-def note_known(name: str, rows: Iterable) -> int:
-    """How many distinct problems of rows a run, or a run of an ensemble, was trained on; prints it."""
-    hashes = set()
+def known_rows(name: str, rows: Sequence) -> list[bool]:
+    """Which of some solutions or problems have a problem that a run, or a run of an ensemble, was trained on;
+    prints how many problems these are."""
+    known = set()
     for member in members_of(name):
         path = Path(member) / "data.json"
         if path.exists():
-            hashes.update(run_folder.read_json(path, problems=list)["problems"])
-    known = count_known(rows, hashes)
-    if known:
-        print(f"note        {name} was trained on {known} of these problems: its numbers here are too good")
-    return known
+            known.update(run_folder.read_json(path, problems=list)["problems"])
+    hashes = [problem_hash(row.problem) for row in rows]
+    if n := len(known & set(hashes)):
+        print(f"note        {name} was trained on {n} of these problems: its numbers here are too good")
+    return [x in known for x in hashes]
+
+
+def backbone_of(name: str) -> str | None:
+    """The language model that the training of a run of ours, or of a shipped verifier, began from."""
+    if name in ("embedded_prm", "embedded_orm"):
+        return "embedded"
+    begin = run_folder.run_config(Path(name)).get("init") if is_run(name) else None
+    return None if begin == "random" else begin
+
+
+def likelihood_scores(setup: Setup, model: str | None, rows: list[tuple], path: Path) -> list | None:
+    """Log-odds of the likelihood of each step of (id, problem, steps) rows under a language model, kept in a
+    file; None where no model is at hand, which is said."""
+    if model is None:
+        return None
+    try:
+        scorer = open_scorer(setup, f"policy:{model}")
+    except InputError as error:
+        print(f"likelihood  left out: {error}")
+        return None
+    return list(score_into(path, scorer, rows, len(rows)))
 
 
 def new_name(scorer, taken: set[str]) -> str:

@@ -7,7 +7,6 @@ import numpy as np
 from prm_jax.figures.steps import reliability
 from prm_jax.figures.style import (
     GREY,
-    NO_LINE,
     WIDTH,
     band,
     floats,
@@ -53,18 +52,10 @@ def scorer_styles(results: dict) -> dict[str, tuple[dict, str]]:
 
 
 def draw_rule(axes, sizes: list[int], table: dict, rule: str, label: str, style: dict, has_band: bool):
-    """Draws markers at the sizes and, where there is a closed form, the line at every n."""
-    prefix = "" if rule == "best_of_n" else f"{rule}_"
-    x, y = sizes, list(table[rule].values())
-    ends = np.transpose(list(table[f"{prefix}interval"].values()))
-    axes.plot(x, floats(y), **style | NO_LINE)
-    if f"{prefix}curve" in table:
-        x, y = range(1, len(table[f"{prefix}curve"]) + 1), table[f"{prefix}curve"]
-        ends = table[f"{prefix}curve_interval"]
-    axes.plot(x, floats(y), **style | {"marker": ""})
-    axes.plot([], [], **style, label=label)
+    axes.plot(sizes, floats(list(table[rule].values())), **style, label=label)
     if has_band:
-        band(axes, x, *ends, style)
+        interval = table["interval" if rule == "best_of_n" else f"{rule}_interval"]
+        band(axes, sizes, *np.transpose(list(interval.values())), style)
 
 
 def curves(results: dict):

@@ -19,7 +19,7 @@ import numpy as np
 
 from prm_jax.generate.mcts import mcts
 from prm_jax.generate.search_state import Node, SearchState
-from prm_jax.launch.config import Count, Positive, Share
+from prm_jax.launch.config import Count
 from prm_jax.protocols import Policy
 
 # The methods. Each searches the given problems (their numbers) once, at a cost that grows with its plan.
@@ -68,8 +68,6 @@ class Options:
     ahead: Count
     block: Count
     simulations: Count
-    stop_at: Share | None
-    first: Positive
 
 
 class Method(NamedTuple):
@@ -121,14 +119,10 @@ def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 2
 def search(state: SearchState, method: str, budget: float, per_solution: float, options: Options):
     """Spends a mean of `budget` policy tokens a problem by a method of METHODS. Every second problem is
     searched first, with the width that per_solution pays for. Their measured cost of a unit of width sets the
-    width of the others. `spend_rest` spends what is left. With options.stop_at see `search_unsolved`."""
+    width of the others. `spend_rest` spends what is left."""
     state.budget = budget
     state.per_solution = per_solution
-    state.stop_at = options.stop_at
     if not per_solution:  # a server's empty texts would never spend the budget
-        return
-    if options.stop_at is not None:
-        search_unsolved(state, method, budget, options)
         return
     P = len(state.problems)
     unit = measured = per_solution * METHODS[method].cost(options)  # tokens a unit of width
@@ -146,7 +140,7 @@ def spend_rest(state: SearchState, method: str, budget: float, unit: float, opti
     P, spent = len(state.problems), 1.0
     while spent > 0:
         left = budget * P - state.tokens_P.sum()
-        least_first = cheapest_first(state, range(P))
+        least_first = sorted(range(P), key=lambda p: state.tokens_P[p])
         problems = [p for p in least_first if state.tokens_P[p] + unit <= budget]
         if problems and left >= unit * len(problems):
             width = min(left, sum(budget - state.tokens_P[problems])) / len(problems) / unit
@@ -155,10 +149,6 @@ def spend_rest(state: SearchState, method: str, budget: float, unit: float, opti
             lengths = [[x.tokens for x in state.finished(p)] or [unit] for p in least_first]
             problems = least_first[: np.searchsorted(np.cumsum([np.mean(x) for x in lengths]), left)]
         spent = search_by_width(state, method, problems, width, options) if problems else 0.0
-
-
-def cheapest_first(state: SearchState, problems: Iterable[int]) -> list[int]:
-    return sorted(problems, key=lambda p: state.tokens_P[p])
 
 
 def search_by_width(state: SearchState, method: str, problems: list, width: float, options: Options) -> float:
@@ -171,21 +161,3 @@ def search_by_width(state: SearchState, method: str, problems: list, width: floa
             METHODS[method].run(state, part, **METHODS[method].plan(n, options))
             state.finish_unsolved(part)
     return float(state.tokens_P.sum() - before) / len(problems)
-
-
-def search_unsolved(state: SearchState, method: str, budget: float, options: Options):
-    """Spends the budgets of all problems as one: each is searched with the share options.first of its budget;
-    the rest pays for more searches of the problems without a finished solution of probability
-    options.stop_at, cheapest first."""
-    P, unit = len(state.problems), state.per_solution * METHODS[method].cost(options)
-    arguments = METHODS[method].plan(max(1, int(options.first * budget / unit)), options)
-    problems = range(P)
-    while problems:
-        before = state.tokens_P.sum()
-        METHODS[method].run(state, problems, **arguments)
-        state.finish_unsolved(problems)
-        left = budget * P - state.tokens_P.sum()
-        cost = (state.tokens_P.sum() - before) / len(problems)
-        if not cost:  # a server's empty texts would never spend the budget
-            break
-        problems = cheapest_first(state, filter(state.continues, range(P)))[: max(0, int(left / cost))]

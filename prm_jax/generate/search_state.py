@@ -44,9 +44,8 @@ class SearchState:
     aggregator: str
     max_steps: int
     key: object
-    budget: float = np.inf  # this and the next two: see `search`
+    budget: float = np.inf  # this and the next: see `search`
     per_solution: float = 0.0
-    stop_at: float | None = None
 
     def __post_init__(self):
         P, greedy = len(self.problems), dataclasses.replace(self.policy.sampling, temperature=0)
@@ -129,10 +128,7 @@ class SearchState:
 
     def continues(self, p: int, samples: int = 0) -> bool:
         """Whether the budget pays for `samples` next steps and, where no solution is finished, the end of
-        one; with `stop_at` whether no solution has that probability and all problems' budget is left."""
-        if self.stop_at is not None:
-            best = max(map(self.probability, self.finished(p)), default=0.0)
-            return best < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
+        one."""
         cost = samples * self.step_tokens / max(self.steps, 1)
         if not self.has_finished_P[p]:
             cost += max(0.0, self.per_solution - self.deepest(p).tokens)
