@@ -20,7 +20,6 @@ from prm_jax.launch.config import CONF, parse, store_defaults
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.mesh import make_mesh
 from prm_jax.launch.run_folder import start_command
-from prm_jax.model import choose_dtype
 
 COMMON = [field.name for field in dataclasses.fields(EvaluateConfig)]
 ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read by the command, or by the task itself
@@ -47,7 +46,6 @@ def evaluate(cfg) -> float | None:
     Chosen = task_class(cfg.task)
     common = parse(OmegaConf.masked_copy(cfg, COMMON), EvaluateConfig)
     task = Chosen(parse(cfg, Chosen.Config, elsewhere=(*COMMON, *ELSEWHERE)))
-    common = dataclasses.replace(common, dtype=choose_dtype(common.dtype))
     names = []
     if task.needs_checkpoint or common.checkpoint is not None:
         from prm_jax.evals import verifiers  # models, critics and servers, which other tasks do without

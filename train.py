@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import math
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ class TrainBatch:
     accumulate: Count
     too_long: Literal["error", "drop", "cut"] | None
     step_weights: Literal["uniform", "later"]
-    share_prefixes: bool
+    share_prefixes: bool | Literal["auto"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,7 @@ class TrainConfig:
             expect(self.outcome_at == "last", "outcome_at", self.outcome_at, "last unless objective=orm")
         if is_lm or self.loss.lm_weight:  # a shared token has several next ones
             is_shared = self.batch.share_prefixes
-            expect(not is_shared, "batch.share_prefixes", is_shared, "false with a next-token loss")
+            expect(is_shared is not True, "batch.share_prefixes", is_shared, "false with a next-token loss")
 
 
 def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
@@ -96,7 +97,7 @@ def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
     if cfg.loss.lm_weight is not None:
         return cfg
     knows_task = cfg.objective == "prm" and cfg.init == "embedded" and isinstance(data_cfg, TaskData)
-    lm_weight = 0.5 if knows_task and is_causal() and not cfg.batch.share_prefixes else 0.0
+    lm_weight = 0.5 if knows_task and is_causal() and cfg.batch.share_prefixes is not True else 0.0
     return dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, lm_weight=lm_weight))
 
 
@@ -112,7 +113,8 @@ def main(cfg) -> float:
     cfg = with_lm_weight(cfg, data_cfg)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         locate(name)  # refused before samples are drawn
-    mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
+    is_wide = cfg.init != "random" and hf_config.is_wide(cfg.init)
+    mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide), writable_folder(run)
     run_folder.claim_folder(texts, raw_cfg, resumes)
     with jax.set_mesh(mesh):
         print(f"run folder  {run}")
@@ -131,7 +133,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print(f"data        {len(examples.train)} training, {len(examples.validation)} validation solutions")
     print_counts(examples.counts)
 
-    share = cfg.batch.share_prefixes
+    share = choose_sharing(cfg, data_cfg, model_cfg, examples)
     width = cfg.batch.tokens or packing.training_width(examples.train + examples.validation, share)
     cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
     expected = f"at most the model's window of {model_cfg.window} with prefix trees"
@@ -147,10 +149,10 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {processes}")
-    print(memory_line(cfg, model, opt))
     save_description(texts / "model", model.cfg, tokenizer)
 
     plan = packing.make_plan(examples.train, width, share, STEP_LOSSES[cfg.loss.step].together)
+    print(memory_line(cfg, model, opt, plan))
     source = packing.TrainingRows(examples.train, plan, cfg.seed, examples.parts)
     print(source.summary())
     best = fit(cfg, run, texts, model, opt, source, examples.validation, data_cfg.label_kind)
@@ -169,12 +171,21 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     return metric
 
 
-def memory_line(cfg: TrainConfig, model: PRM, opt) -> str:
-    """What a train step takes of each device: the first one may fail for want of it."""
-    all_logits = cfg.objective in ("lm", "implicit") or cfg.loss.lm_weight > 0
-    used = training.memory_estimate(model, opt, cfg.batch.rows * cfg.batch.tokens, all_logits)
+def memory_line(cfg: TrainConfig, model: PRM, opt, plan: packing.Plan) -> str:
+    """What a train step takes of each device, on CPU of this process, which has used its most until now."""
+    b = cfg.batch
+    empty = packing.pack_batch([[]] * b.rows, b.tokens, plan.step_slots)
+    batch = {name: np.stack([x] * b.accumulate) for name, x in empty.items()}
+    used = training.plan_memory(model, opt, shard_batch(batch, b.rows, axis=1), cfg.loss)
+    whose = "each device"
+    if platform() == "cpu":
+        n, whose = jax.sharding.get_mesh().local_mesh.size, "this process"
+        unit = 1 if sys.platform == "darwin" else 1024
+        until_now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+        used = {name: n * gb for name, gb in used.items()}
+        used["program"] = until_now - used["weights"] - used["moments"]
     parts = ", ".join(f"{name} {gb:.2g}" for name, gb in used.items())
-    return f"memory      about {sum(used.values()):.2g} GB of each device: {parts}"
+    return f"memory      about {sum(used.values()):.2g} GB of {whose}: {parts}"
 
 
 def count_parameters(model: PRM, which) -> int:
@@ -188,6 +199,20 @@ class Examples(NamedTuple):
     validation: Sequence[Example]
     parts: dict[str, tuple[int, float]]  # of a mixture: {source: (number of training examples, weight)}
     counts: dict[str, int]
+
+
+def choose_sharing(cfg: TrainConfig, data_cfg, model_cfg: ModelConfig, examples: Examples) -> bool:
+    """Whether rows are prefix trees; with batch.share_prefixes=auto where that saves many tokens of files."""
+    share = cfg.batch.share_prefixes
+    if share != "auto":
+        return share
+    has_lm = cfg.objective in ("implicit", "lm") or cfg.loss.lm_weight > 0
+    if has_lm or isinstance(data_cfg, TaskData) or examples.parts or model_cfg.window or not is_causal():
+        return False
+    saved = packing.saved_by_sharing(examples.train)
+    share = saved >= packing.WORTH_SHARING
+    print(f"prefixes    {'shared' if share else 'not shared'}: that saves about {saved:.0%} of the tokens")
+    return share
 
 
 def draw_samples(*args):

@@ -1,6 +1,5 @@
 """Scores and ranks from Python: `prm_jax.load` opens a verifier, for notebooks and programs."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from prm_jax.data.units import UNITS, probability
 from prm_jax.formats import read_format
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
-from prm_jax.model import choose_dtype
 from prm_jax.protocols import Scorer
 from prm_jax.rerank import AGGREGATORS, default_aggregator, solution_scores
 
@@ -31,7 +29,6 @@ def load(
     expect(aggregator in (None, *AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS))
     changes = format if isinstance(format, dict) else {"name": format}
     options = parse(options, OpenOptions, format=read_format(**{"name": "auto"} | changes))
-    options = dataclasses.replace(options, dtype=choose_dtype(options.dtype))
     cli.use_compilation_cache()
     name = run_folder.newest_run() if checkpoint is None else checkpoint
     return Verifier(open_verifier(str(name), options), aggregator)

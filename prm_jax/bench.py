@@ -161,10 +161,13 @@ def abstract_state(model_cfg: ModelConfig) -> dict:
 
 
 def bench_memory(cfg: BenchConfig) -> Numbers:
-    """What a train step takes of each device of the mesh, whose share is a row of 4,096 tokens; nothing
-    runs."""
+    """What a train step takes of each device of the mesh, whose share is a row of 4,096 tokens, as XLA plans
+    it for this machine's kind of device; nothing runs."""
     state = abstract_state(model_config(cfg, remat="full", tied=False))
-    used = training.memory_estimate(state["model"], state["opt"], 4096 * mesh.row_shards(), all_logits=False)
+    model, opt = (mesh.abstract_arrays(x, mesh.shardings(x)) for x in (state["model"], state["opt"]))
+    rows = mesh.row_shards()
+    batch = {name: x[None] for name, x in pack_batch([[]] * rows, 4096, 64).items()}
+    used = training.plan_memory(model, opt, mesh.shard_batch(batch, rows, axis=1), LOSS)
     return {f"{name}_gb": x for name, x in used.items()}
 
 

@@ -7,8 +7,8 @@ are NaN where there is none; weight is 0 where there is no label; steps of a row
 `problem` numbers belong together. The trainer sums loss times weight over labelled steps and divides by their
 number; a loss may be anything where the weight is 0.
 
-Dimension key: B rows, L tokens, T step ends (TT: a step and one it is compared with), C head outputs, V
-vocabulary."""
+Dimension key: B rows, L tokens, T step ends (TT: a step and one it is compared with), C
+head outputs, D model, V vocabulary."""
 
 import dataclasses
 from collections.abc import Callable
@@ -114,26 +114,32 @@ STEP_LOSSES = {
 }
 
 
-def implicit_logit(logit_BLV, batch, beta: float):
+def implicit_logit(next_logp_BL, batch, beta: float):
     """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log(policy / reference) summed
     over its tokens up to each step end (Yuan et al. 2024, arXiv 2412.01981). loss.step=bce gives its CE form,
-    pairwise its DPO form. logit_BLV are the policy's logits, batch["reference"] the reference's log p. Rows
-    must not share prefixes."""
+    pairwise its DPO form. next_logp_BL is the policy's log p of the token after each, batch["reference"] the
+    reference's of each token. Rows must not share prefixes."""
 
     def at(x_BL, place_BT):
         return jnp.take_along_axis(x_BL, place_BT, axis=1)
 
-    is_target_BL = (batch["token_weight"] != 0).astype(jnp.float32)
-    logp_BL = -jnp.roll(next_token_loss(logit_BLV, batch["ids"], is_target_BL), 1, axis=1)
-    sum_BL = jnp.cumsum(logp_BL - is_target_BL * batch["reference"], axis=1)
+    is_target_BL = batch["token_weight"] != 0
+    ratio_BL = jnp.where(is_target_BL, jnp.roll(next_logp_BL, 1, axis=1) - batch["reference"], 0.0)
+    sum_BL = jnp.cumsum(ratio_BL, axis=1)
     end_BT = batch["step_end"]
     start_BT = end_BT - at(batch["pos"], end_BT)  # other solutions may stand before this one
     return beta * (at(sum_BL, end_BT) - at(sum_BL, start_BT))
 
 
-def next_token_loss(logit_BLV, ids_BL, token_weight_BL):
-    """Cross-entropy in nats of predicting the next token, at each token, loss_BL. token_weight_BL weights the
-    tokens to predict: 0 for the problem, padding and the first token of a sequence."""
-    target_BL, weight_BL = (jnp.roll(x_BL, -1, axis=1) for x_BL in (ids_BL, token_weight_BL))
+def next_tokens(batch):
+    """(target_BL, weight_BL): the token after each, and its weight in the next-token loss: 0 for the problem,
+    padding and the first token of a sequence."""
+    return tuple(jnp.roll(batch[name], -1, axis=1) for name in ("ids", "token_weight"))
+
+
+def next_token_sums(logit_BLV, target_BL, weight_BL):
+    """(loss, right): the cross-entropy in nats of the targets times their weights, summed, and how many
+    targets are the most likely token."""
     loss_BL = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, target_BL)
-    return jnp.where(weight_BL != 0, weight_BL * loss_BL, 0.0)
+    is_right_BL = (logit_BLV.argmax(-1) == target_BL) & (weight_BL != 0)
+    return jnp.where(weight_BL != 0, weight_BL * loss_BL, 0.0).sum(), is_right_BL.sum()

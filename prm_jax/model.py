@@ -338,17 +338,21 @@ class PRM(nnx.Module):
             x_BTD = jax.nn.relu(exact_linear(x_BTD, self.w_mlp_head, self.b_mlp_head))
         return exact_linear(x_BTD, self.w_head, self.b_head)
 
-    def vocab_logits(self, x_BLD):
-        """Next-token logits, float32 logit_BLV: factors in the compute dtype, sums in float32."""
+    def vocab_matrix(self):
+        """The projection to the vocabulary, w_DV, in the compute dtype."""
         w_DV = self.embed[...].T if self.cfg.tied and self.unembed is None else self.unembed[...]
-        logit_BLV = self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32)
-        return soft_cap(logit_BLV, self.cfg.final_logit_softcap)
+        return w_DV.astype(self.cfg.dtype)
+
+    def vocab_logits(self, x_BLD):
+        """Next-token logits, float32 logit_BLV."""
+        return read_logits(self.cfg, self.vocab_matrix(), x_BLD)
 
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing. It takes
         a few places at a time, whose logits fit in memory, in all rows, which lie on all devices."""
         B, L = ids_BL.shape
 
+        @jax.checkpoint
         def one(place):
             x_BD, target_B = place
             logit_BV = self.vocab_logits(x_BD)
@@ -356,6 +360,12 @@ class PRM(nnx.Module):
 
         places = x_BLD.swapaxes(0, 1), jnp.roll(ids_BL, -1, axis=1).T
         return jax.lax.map(one, places, batch_size=max(1, min(L, 256 // B))).T
+
+
+def read_logits(cfg: ModelConfig, w_DV, x_BLD):
+    """Logits of a vocabulary projection: factors in the compute dtype, sums in float32."""
+    logit_BLV = cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32)
+    return soft_cap(logit_BLV, cfg.final_logit_softcap)
 
 
 def choose_dtype(name: str) -> str:

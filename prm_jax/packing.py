@@ -21,6 +21,7 @@ from prm_jax.launch.config import expect
 from prm_jax.visibility import is_causal
 
 OPEN = 64  # newest rows that still take sequences: planning stays linear in their number
+WORTH_SHARING = 0.25  # share of the tokens from which on training shares prefixes by itself
 
 
 def common_prefix(a_L, b_L) -> int:
@@ -245,6 +246,14 @@ def make_plan(examples: Sequence[Encoded], row_tokens: int, share=False, togethe
     _, tokens, steps = zip(*groups)
     slots = max(math.ceil(1.5 * row_tokens * sum(steps) / sum(tokens)), max(steps))
     return Plan(row_tokens, -(-slots // 8) * 8, groups, share)
+
+
+def saved_by_sharing(examples: Sequence[Encoded], most: int = 10_000) -> float:
+    """Share of the tokens that a solution has in common with the one before it in depth-first order, of the
+    first `most` solutions: a file has those of a problem together."""
+    sequences = [examples[i].ids_L for i in range(min(len(examples), most))]
+    ordered = [sequences[i] for i in depth_first(sequences)]
+    return sum(map(common_prefix, ordered, ordered[1:])) / sum(map(len, ordered))
 
 
 def training_width(examples: Sequence[Encoded], share: bool) -> int:

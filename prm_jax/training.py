@@ -16,10 +16,11 @@ from flax import nnx
 from prm_jax.examples import Example
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
-from prm_jax.launch.mesh import constrain, make_sharded, replicate, row_shards, shard_batch, shardings
-from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_token_loss
-from prm_jax.model import PRM, at_step_ends
+from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch, shardings
+from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_tokens
+from prm_jax.model import PRM, at_step_ends, read_logits
 from prm_jax.packing import layout_tokens, plan_rows
+from prm_jax.vocabulary import vocabulary_sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,22 +89,6 @@ def device_bytes(tree) -> int:
     return sum(math.prod(layout.shard_shape(x.shape)) * x.dtype.itemsize for x, layout in pairs)
 
 
-def memory_estimate(model: PRM, opt: nnx.Optimizer, tokens: int, all_logits: bool) -> dict[str, float]:
-    """GB of a device in a train step, about, by what takes them. Activations are what the backward pass keeps
-    of its share of a micro-batch of `tokens` places, and its work on one layer; with `all_logits`, of a
-    next-token loss, also the vocabulary logits of each token and their gradients."""
-    cfg = model.cfg
-    q, kv, F = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim, cfg.ffn * max(cfg.experts_per_token, 1)
-    linear_outputs, attention = 2 * cfg.dim + q + 2 * kv + 2 * F, 2 * q + kv
-    layer, tokens = cfg.dim + linear_outputs + attention, tokens / row_shards()
-    kept = {"full": cfg.dim, "dots": layer, "none": 2 * layer}[cfg.remat]
-    activations = tokens * (cfg.layers * kept + layer) * jnp.dtype(cfg.dtype).itemsize
-    logits = 2 * 4 * tokens * cfg.vocab if all_logits else 0
-    gradients = device_bytes(nnx.state(model, opt.wrt))
-    used = {"weights": device_bytes(model), "gradients": gradients, "moments": device_bytes(opt.opt_state)}
-    return {name: x / 1e9 for name, x in (used | {"activations": activations + logits}).items()}
-
-
 def totals(batch):
     """(labelled steps, next-token targets) of a batch; losses are means over the whole global batch."""
     return (batch["weight"] > 0).sum(), (batch["token_weight"] != 0).sum()
@@ -112,15 +97,16 @@ def totals(batch):
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool = False):
     """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by
     `totals` of the global batch; with `logits` also logit_BT of its steps."""
-    all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
+    has_lm, head = cfg.objective == "lm" or cfg.lm_weight > 0, model.cfg.head
+    all_tokens = has_lm or cfg.objective == "implicit"
     read_BT = None if all_tokens else batch["step_end"]
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], read_BT)
     step_sum = lm_sum = right = jnp.zeros(())
     step_logits = {}
-    logit_BLV = model.vocab_logits(x_BLD) if all_tokens else None
     if cfg.objective != "lm":
         if cfg.objective == "implicit":
-            logit_BTC, head = implicit_logit(logit_BLV, batch, cfg.beta)[..., None], "scalar"
+            next_logp_BL = model.next_logprobs(x_BLD, batch["ids"])
+            logit_BTC, head = implicit_logit(next_logp_BL, batch, cfg.beta)[..., None], "scalar"
         else:
             x_BTD = at_step_ends(x_BLD, batch["step_end"]) if all_tokens else x_BLD
             logit_BTC = model.step_logits(x_BTD, k_dropout)
@@ -130,11 +116,10 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
         agrees_BT = (logit_BT > 0) == (batch["label"] >= 0.5)
         right = (agrees_BT & is_labelled_BT).sum()
         step_logits = {"logit": logit_BT} if logits else {}
-    if all_tokens:
-        lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["token_weight"]).sum()
-        if cfg.objective == "lm":
-            target_BL, weight_BL = (jnp.roll(batch[name], -1, axis=1) for name in ("ids", "token_weight"))
-            right = ((logit_BLV.argmax(-1) == target_BL) & (weight_BL != 0)).sum()
+    if has_lm:
+        read, w_DV = functools.partial(read_logits, model.cfg), model.vocab_matrix()
+        lm_sum, right_tokens = vocabulary_sums(read, w_DV, x_BLD, *next_tokens(batch))
+        right = right_tokens if cfg.objective == "lm" else right
     return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32), **step_logits}
 
 
@@ -188,6 +173,15 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     n_tokens = (batch["visible_until"] < batch["ids"].shape[-1]).sum()
     counts = {"n_steps": (batch["weight"] > 0).sum(), "n_tokens": n_tokens}
     return model, opt, {**metrics, "grad_norm": optax.tree.norm(grads), **counts}
+
+
+def plan_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> dict[str, float]:
+    """GB of a device in a train step on such a batch, by what takes them, as XLA plans it: `work` is gradients
+    and what the backward pass keeps. Arrays may be abstract. The first step does not compile again."""
+    compiled = train_step.lower(model, opt, batch, cfg, jax.random.key(0)).compile()
+    used = {"weights": device_bytes(model), "moments": device_bytes(opt.opt_state)}
+    used["work"] = compiled.memory_analysis().temp_size_in_bytes
+    return {name: x / 1e9 for name, x in used.items()}
 
 
 def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:

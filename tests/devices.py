@@ -15,6 +15,7 @@ from conftest import TINY
 from flax import nnx
 from test_losses import OPT, make_batch
 
+from prm_jax import vocabulary
 from prm_jax.attention import SHORT
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.orbax import Checkpoints
@@ -117,6 +118,7 @@ def main(folder: Path):
     run`."""
     model, opt = start()
     out = {"one": forward(model) | train(model, opt)[0]}
+    vocabulary.LOGITS = 300  # the meshes read the vocabulary in blocks
     for name, shape in MESHES.items():
         with jax.set_mesh(make_mesh(MeshConfig(*shape), 8)):
             model, opt = start()

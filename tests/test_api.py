@@ -10,6 +10,8 @@ from conftest import LAST_DECIDES, ROOT, without_torch
 
 import prm_jax
 from prm_jax import InputError
+from prm_jax.checkpoints import hf_config
+from prm_jax.checkpoints import open as opening
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.units import probability
 from prm_jax.formats import read_format
@@ -51,6 +53,16 @@ def test_candidates_are_ranked_by_the_models_own_aggregator():
 def test_bad_input_names_its_key(verifier, ask, key):
     with pytest.raises(InputError, match=key):
         ask(verifier)
+
+
+def test_auto_is_bfloat16_for_wide_models_where_the_processor_multiplies_it(monkeypatch):
+    monkeypatch.setattr(opening, "has_bfloat16_unit", lambda: True)
+    assert opening.resolve_dtype("auto", "embedded") == "float32"
+    monkeypatch.setattr(hf_config, "WIDE", 64)
+    assert opening.resolve_dtype("auto", "embedded") == "bfloat16"
+    assert opening.resolve_dtype("float32", "embedded") == "float32"
+    monkeypatch.setattr(opening, "has_bfloat16_unit", lambda: False)
+    assert opening.resolve_dtype("auto", "embedded") == "float32"
 
 
 def test_the_newest_finished_run_is_meant_where_none_is_named(tmp_path, monkeypatch):

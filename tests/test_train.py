@@ -122,6 +122,20 @@ def test_a_verifier_starts_from_a_run_of_objective_lm(tmp_path, monkeypatch):
     assert "model.head: " in call(train.main, monkeypatch, "train.py", *SMALL, *asked)
 
 
+def test_a_file_of_solutions_of_few_problems_shares_their_prefixes_by_itself(tmp_path, monkeypatch):
+    def trained(name, problems, *asked):
+        texts = [f"{7 * (i % problems)} + 1 + 1 + 1 + 1 + 1 + 1 + 1?" for i in range(60)]
+        rows = [{"prompt": text, "completions": [str(i)], "labels": [i % 2]} for i, text in enumerate(texts)]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+        words = ("data=jsonl", f"data.path={name}.jsonl", "data.label_kind=value", "steps=2", "log_every=1")
+        words += (*THIN, "tokenizer=embedded", *asked, f"hydra.run.dir={name}")
+        out = printed(train.main, monkeypatch, *words, cwd=tmp_path)
+        return "shared prefixes save" in out, records(tmp_path / name)
+
+    assert trained("auto", 12) == trained("asked", 12, "batch.share_prefixes=true")
+    assert not trained("apart", 60)[0]
+
+
 def test_an_exported_run_has_a_card(finished, monkeypatch):
     cwd, _ = finished
     said = printed(export.main, monkeypatch, "checkpoint=runs/train/whole", "to=out/my-prm", cwd=cwd)

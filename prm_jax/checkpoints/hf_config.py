@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import base_of, no_checkpoint
+from prm_jax.checkpoints.folders import base_of, locate, no_checkpoint
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json
@@ -42,6 +42,7 @@ KEYS = {
     "attn_logit_softcap": "attn_logit_softcapping",
     "final_logit_softcap": "final_logit_softcapping",
 }
+WIDE = 256  # features of a token
 # Fields that a config.json needs not say: tensors and notes do, or they only say how to compute.
 ELSEWHERE = ("head", "lm_head", "head_dropout", "dtype", "remat")
 # What the classes of a family always do, which no key says.
@@ -72,6 +73,11 @@ def read_config(folder: Path) -> dict:
     family = config.get("model_type")
     expect(family in FAMILIES, f"{path}: model_type", family, ", ".join(FAMILIES) + code)
     return config
+
+
+def is_wide(name: str) -> bool:
+    """Whether the model that `name` means gains by bfloat16, and by one device with all cores of a CPU."""
+    return read_config(locate(name)).get("hidden_size", 0) >= WIDE
 
 
 def model_config(config: dict, where: str = "config.json", **changes) -> ModelConfig:

@@ -16,7 +16,7 @@ from prm_jax.checkpoints.released import TokenShareHead, TwoTokenHead
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.formats import Format, all_formats, verdicts
 from prm_jax.launch.config import expect, parse
-from prm_jax.model import PRM
+from prm_jax.model import PRM, choose_dtype
 from prm_jax.scoring import HeadScorer, LikelihoodScorer, ModelScorer, RatioScorer
 
 OUTCOME = ("ForSequenceClassification", "ForRewardModel")  # classes that score a text at its last token
@@ -59,6 +59,7 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     exports bring their format. Others are read with `fmt`, with `auto` by their step head, with None as a
     language model. `reference` names the second model of an implicit PRM."""
     path, is_implicit = str(path), fmt is not None and fmt.head == "implicit"
+    dtype = resolve_dtype(dtype, path)
     is_right = is_implicit == (reference is not None)
     expect(is_right, "reference", reference, "a model with an implicit format, null with others")
     load = load_run if is_run(path) else load_folder
@@ -80,6 +81,21 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     expect(is_wide, "reference", reference, f"a model with the tokens of {path}")
     kind = fmt.label_kind
     return dataclasses.replace(loaded, format=fmt, objective="prm", label_kind=kind, reference=second)
+
+
+def resolve_dtype(name: str, path: str) -> str:
+    """The compute dtype of the scores or samples of a model; of `auto` on a CPU bfloat16 where the processor
+    multiplies it faster than float32 and the model is wide."""
+    dtype = choose_dtype(name)
+    if name == "auto" and dtype == "float32" and has_bfloat16_unit() and hf_config.is_wide(path):
+        print(f"dtype       bfloat16, which this processor multiplies faster than float32: {path}")
+        return "bfloat16"
+    return dtype
+
+
+def has_bfloat16_unit() -> bool:
+    cpu = Path("/proc/cpuinfo")
+    return cpu.is_file() and any(flag in cpu.read_text() for flag in ("avx512_bf16", "amx_bf16"))
 
 
 def load_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:

@@ -26,7 +26,7 @@ from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
 from prm_jax.data.rows import append_rows, is_pool, is_sample, read_rows, require_same
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
-from prm_jax.generate.sampling import PolicyConfig, describe, keep_rows, policy_at_work
+from prm_jax.generate.sampling import PolicyConfig, describe, fix_dtype, keep_rows, policy_at_work
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import writable_folder
@@ -256,6 +256,7 @@ def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], d
 def main(cfg):
     """Label the steps of solutions by a policy's completions of their prefixes."""
     folder, raw_cfg, resumes = start_command(cfg)
+    fix_dtype(raw_cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, LabelingConfig)
     cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
     solutions, golds = read_input(cfg.input, cfg.checker, cfg.columns)

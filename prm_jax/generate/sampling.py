@@ -26,7 +26,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import locate
-from prm_jax.checkpoints.open import Loaded, open_checkpoint
+from prm_jax.checkpoints.open import Loaded, open_checkpoint, resolve_dtype
 from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
 from prm_jax.data.rows import append_rows, require_same
@@ -40,7 +40,7 @@ from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import described_file, start_command
-from prm_jax.model import PRM, choose_dtype, for_decoding, make_cache
+from prm_jax.model import PRM, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
 from prm_jax.tasks.checkers import CHECKERS, checker_rule, choose_checker, is_own, open_grader
 from prm_jax.visibility import ALWAYS
@@ -310,7 +310,7 @@ def open_policy(
         from prm_jax.generate.remote import RemotePolicy  # not above: its client takes a second to load
 
         return RemotePolicy(str(path), fmt, sampling, batch_rows, server or Server())
-    return as_policy(open_checkpoint(path, which, None, choose_dtype(dtype)), path, fmt, sampling, batch_rows)
+    return as_policy(open_checkpoint(path, which, None, dtype), path, fmt, sampling, batch_rows)
 
 
 def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling, batch_rows: int) -> Policy:
@@ -417,6 +417,12 @@ class PolicyConfig(CommandConfig):
     seed: Seed
 
 
+def fix_dtype(cfg):
+    """Replaces dtype=auto by what this processor computes faster, which a resumed run keeps."""
+    if not cfg.checkpoint.startswith(("http://", "https://")):
+        cfg.dtype = resolve_dtype(cfg.dtype, cfg.checkpoint)
+
+
 @contextlib.contextmanager
 def policy_at_work(cfg: PolicyConfig, problem: str):
     """The policy, on the mesh; prints how it reads the first problem, and at the end its cost."""
@@ -440,6 +446,7 @@ class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key mea
 def main(cfg):
     """Draw a graded pool: n solutions of every problem of a file, by a language model."""
     folder, raw_cfg, resumes = start_command(cfg)
+    fix_dtype(raw_cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, SamplingConfig)
     cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
     questions = list(read_questions(cfg.input, is_own(cfg.checker), cfg.columns))

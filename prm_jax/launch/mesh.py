@@ -25,13 +25,14 @@ class MeshConfig:  # conf/train.yaml says what each key means
     tensor: Count
 
 
-def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
-    """A mesh of `devices` (None: all) for batches of `rows` rows; on CPU of as many as divide them."""
+def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -> Mesh:
+    """A mesh of `devices` (None: all) for batches of `rows` rows; on CPU of as many as divide them. A wide model
+    takes one device of a CPU, which uses all its cores: each would hold the model, and none would be faster."""
     devices = jax.devices() if devices is None else devices
     inner = cfg.fsdp * cfg.tensor
     data = cfg.data or len(devices) // inner
     if devices[0].platform == "cpu" and jax.process_count() == 1:
-        while cfg.data is None and data > 1 and rows % (data * cfg.fsdp) != 0:
+        while cfg.data is None and data > 1 and (is_wide or rows % (data * cfg.fsdp) != 0):
             data -= 1
         devices = devices[: data * inner]
     expected = f"a product of the {len(devices)} devices there are"

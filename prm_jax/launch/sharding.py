@@ -65,9 +65,16 @@ def features_are_split() -> bool:
     return jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
 
 
-def sum_over_rows(product, x_nD, y_nF):
-    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit."""
-    if jax.sharding.get_abstract_mesh().size <= 1:
-        return product(x_nD, y_nF)
-    split = {"in_specs": P(ROWS), "out_specs": P(), "check_vma": False}
-    return jax.shard_map(lambda x_nD, y_nF: jax.lax.psum(product(x_nD, y_nF), ROWS), **split)(x_nD, y_nF)
+def map_rows(f, whole, *rows_Bx):
+    """(sums, of_rows) of f(whole, *rows_Bx), computed on each device's own rows under jit: sums over all
+    rows, which XLA could not split, and what stays with its rows."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size <= 1 or mesh.manual_axes:  # the latter inside another such function
+        return f(whole, *rows_Bx)
+
+    def own(whole, *rows_Bx):
+        sums, of_rows = f(whole, *rows_Bx)
+        return jax.lax.psum(sums, ROWS), of_rows
+
+    specs = P(), *(P(ROWS) for _ in rows_Bx)
+    return jax.shard_map(own, in_specs=specs, out_specs=(P(), P(ROWS)), check_vma=False)(whole, *rows_Bx)
