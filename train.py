@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import packing, training
-from prm_jax.checkpoints import init
+from prm_jax.checkpoints import hf_config, init
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data.splits import Data, TaskData, data_config, load_splits
@@ -133,7 +133,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print(f"data        {len(examples.train)} training, {len(examples.validation)} validation solutions")
     print_counts(examples.counts)
 
-    share = choose_sharing(cfg, data_cfg, model_cfg, examples)
+    share = choose_sharing(cfg, data_cfg, model_cfg.window, examples)
     width = cfg.batch.tokens or packing.training_width(examples.train + examples.validation, share)
     cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
     expected = f"at most the model's window of {model_cfg.window} with prefix trees"
@@ -201,13 +201,13 @@ class Examples(NamedTuple):
     counts: dict[str, int]
 
 
-def choose_sharing(cfg: TrainConfig, data_cfg, model_cfg: ModelConfig, examples: Examples) -> bool:
+def choose_sharing(cfg: TrainConfig, data_cfg, window: int | None, examples: Examples) -> bool:
     """Whether rows are prefix trees; with batch.share_prefixes=auto where that saves many tokens of files."""
     share = cfg.batch.share_prefixes
     if share != "auto":
         return share
     has_lm = cfg.objective in ("implicit", "lm") or cfg.loss.lm_weight > 0
-    if has_lm or isinstance(data_cfg, TaskData) or examples.parts or model_cfg.window or not is_causal():
+    if has_lm or isinstance(data_cfg, TaskData) or examples.parts or window or not is_causal():
         return False
     saved = packing.saved_by_sharing(examples.train)
     share = saved >= packing.WORTH_SHARING
