@@ -49,15 +49,7 @@ class State:
     visits: int = 0
 
 
-class Path(NamedTuple):
-    """A searched solution."""
-
-    steps: Steps
-    start: int  # the number of steps of the state that it was drawn from
-    first_error: int
-
-
-def grow_tree(roots: list[RollOut], complete: Callable) -> tuple[dict[Steps, State], list[Path]]:
+def grow_tree(roots: list[RollOut], complete: Callable) -> tuple[dict[Steps, State], list[Steps]]:
     """The states and searched solutions of a problem, from roll-outs of it; complete(steps) draws K more.
 
     Each search bisects the wrong roll-out with the highest Q + U of the states with 0 < value < 1; the states
@@ -88,23 +80,22 @@ def grow_tree(roots: list[RollOut], complete: Callable) -> tuple[dict[Steps, Sta
             if steps[:middle] not in states:
                 add(steps[:middle], complete(steps[:middle]))
             alive, dead = (middle, dead) if states[steps[:middle]].value > 0 else (alive, middle)
-        paths.append(Path(steps, len(start), dead - 1))
+        paths.append(steps)
     return states, paths
 
 
-def tree_rows(problem: Problem, states: dict[Steps, State], paths: list[Path]) -> Iterator[dict]:
-    """A native row of each path."""
+def tree_rows(problem: Problem, states: dict[Steps, State], paths: list[Steps]) -> Iterator[dict]:
+    """A native row of each searched solution."""
     labelled = set()
-    for i, path in enumerate(paths):
+    for i, steps in enumerate(paths):
         labels = []
-        for t in range(1, len(path.steps)):
-            prefix = path.steps[:t]
+        for t in range(1, len(steps)):
+            prefix = steps[:t]
             is_new = prefix in states and prefix not in labelled
             labels.append(states[prefix].value if is_new else None)
             labelled.add(prefix)
-        row = {"id": f"{problem.id}/tree/{i}", "prompt": problem.problem, "completions": list(path.steps)}
-        row |= {"labels": [*labels, 0.0], "outcome": 0.0, "label_kind": "value"}
-        yield row | {"start": path.start, "first_error": path.first_error}
+        row = {"id": f"{problem.id}/tree/{i}", "prompt": problem.problem, "completions": list(steps)}
+        yield row | {"labels": [*labels, 0.0], "outcome": 0.0, "label_kind": "value"}
 
 
 def label_problems(problems: list[Problem], policy, grade: Callable, seed: int = 0) -> Iterator[dict]:
