@@ -95,7 +95,9 @@ class PolicyFormat:
     """The keys of `Format` that mean something of a language model that solves and brings no format."""
 
     separator: str = "\n"  # a step ends with any token that holds this text
-    prefix: str = "{problem}"  # text before the first step, with a chat template the user's message
+    prefix: str | None = (
+        None  # before the first step, with a chat template the user's message; null: {problem}
+    )
     number: str = ""
     bos: bool = True
     chat: bool | str | None = None  # null: the model's own chat template, if it has one | true | false | FILE
@@ -103,7 +105,7 @@ class PolicyFormat:
     strip: bool = False
 
     def whole(self) -> Format:
-        return Format("plain", **vars(self))
+        return Format("plain", **{key: x for key, x in vars(self).items() if x is not None})
 
 
 def read_format(name: str, **changes) -> Format:

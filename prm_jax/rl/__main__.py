@@ -127,7 +127,7 @@ class Trainer:
         fmt, dtype = cfg.format.whole(), choose_dtype(cfg.dtype)
         policy = open_policy(cfg.policy, cfg.which, fmt, dtype, cfg.sampling, cfg.batch_rows)
         for key, default in dataclasses.asdict(PolicyFormat()).items():
-            asked, own = getattr(fmt, key), getattr(policy.format, key)
+            asked, own = getattr(cfg.format, key), getattr(policy.format, key)
             expect(asked in (default, own), f"format.{key}", asked, f"{own!r}, as {cfg.policy} has")
         return policy
 
