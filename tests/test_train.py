@@ -173,7 +173,11 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     assert results["versions"] == summary["versions"]
     numbers = "step_auroc step_accuracy bad_step_f1 brier ece first_error_accuracy first_error_f1 n_steps"
     assert all(isinstance(results[key], int | float) for key in numbers.split())
-    assert results["n_solutions"] == 60 and results["runs"][0]["baselines"].keys() == {"position", "length"}
+    assert results["n_solutions"] == 60 and results["runs"][0]["baselines"].keys() == {
+        "position",
+        "length",
+        "likelihood",
+    }
     figures, names = re.search(r"^figures     (\S+): (.*)$", out, re.MULTILINE).groups()
     assert "best_of_n.png" in names
     assert all((cwd / figures / x).stat().st_size > 5_000 for x in names.split(", "))
