@@ -9,7 +9,7 @@ import pytest
 from conftest import printed
 
 import evaluate
-from examples.stepwiser import critiques, written_out
+from examples.critic_rows import critiques, written_out
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier, with_format
 from prm_jax.critics.critic import Critic, combine

@@ -5,11 +5,26 @@ python -m examples.papers.run implicit --redraw       # README.md: its question,
 
 from functools import partial
 
-from examples.papers.objectives import has_made, share_solved
 from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 
 AUROC, BEST, LOWEST = "step AUROC", "best of 16", "best of 16, lowest step"
 LOG_P = "the policy's log p"
+
+
+def has_made(stage, verifier: str) -> bool:
+    """Whether a verifier of a results.json is this stage's: FOLDER step 700."""
+    return Path(verifier.rsplit(" step ", 1)[0]).name == stage.folder.name
+
+
+def scorer_of(pool: dict, stage) -> str:
+    """The name that a verifier's scores have in the results of a pool: prm_2."""
+    return next(name for name, x in pool["verifiers"].items() if has_made(stage, x["verifier"]))
+
+
+def share_solved(pool: dict, stage, n: int, how: str | None = None, rule: str = "best_of_n") -> float:
+    """The share of problems solved at n under a stage's verifier, by its headline aggregator or by `how`."""
+    scorer = scorer_of(pool, stage)
+    return pool["scorers"][scorer][how or pool["headline"][scorer]][rule][str(n)]
 
 
 def gather_implicit(stages: dict) -> Table:

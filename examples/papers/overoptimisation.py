@@ -5,7 +5,7 @@ python -m examples.papers.run overoptimisation --redraw       # README.md: its q
 
 import numpy as np
 
-from examples.papers.objectives import scorer_of, share_solved
+from examples.papers.implicit import scorer_of, share_solved
 from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 from prm_jax import rerank
 from prm_jax.data.pools import read_pool
