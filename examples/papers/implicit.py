@@ -4,6 +4,7 @@ python -m examples.papers.run implicit --redraw       # README.md: its question,
 """
 
 from functools import partial
+from pathlib import Path
 
 from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 
