@@ -1,16 +1,21 @@
-"""A script that trains a PRM as `python -m prm_jax.bench` does, in PyTorch or TRL on CPU, beside ours.
+"""A script that does the work of `python -m prm_jax.bench` in PyTorch or TRL, at their best settings, on CPU.
 
-    python -m examples.bench_peers                                         # a plain PyTorch loop
+    python -m examples.bench_peers what=train                    # or score, sampling: beside PyTorch
     python -m venv TRL && TRL/bin/pip install torch==2.13.0 trl==1.13.0   # the last release with a PRMTrainer
-    python -m examples.bench_peers --peer trl --python TRL/bin/python
+    python -m examples.bench_peers --peer trl --python TRL/bin/python what=train shape=smollm2 dtype=bfloat16
 
-Both sides begin with the same weights and take the same steps on the same random solutions. The peer's side
-of this file (`--job`) imports nothing of ours. Dimension key: B rows, L tokens.
+Other keys are those of conf/bench.yaml; results.json has both sides, which have the same weights and texts.
+TRL trains on random batches and on batches of like length, PyTorch on the solutions of our rows, so that it
+must end at our loss. It scores solutions sorted by length. `generate` has our stops, and prompts sorted by
+length. The peer's side of this file (`--job`) imports nothing of ours. Dimension key: B rows, L tokens.
 """
 
 import argparse
+import functools
+import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -19,58 +24,61 @@ from pathlib import Path
 
 import numpy as np
 
-
-def load(folder: Path):
-    """Our exported model in float32, without dropout before the head, as in PRMTrainer."""
-    import torch
-    from transformers import AutoModelForTokenClassification
-
-    return AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32)
-
-
-def make_adamw(model, job: dict):
-    """(AdamW that decays matrices only, fused as is TRL's default, its scheduler)."""
-    import torch
-
-    matrices = {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": job["weight_decay"]}
-    others = {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}
-    groups = [matrices, others]
-    adamw = torch.optim.AdamW(groups, lr=1.0, betas=(job["b1"], job["b2"]), fused=True)
-    rates = [*job["rates"], 0.0]  # the scheduler asks once more after the last step
-    return adamw, torch.optim.lr_scheduler.LambdaLR(adamw, rates.__getitem__)
-
-
-def train_torch(folder: Path, job: dict) -> dict:
-    """A plain loop: mean cross-entropy of the 2-way head over the step ends of a batch."""
+if "--job" in sys.argv:
     import torch
     from torch.nn.utils.rnn import pad_sequence
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForTokenClassification,
+        AutoTokenizer,
+        TrainerCallback,
+    )
+else:
+    from prm_jax import bench
+    from prm_jax.checkpoints import hf
+    from prm_jax.checkpoints.folders import EMBEDDED
+    from prm_jax.checkpoints.tokenizer import load_tokenizer
+    from prm_jax.training import make_schedule
 
-    model, seconds, solutions = load(folder), [], job["solutions"]
-    adamw, scheduler = make_adamw(model, job)
-    rows = [b for b, s in enumerate(solutions) for _ in s["step_end"]]
-    step_ends = [end for s in solutions for end in s["step_end"]]
-    label = torch.tensor([y for s in solutions for y in s["label"]])
+BATCH = 8  # solutions of a peer's batch, TRL's default
+SORTED = 50  # batches that TRL sorts by length at a time
+
+
+def step_logits(model, solutions: list[dict]):
+    """The outputs at all step ends of a padded batch."""
     ids = [torch.tensor(s["ids"]) for s in solutions]
-    for _ in job["rates"]:
-        start = time.perf_counter()
-        ids_BL = pad_sequence(ids, batch_first=True)
-        mask_BL = pad_sequence([torch.ones_like(x) for x in ids], batch_first=True)
+    mask_BL = pad_sequence([torch.ones_like(x) for x in ids], True)
+    logit_BLC = model(input_ids=pad_sequence(ids, True), attention_mask=mask_BL).logits
+    rows = [b for b, s in enumerate(solutions) for _ in s["step_end"]]
+    return logit_BLC[rows, [end for s in solutions for end in s["step_end"]]].float()
+
+
+def train_torch(model, job: dict, tick) -> dict:
+    """A plain loop: mean cross-entropy of the 2-way head over the step ends; weight decay on matrices."""
+    matrices = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": job["weight_decay"]}
+    ]
+    others = [{"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(matrices + others, betas=(job["b1"], job["b2"]), fused=True)
+    for solutions, rate in zip(job["batches"], job["rates"], strict=True):
+        tick()
+        for group in adamw.param_groups:
+            group["lr"] = rate
+        label = torch.tensor([y for s in solutions for y in s["label"]])
         with torch.autocast("cpu", torch.bfloat16, enabled=job["dtype"] == "bfloat16"):
-            logits = model(ids_BL, attention_mask=mask_BL).logits
-        loss = torch.nn.functional.cross_entropy(logits[rows, step_ends].float(), label)
+            logits = step_logits(model, solutions)
+        loss = torch.nn.functional.cross_entropy(logits, label)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), job["clip"])
         adamw.step()
-        scheduler.step()
         adamw.zero_grad(set_to_none=True)
-        seconds.append(time.perf_counter() - start)
-    return {"seconds": seconds, "loss": loss.item()}
+    tick()
+    return {"last_loss_nats": loss.item()}
 
 
-def train_trl(folder: Path, job: dict) -> dict:
-    """PRMTrainer on token ids in order, without its default gradient checkpointing, which costs time."""
+def train_trl(model, job: dict, tick) -> dict:
+    """PRMTrainer on the batches in order, without its default gradient checkpointing, which costs time."""
     from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
     from trl.experimental.prm import PRMConfig, PRMTrainer
 
     def row(solution):  # as PRMTrainer.tokenize_row would give it
@@ -78,83 +86,133 @@ def train_trl(folder: Path, job: dict) -> dict:
         labels[solution["step_end"]] = solution["label"]
         return {"input_ids": solution["ids"], "labels": labels.tolist()}
 
-    # Ticks at the start and after every step, so that all of a trainer's work between two steps counts.
-    model = load(folder)
-    ticks, clock = [], TrainerCallback()
-    clock.on_train_begin = clock.on_step_end = lambda *args, **kwargs: ticks.append(time.perf_counter())
-    config = PRMConfig(
-        str(folder / "trl"),
-        per_device_train_batch_size=len(job["solutions"]),
-        num_train_epochs=1,
-        train_sampling_strategy="sequential",
-        max_grad_norm=job["clip"],
-        bf16=job["dtype"] == "bfloat16",
-        gradient_checkpointing=False,
-        logging_steps=1,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-        report_to="none",
-    )
+    options = {"train_sampling_strategy": "sequential", "gradient_checkpointing": False, "use_cpu": True}
+    options |= {"per_device_train_batch_size": BATCH, "num_train_epochs": 1, "save_strategy": "no"}
+    clock = TrainerCallback()  # all of a trainer's work between two steps counts
+    clock.on_train_begin = clock.on_step_end = lambda *args, **kwargs: tick()
     trainer = PRMTrainer(
         model=model,
-        args=config,
-        train_dataset=Dataset.from_list([row(s) for _ in job["rates"] for s in job["solutions"]]),
-        processing_class=AutoTokenizer.from_pretrained(folder),  # pads
+        args=PRMConfig(job["folder"], bf16=job["dtype"] == "bfloat16", report_to="none", **options),
+        train_dataset=Dataset.from_list([row(s) for batch in job["batches"] for s in batch]),
+        processing_class=AutoTokenizer.from_pretrained(job["folder"]),  # pads
         callbacks=[clock],
-        optimizers=make_adamw(model, job),
     )
     trainer.train()
-    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-    return {"seconds": np.diff(ticks).tolist(), "loss": losses[-1]}
+    return {}
 
 
-def compare(peer: str, python: str, **changes) -> dict[str, float]:
-    """Tokens a second of ours, how many times the peer's that is, and the difference of the last losses."""
-    from prm_jax import bench
-    from prm_jax.checkpoints import hf
-    from prm_jax.checkpoints.folders import EMBEDDED
-    from prm_jax.checkpoints.tokenizer import load_tokenizer
-    from prm_jax.launch.mesh import MeshConfig
-    from prm_jax.training import make_schedule
+def score_torch(model, job: dict, tick) -> dict:
+    """Log-odds of all steps."""
+    for solutions in job["batches"]:
+        tick()
+        step_logits(model, solutions).diff().numpy()
+    tick()
+    return {}
 
-    sizes = {"shape": "small", "rows": 1, "mean_tokens": 204, "solutions": 8, "problems": 1}
-    sizes |= {"new_tokens": 1, "repeats": 5, "dtype": "float32"}
-    cfg = bench.BenchConfig(what="train", mesh=MeshConfig(1, 1, 1), **sizes | changes)
+
+def sampling_torch(model, job: dict, tick) -> dict:
+    """`generate` to the policy's stops; a sample's tokens end with the first one that stops it."""
+    ends, tokens = job["ends"], []
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": ends}
+    options |= {"max_new_tokens": job["max_tokens"], "num_return_sequences": job["samples"]}
+    for prompts in job["batches"]:
+        tick()
+        L = max(map(len, prompts))
+        ids_BL = torch.tensor([[0] * (L - len(ids)) + ids for ids in prompts])
+        mask_BL = torch.tensor([[0] * (L - len(ids)) + [1] * len(ids) for ids in prompts])
+        written_BL = model.generate(ids_BL, attention_mask=mask_BL, pad_token_id=ends[0], **options)
+        is_end_Bt = np.isin(written_BL[:, L:].numpy(), ends)
+        tokens.append(int((is_end_Bt.cumsum(1) - is_end_Bt == 0).sum()))
+    tick()
+    return {"tokens": tokens}
+
+
+def run_job(job: dict):
+    """Does a job of the other side; result.json has the seconds of each batch."""
+    is_policy, trains = job["work"] == "sampling_torch", job["work"].startswith("train")
+    kind = AutoModelForCausalLM if is_policy else AutoModelForTokenClassification
+    stored = "float32" if trains else job["dtype"]  # training computes in the dtype by autocast
+    model, ticks = kind.from_pretrained(job["model"], dtype=getattr(torch, stored)), []
+    with torch.inference_mode(not trains):
+        result = globals()[job["work"]](model.train(trains), job, lambda: ticks.append(time.perf_counter()))
+    result["peak_gb"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
+    Path(job["folder"], "result.json").write_text(json.dumps(result | {"seconds": np.diff(ticks).tolist()}))
+
+
+def to_json(examples) -> list[dict]:
+    rows = []
+    for e in examples:
+        label = e.targets["label"].astype(int).tolist()
+        rows.append({"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": label})
+    return rows
+
+
+def chunks(items: list, n: int) -> list[list]:
+    return [items[i : i + n] for i in range(0, len(items), n)]
+
+
+def training_batches(cfg, peer: str) -> dict[str, list[list[dict]]]:
+    """As many batches as we take steps, by name."""
+    rows = bench.training_rows(cfg)
+    if peer == "torch":
+        ours = chunks([rows[i] for i in range((bench.WARMUP + cfg.repeats) * cfg.rows)], cfg.rows)
+        return {"our rows": [to_json(itertools.chain(*some)) for some in ours]}
+    order = to_json([rows.examples[i] for i in rows.order(0)][: SORTED * BATCH])
+    orders = {"random": order, "by length": sorted(order, key=lambda s: -len(s["ids"]))}
+    # Of these batches, from the longest to the shortest, as many as are timed, evenly.
+    timed = (np.arange(cfg.repeats) + 0.5) * len(order) / BATCH / cfg.repeats
+    picked = [0] * bench.WARMUP + timed.astype(int).tolist()
+    return {name: [chunks(order, BATCH)[i] for i in picked] for name, order in orders.items()}
+
+
+def jobs_beside(cfg, peer: str, folder: str) -> dict[str, dict]:
+    """The jobs of the other side by name, with the model in a folder."""
+    job = {"work": f"{cfg.what}_{peer}", "folder": folder, "model": cfg.checkpoint or folder, "warmup": 0}
+    job["dtype"] = cfg.dtype
+    if cfg.what == "sampling":
+        policy, prefixes = bench.sampling_work(cfg)
+        if not cfg.checkpoint:
+            hf.save(Path(folder), policy.model, policy.tokenizer)
+        prompts = sorted((ids_L.tolist() for ids_L in policy.prefix_ids(prefixes)), key=len)
+        job |= {"ends": policy.eos_ids, "max_tokens": policy.sampling.max_tokens, "samples": cfg.solutions}
+        return {"generate": job | {"batches": chunks(prompts, cfg.rows)}}
+    hf.save(Path(folder), bench.random_model(cfg, stored=lambda model: model), load_tokenizer(EMBEDDED))
+    if cfg.what == "score":
+        by_length = sorted(to_json(bench.random_solutions(cfg)), key=lambda s: len(s["ids"]))
+        return {"torch by length": job | {"batches": chunks(by_length, BATCH)}}
     schedule = make_schedule(bench.OPTIMIZER, 1000)
     rates = [float(schedule(i)) for i in range(bench.WARMUP + cfg.repeats)]
-    job = vars(bench.OPTIMIZER) | {"dtype": cfg.dtype, "rates": rates, "solutions": []}
-    for e in bench.random_solutions(cfg, 1):
-        label = e.targets["label"].astype(int).tolist()
-        job["solutions"].append({"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": label})
-    with tempfile.TemporaryDirectory() as name:
-        model = bench.random_model(cfg, stored=lambda model: model)
-        hf.save(Path(name), model, load_tokenizer(EMBEDDED))
-        Path(name, "job.json").write_text(json.dumps(job))
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-        subprocess.run([python, "-P", __file__, "--peer", peer, "--job", name], env=env, check=True)
-        theirs = json.loads(Path(name, "result.json").read_text())
-    ours = bench.bench_train(cfg)
-    seconds = float(np.median(theirs["seconds"][bench.WARMUP :]))
-    rates = {"tokens_per_second": ours["tokens_per_second"], "times_peer": seconds / ours["seconds"]}
-    return rates | {"loss_difference": abs(ours["last_loss_nats"] - theirs["loss"])}
+    job |= vars(bench.OPTIMIZER) | {"warmup": bench.WARMUP, "rates": rates}
+    return {f"{peer} {name}": job | {"batches": x} for name, x in training_batches(cfg, peer).items()}
+
+
+def beside(job_of_ours, peer: str, python: str, cfg) -> dict[str, float]:
+    """The numbers of our job and of the peer's; rates count useful tokens."""
+    numbers, env = job_of_ours(cfg), os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, job in jobs_beside(cfg, peer, folder).items():
+            Path(folder, "job.json").write_text(json.dumps(job))
+            subprocess.run([python, "-P", __file__, "--job", f"{folder}/job.json"], env=env, check=True)
+            result = json.loads(Path(folder, "result.json").read_text())
+            tokens = result.pop("tokens", None) or [sum(len(s["ids"]) for s in x) for x in job["batches"]]
+            first, seconds = job["warmup"], sum(result.pop("seconds")[job["warmup"] :])
+            result["tokens_per_second"] = sum(tokens[first:]) / seconds
+            result["ours_by_theirs"] = numbers["tokens_per_second"] / result["tokens_per_second"]
+            numbers |= {f"{name} {key}": x for key, x in result.items()}
+    return numbers
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Compare our training speed with PyTorch's or TRL's.")
+    parser = argparse.ArgumentParser(description="Compare our speed with PyTorch's or TRL's.")
     parser.add_argument("--peer", default="torch", choices=("torch", "trl"))
     parser.add_argument("--python", default=sys.executable, help="an interpreter with the peer's packages")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--job", type=Path, help="the peer's side: a folder with a model and job.json")
-    args = parser.parse_args()
-    if args.job:
-        train = {"torch": train_torch, "trl": train_trl}[args.peer]
-        result = train(args.job, json.loads((args.job / "job.json").read_text()))
-        (args.job / "result.json").write_text(json.dumps(result))
-        return
-    for name, x in compare(args.peer, args.python, dtype=args.dtype).items():
-        print(f"{name:<20}{x:,.4g}")
+    args, sys.argv[1:] = parser.parse_known_args()
+    for what in ("train", "score", "sampling"):
+        bench.JOBS[what] = functools.partial(beside, bench.JOBS[what], args.peer, args.python)
+    bench.main()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "--job" in sys.argv:
+    run_job(json.loads(Path(sys.argv[2]).read_text()))
+elif __name__ == "__main__":
     main()

@@ -1,108 +1,134 @@
-"""Measures speed and memory of models with random weights; conf/bench.yaml lists what. Rates count useful
-tokens alone, without padding. examples/bench_peers.py trains the same in PyTorch and TRL."""
+"""Measures speed and memory on lengths as real models write them; conf/bench.yaml lists what. Rates count
+useful tokens alone, without padding. examples/bench_peers.py does the same work in PyTorch and TRL."""
 
 import dataclasses
 import functools
+import itertools
 import os
+import re
 import statistics
 import time
+import timeit
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 from flax import nnx
 
 from prm_jax import training
-from prm_jax.attention import attend, dense
 from prm_jax.checkpoints.folders import EMBEDDED
 from prm_jax.checkpoints.tokenizer import load_tokenizer
+from prm_jax.data.questions import read_questions
 from prm_jax.examples import Example
 from prm_jax.formats import Format
-from prm_jax.generate.sampling import Policy, Sampling
-from prm_jax.launch import cli, mesh, run_folder
-from prm_jax.launch.config import Count, one_of, parse
-from prm_jax.launch.hosts import set_cpu_devices
-from prm_jax.launch.sharding import platform
-from prm_jax.model import PRM, ModelConfig, cast_backbone
-from prm_jax.packing import pack_batch
+from prm_jax.generate.sampling import Policy, Sampling, open_policy
+from prm_jax.launch import cli, hosts, mesh, run_folder
+from prm_jax.launch.config import Count, expect, one_of, parse
+from prm_jax.model import PRM, ModelConfig, cast_backbone, choose_remat
+from prm_jax.packing import TrainingRows, make_plan, train_batches
+from prm_jax.protocols import Prefix
 from prm_jax.scoring import HeadScorer
 
 SHAPE_FIELDS = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn")
 SHAPES = {
     "embedded": (320, 64, 4, 4, 2, 16, 192),
     "small": (8192, 512, 8, 8, 2, 64, 1408),  # 26.7M parameters
+    "smollm2": (49_152, 576, 30, 9, 3, 64, 1536),  # SmolLM2-135M
     "500m": (151_936, 896, 24, 14, 2, 64, 4864),  # this and the next ones: Qwen2.5's
     "1500m": (151_936, 1536, 28, 12, 2, 128, 8960),
     "7b": (152_064, 3584, 28, 28, 4, 128, 18_944),
 }
 ACCELERATOR_SHAPES = ("embedded", "small", "500m", "1500m")
-ACCELERATOR_SIZES = {"rows": 8, "solutions": 64, "new_tokens": 256}
+ACCELERATOR_SIZES = {"rows": 8, "solutions": 64}
 LOSS = training.LossConfig("prm", "bce", 1.0, 0.0)
 OPTIMIZER = training.OptimizerConfig(1e-4, 0.1, 0.1, 0.01, 0.9, 0.98, 1.0, "all", "float32")
 PLAIN = Format("plain", separator="\n")
-WARMUP = 3  # calls that are not timed
-PROBLEM, STEP = 80, 40  # tokens of a problem and of a step
+WARMUP = 2  # calls that are not timed: the first ones compile
+# Lengths are log-normal, with medians and deviations of the logarithm as in SmolLM2's tokens of GSM8K and
+# MATH-500 (58 and .36, 52 and .70) and Qwen2.5-7B-Instruct's solutions of them (272 and .39, 521 and .54).
+PROBLEM, DEVIATION = 55, 0.5
+STEP = 50  # tokens of a step
+LONGEST = 4  # times the mean, after which a sample is cut
 Numbers = dict[str, float]  # a name that ends with the unit -> the number
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchConfig:  # conf/bench.yaml says what each key means
-    what: Literal["train", "score", "sampling", "memory", "accelerator"]
+    what: Literal["train", "score", "sampling", "memory", "accelerator", "compare"]
     shape: Annotated[str, one_of(SHAPES)]
     dtype: Literal["float32", "bfloat16"]
     rows: Count
+    row_tokens: Count
     mean_tokens: Count
     solutions: Count
     problems: Count
-    new_tokens: Count
+    checkpoint: str | None
+    input: str | None
+    files: list[str]
     mesh: mesh.MeshConfig
     repeats: Count
 
 
 def model_config(cfg: BenchConfig, **more) -> ModelConfig:
-    shape = dict(zip(SHAPE_FIELDS, SHAPES[cfg.shape], strict=True)) | {"dtype": cfg.dtype, "head": "binary"}
-    fixed = {"rope_theta": 1e4, "norm_eps": 1e-6, "qkv_bias": True, "tied": True, "remat": "dots"}
-    return ModelConfig(**shape | fixed | more)
+    fields = dict(zip(SHAPE_FIELDS, SHAPES[cfg.shape], strict=True)) | {"dtype": cfg.dtype, "head": "binary"}
+    fields |= {"rope_theta": 1e4, "norm_eps": 1e-6, "qkv_bias": True, "tied": True}
+    return ModelConfig(**fields | {"remat": choose_remat("auto")} | more)
 
 
-def measure(f: Callable, tokens: int, repeats: int) -> Numbers:
-    """The median wall time of f() after WARMUP calls, its arrays waited for."""
-    seconds = []
-    for _ in range(WARMUP + repeats):
+def measure(f: Callable[[], int], repeats: int) -> Numbers:
+    """The median wall time of f() after WARMUP calls, each printed as it is known; the rate of the useful
+    tokens that f() says it has done; the most memory that the device, or on CPU the process, has held."""
+    seconds, tokens = [], []
+    for i in range(WARMUP + repeats):
         start = time.perf_counter()
-        jax.block_until_ready(f())
+        tokens.append(f())
         seconds.append(time.perf_counter() - start)
-    median = statistics.median(seconds[WARMUP:])
-    return {"seconds": median, "tokens_per_second": tokens / median}
+        print(f"  call {i + 1} of {WARMUP + repeats}: {seconds[-1]:.4g} s", flush=True)
+    median, stats = statistics.median(seconds[WARMUP:]), jax.devices()[0].memory_stats()
+    peak = stats["peak_bytes_in_use"] if stats else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
+    rate = statistics.mean(tokens[WARMUP:]) / median
+    return {"seconds": median, "tokens_per_second": rate, "peak_gb": peak / 1e9}
 
 
-def random_solutions(cfg: BenchConfig, problems: int) -> list[Example]:
-    """`solutions` of each problem, whose tokens they share. Lengths are log-normal, as on GSM8K and MATH."""
+def emulates(dtype: str) -> bool:
+    """Whether this processor's products of a dtype take several times as long as float32's."""
+    seconds = []
+    for x in (jnp.ones((512, 512)), jnp.ones((512, 512), dtype)):
+        product = functools.partial(jnp.matmul, x, x)
+        seconds.append(min(timeit.repeat(lambda f=product: jax.block_until_ready(f()), number=1, repeat=9)))
+    return dtype != "float32" and seconds[1] > 3 * seconds[0]
+
+
+def draw_lengths(rng, median: float, n: int, longest: float) -> np.ndarray:
+    return rng.lognormal(np.log(median), DEVIATION, n).clip(8, longest).astype(int)
+
+
+def random_solutions(cfg: BenchConfig) -> list[Example]:
+    """`solutions` of each problem, whose tokens they share, of at most `row_tokens` tokens."""
     rng, made = np.random.default_rng(0), []
-    vocab = SHAPES[cfg.shape][0]
-    for _ in range(problems):
-        problem_L = rng.integers(0, vocab, PROBLEM)
-        length_N = rng.lognormal(np.log(cfg.mean_tokens) - 0.125, 0.5, cfg.solutions)
-        for n in np.clip(length_N, 8, 4 * cfg.mean_tokens).astype(int):
+    vocab, median = SHAPES[cfg.shape][0], cfg.mean_tokens / np.exp(DEVIATION**2 / 2)
+    for start in draw_lengths(rng, PROBLEM, cfg.problems, cfg.row_tokens // 4):
+        problem_L = rng.integers(0, vocab, start)
+        longest = min(LONGEST * cfg.mean_tokens, cfg.row_tokens - start)
+        for n in draw_lengths(rng, median, cfg.solutions, longest):
             ids_L = np.concatenate([problem_L, rng.integers(0, vocab, n)]).astype(np.int32)
-            ends_T = np.append(np.arange(PROBLEM + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1)
+            ends_T = np.append(np.arange(start + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1)
             label_T = rng.integers(0, 2, len(ends_T)).astype(np.float32)
             targets = {"label": label_T, "weight": np.ones_like(label_T)}
-            made.append(Example(ids_L, ends_T.astype(np.int32), PROBLEM, targets))
+            made.append(Example(ids_L, ends_T.astype(np.int32), start, targets))
     return made
 
 
-def random_batch(cfg: BenchConfig) -> tuple[dict[str, np.ndarray], int]:
-    """One batch of `solutions` in rows of nearly equal length, and how many tokens they have."""
-    solutions = sorted(random_solutions(cfg, 1), key=lambda e: len(e.ids_L))
-    rows = [solutions[i :: cfg.rows] for i in range(cfg.rows)]
-    L = max(sum(len(e.ids_L) for e in row) for row in rows)
-    T = max(sum(len(e.step_end_T) for e in row) for row in rows)
-    multiple = 16 if platform() == "cpu" else 128  # of the kernels' tiles
-    return pack_batch(rows, -(-L // multiple) * multiple, T), sum(len(e.ids_L) for e in solutions)
+def training_rows(cfg: BenchConfig) -> TrainingRows:
+    """Rows as train.py fills them, of all solutions in random order."""
+    examples = random_solutions(cfg)
+    return TrainingRows(examples, make_plan(examples, cfg.row_tokens), seed=0)
 
 
 def random_model(cfg: BenchConfig, stored=cast_backbone, **more) -> PRM:
@@ -111,41 +137,60 @@ def random_model(cfg: BenchConfig, stored=cast_backbone, **more) -> PRM:
 
 
 def bench_train(cfg: BenchConfig) -> Numbers:
-    """Steps on one batch, whose contents do not change the time."""
+    """Steps on rows of different solutions; the loss is the last step's."""
     model = random_model(cfg, stored=lambda model: model)
     opt = training.make_optimizer(model, OPTIMIZER, 1000)
-    batch, tokens = random_batch(cfg)
-    batch = mesh.shard_batch({name: x[None] for name, x in batch.items()}, cfg.rows, axis=1)
+    estimate = training.memory_estimate(model, opt, cfg.rows * cfg.row_tokens, all_logits=False)
+    batches = train_batches(training_rows(cfg), WARMUP + cfg.repeats, cfg.rows, range(cfg.rows))
     metrics = None
 
-    def step():
+    def step() -> int:
         nonlocal model, opt, metrics
+        batch = mesh.shard_batch({name: x[None] for name, x in next(batches).items()}, cfg.rows, axis=1)
         model, opt, metrics = training.train_step(model, opt, batch, LOSS, jax.random.key(0))
-        return metrics
+        return int(metrics["n_tokens"])
 
-    numbers = measure(step, tokens, cfg.repeats)
+    numbers = measure(step, cfg.repeats) | {"estimate_gb": sum(estimate.values())}
     return numbers | {"last_loss_nats": float(metrics["loss"])}
 
 
 def bench_score(cfg: BenchConfig) -> Numbers:
     about = {"format": PLAIN, "label_kind": "correctness", "name": "bench", "batch_rows": cfg.rows}
     scorer = HeadScorer(model=random_model(cfg), tokenizer=None, **about)
-    solutions = random_solutions(cfg, cfg.problems)
-    tokens = sum(len(e.ids_L) for e in solutions)
-    return measure(lambda: scorer.score_encoded(solutions), tokens, cfg.repeats)
+    solutions = random_solutions(cfg)
+
+    def score() -> int:
+        scorer.score_encoded(solutions)
+        return sum(len(e.ids_L) for e in solutions)
+
+    return measure(score, cfg.repeats)
+
+
+def sampling_work(cfg: BenchConfig) -> tuple[Policy, list[Prefix]]:
+    """A policy and prompts: of `checkpoint` and `input`, or random ones. Random logits are nearly even, so
+    one id in `mean_tokens` that ends a sample draws the lengths, which are then geometric."""
+    sampling, rows = Sampling(1.0, None, 1.0, LONGEST * cfg.mean_tokens), cfg.rows * cfg.solutions
+    if cfg.checkpoint:
+        questions = itertools.islice(read_questions(cfg.input), cfg.problems)
+        prefixes = [(question.problem, ()) for question in questions]
+        return open_policy(cfg.checkpoint, "best", PLAIN, cfg.dtype, sampling, rows), prefixes
+    model, vocab = random_model(cfg, head="none", lm_head=True), SHAPES[cfg.shape][0]
+    ends = tuple(range(vocab - max(1, round(vocab / cfg.mean_tokens)), vocab))
+    policy = Policy(model, load_tokenizer(EMBEDDED), PLAIN, "bench", sampling, rows, eos_ids=ends)
+    rng = np.random.default_rng(0)
+    lengths = draw_lengths(rng, PROBLEM, cfg.problems, 4 * PROBLEM)
+    return policy, [("".join(map(str, rng.integers(0, 10, n))), ()) for n in lengths]  # a digit is a token
 
 
 def bench_sampling(cfg: BenchConfig) -> Numbers:
-    """`solutions` samples of `new_tokens` tokens of each of `problems` prompts; none ends earlier."""
-    model, sampling = random_model(cfg, head="none", lm_head=True), Sampling(1.0, None, 1.0, cfg.new_tokens)
-    tokenizer, rows = load_tokenizer(EMBEDDED), cfg.rows * cfg.solutions
-    policy = Policy(model, tokenizer, PLAIN, "bench", sampling, rows, eos_ids=(-1,))  # no token's id
-    digits_PL = np.random.default_rng(0).integers(0, 10, (cfg.problems, PROBLEM))  # a token each
-    prefixes = [("".join(map(str, digits_L)), ()) for digits_L in digits_PL]
-    tokens = cfg.problems * cfg.solutions * cfg.new_tokens
-    return measure(
-        lambda: policy.extend(prefixes, cfg.solutions, "end", jax.random.key(0)), tokens, cfg.repeats
-    )
+    """`solutions` samples of each prompt to their own ends."""
+    policy, prefixes = sampling_work(cfg)
+
+    def sample() -> int:
+        samples = policy.extend(prefixes, cfg.solutions, "end", jax.random.key(0))
+        return sum(len(c.ids_L) for c in itertools.chain(*samples))
+
+    return measure(sample, cfg.repeats)
 
 
 def abstract_state(model_cfg: ModelConfig) -> dict:
@@ -171,60 +216,62 @@ def bench_memory(cfg: BenchConfig) -> Numbers:
     return {f"{name}_gb": x for name, x in used.items()}
 
 
-@functools.partial(jax.jit, static_argnames="attention")
-def both_passes(attention: Callable, q, k, v, until_BL, do):
-    """The output of attention and the gradients of q, k and v."""
-    o, pull = jax.vjp(lambda *qkv: attention(*qkv, until_BL), q, k, v)
-    return o, *pull(do)
+JOBS = {"train": bench_train, "score": bench_score, "sampling": bench_sampling, "memory": bench_memory}
 
 
-def bench_attention(cfg: BenchConfig, attention: Callable) -> Numbers:
-    """Both passes on a batch; their largest errors, as shares of the largest number of float32's `dense`."""
-    m, (batch, tokens) = model_config(cfg), random_batch(cfg)
-    until_BL = np.minimum(batch["visible_until"], batch["ids"].shape[1] - 1)  # padding sees padding
-    shapes = [(*until_BL.shape, heads, m.head_dim) for heads in (m.heads, m.kv_heads, m.kv_heads, m.heads)]
-    q, k, v, do = (jax.random.normal(jax.random.key(i), shape, m.dtype) for i, shape in enumerate(shapes))
-    with jax.default_matmul_precision("highest"):
-        exact = both_passes(dense, *(x.astype("float32") for x in (q, k, v)), until_BL, do.astype("float32"))
-    pairs = zip(both_passes(attention, q, k, v, until_BL, do), exact, strict=True)
-    errors = [float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in pairs]
-    numbers = measure(lambda: both_passes(attention, q, k, v, until_BL, do), tokens, cfg.repeats)
-    return numbers | {"output_error": errors[0], "gradient_error": max(errors[1:])}
-
-
-def bench_accelerator(cfg: BenchConfig) -> Numbers:
-    """What a GPU or TPU runs: its attention beside plain attention, then models. What fails is printed."""
-    numbers, attentions = {}, {"dense": dense, "kernel": attend}
-    jobs = {name: functools.partial(bench_attention, attention=f) for name, f in attentions.items()}
-    for shape in ACCELERATOR_SHAPES:
-        cfg = dataclasses.replace(cfg, shape=shape, dtype="bfloat16", **ACCELERATOR_SIZES)
-        for name, job in (jobs | MODEL_JOBS).items():
-            try:
-                numbers |= {f"{shape}/{name}/{key}": x for key, x in job(cfg).items()}
-            except (RuntimeError, ValueError):  # of XLA, or of a kernel
-                traceback.print_exc()
+def run_jobs(cfg: BenchConfig) -> dict[str, Numbers]:
+    """The numbers by job, printed as they are known. What fails is printed, too, and the others go on."""
+    shapes, jobs, numbers = (cfg.shape,), (cfg.what,), {}
+    if cfg.what == "accelerator":
+        shapes, jobs = ACCELERATOR_SHAPES, ("score", "sampling", "train")
+        cfg = dataclasses.replace(cfg, dtype="bfloat16", **ACCELERATOR_SIZES)
+    elif cfg.what != "memory" and emulates(cfg.dtype):
+        print(f"skipped     {cfg.what}: this processor emulates {cfg.dtype}")
+        return {}
+    for shape, job in itertools.product(shapes, jobs):
+        name = f"{job}/{shape}/{cfg.dtype}"
+        print(name)
+        try:
+            numbers[name] = JOBS[job](dataclasses.replace(cfg, shape=shape))
+        except jax.errors.JaxRuntimeError:  # it may want memory
+            traceback.print_exc()
+            continue
+        for key, x in numbers[name].items():
+            print(f"  {key:<36}{x:,.4g}", flush=True)
     return numbers
 
 
-MODEL_JOBS = {"score": bench_score, "sampling": bench_sampling, "train": bench_train}
-JOBS = MODEL_JOBS | {"memory": bench_memory, "accelerator": bench_accelerator}
+def processor() -> str:
+    """The device's name, of a CPU its model's."""
+    device, info = jax.devices()[0], Path("/proc/cpuinfo")
+    if device.platform == "cpu" and info.exists():
+        return re.search(r"model name\s*: (.*)|$", info.read_text())[1] or device.device_kind
+    return device.device_kind
+
+
+def compare(files: list[str]):
+    """Prints the numbers that two results.json share, and the second by the first."""
+    expect(len(files) == 2, "files", files, "two results.json")
+    stored = [run_folder.read_json(Path(name), about=dict, numbers=dict) for name in files]
+    print(*[x["about"] for x in stored], sep="\n")
+    columns = [pd.json_normalize(x["numbers"], sep=" ").T[0] for x in stored]
+    table = pd.concat(columns, axis=1, keys=["first", "second"]).dropna()
+    print(table.assign(ratio=table["second"] / table["first"]).to_string(float_format="{:,.4g}".format))
 
 
 @cli.command("bench", BenchConfig)
 def main(cfg):
-    """Prints a table and writes results.json."""
+    """Prints numbers and writes results.json."""
     raw_cfg, cfg = cfg, parse(cfg, BenchConfig, elsewhere=("cpu_devices", "distributed"))
-    set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
-    folder = run_folder.output_dir()
+    if cfg.what == "compare":
+        return compare(cfg.files)
+    hosts.set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
+    folder, used = run_folder.output_dir(), mesh.modest_mesh(cfg.rows, cfg.mesh)
     run_folder.claim_folder(folder, raw_cfg)
-    used = mesh.modest_mesh(cfg.rows, cfg.mesh)
     with jax.set_mesh(used):
-        numbers = JOBS[cfg.what](cfg)
-    about = {"device": jax.devices()[0].device_kind, "devices": used.size, "cpus": os.cpu_count()}
-    about |= run_folder.versions()
-    for name, x in (about | numbers).items():
-        print(f"{name:<36}{f'{x:,.4g}' if isinstance(x, float) else x}")
-    run_folder.write_json(folder / "results.json", numbers | about)
+        numbers = run_jobs(cfg)
+    about = {"processor": processor(), "cpus": os.cpu_count(), "devices": used.size} | run_folder.versions()
+    run_folder.write_json(folder / "results.json", {"about": about, "numbers": numbers})
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 Both take the mask (visibility.py) as an array of one byte per pair; splash attention skips tiles without a
 visible pair. It agrees with an einsum in interpret mode (tests/test_attention.py), and both lower with their
-gradients (tests/test_accelerator.py). Neither has run on a chip: `python -m prm_jax.bench what=accelerator`
-is for the first.
+gradients (tests/test_accelerator.py, which on a chip checks their numbers). Neither has run on one.
 
 Dimension key: B rows, L tokens (queries and keys), H query heads, G key/value heads, K head size."""
 
