@@ -26,13 +26,8 @@ import numpy as np
 
 if "--job" in sys.argv:
     import torch
+    import transformers
     from torch.nn.utils.rnn import pad_sequence
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForTokenClassification,
-        AutoTokenizer,
-        TrainerCallback,
-    )
 else:
     from prm_jax import bench
     from prm_jax.checkpoints import hf
@@ -54,12 +49,12 @@ def step_logits(model, solutions: list[dict]):
 
 
 def train_torch(model, job: dict, tick) -> dict:
-    """A plain loop: mean cross-entropy of the 2-way head over the step ends; weight decay on matrices."""
-    matrices = [
-        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": job["weight_decay"]}
-    ]
-    others = [{"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(matrices + others, betas=(job["b1"], job["b2"]), fused=True)
+    """A plain loop: mean cross-entropy of the 2-way head over the step ends."""
+    groups = []
+    for decays, decay in ((True, job["weight_decay"]), (False, 0.0)):  # matrices, and other arrays
+        params = [p for p in model.parameters() if (p.ndim > 1) == decays]
+        groups.append({"params": params, "weight_decay": decay})
+    adamw = torch.optim.AdamW(groups, betas=(job["b1"], job["b2"]), fused=True)
     for solutions, rate in zip(job["batches"], job["rates"], strict=True):
         tick()
         for group in adamw.param_groups:
@@ -88,13 +83,13 @@ def train_trl(model, job: dict, tick) -> dict:
 
     options = {"train_sampling_strategy": "sequential", "gradient_checkpointing": False, "use_cpu": True}
     options |= {"per_device_train_batch_size": BATCH, "num_train_epochs": 1, "save_strategy": "no"}
-    clock = TrainerCallback()  # all of a trainer's work between two steps counts
+    clock = transformers.TrainerCallback()  # all of a trainer's work between two steps counts
     clock.on_train_begin = clock.on_step_end = lambda *args, **kwargs: tick()
     trainer = PRMTrainer(
         model=model,
         args=PRMConfig(job["folder"], bf16=job["dtype"] == "bfloat16", report_to="none", **options),
         train_dataset=Dataset.from_list([row(s) for batch in job["batches"] for s in batch]),
-        processing_class=AutoTokenizer.from_pretrained(job["folder"]),  # pads
+        processing_class=transformers.AutoTokenizer.from_pretrained(job["folder"]),  # pads
         callbacks=[clock],
     )
     trainer.train()
@@ -129,10 +124,11 @@ def sampling_torch(model, job: dict, tick) -> dict:
 
 def run_job(job: dict):
     """Does a job of the other side; result.json has the seconds of each batch."""
-    is_policy, trains = job["work"] == "sampling_torch", job["work"].startswith("train")
-    kind = AutoModelForCausalLM if is_policy else AutoModelForTokenClassification
+    trains, kind, ticks = job["work"].startswith("train"), transformers.AutoModelForTokenClassification, []
+    if job["work"] == "sampling_torch":
+        kind = transformers.AutoModelForCausalLM
     stored = "float32" if trains else job["dtype"]  # training computes in the dtype by autocast
-    model, ticks = kind.from_pretrained(job["model"], dtype=getattr(torch, stored)), []
+    model = kind.from_pretrained(job["model"], dtype=getattr(torch, stored))
     with torch.inference_mode(not trains):
         result = globals()[job["work"]](model.train(trains), job, lambda: ticks.append(time.perf_counter()))
     result["peak_gb"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
@@ -140,11 +136,8 @@ def run_job(job: dict):
 
 
 def to_json(examples) -> list[dict]:
-    rows = []
-    for e in examples:
-        label = e.targets["label"].astype(int).tolist()
-        rows.append({"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": label})
-    return rows
+    arrays = [{"ids": e.ids_L, "step_end": e.step_end_T, "label": e.targets["label"]} for e in examples]
+    return [{name: x.astype(int).tolist() for name, x in one.items()} for one in arrays]
 
 
 def chunks(items: list, n: int) -> list[list]:
@@ -195,8 +188,8 @@ def beside(job_of_ours, peer: str, python: str, cfg) -> dict[str, float]:
             subprocess.run([python, "-P", __file__, "--job", f"{folder}/job.json"], env=env, check=True)
             result = json.loads(Path(folder, "result.json").read_text())
             tokens = result.pop("tokens", None) or [sum(len(s["ids"]) for s in x) for x in job["batches"]]
-            first, seconds = job["warmup"], sum(result.pop("seconds")[job["warmup"] :])
-            result["tokens_per_second"] = sum(tokens[first:]) / seconds
+            timed = slice(job["warmup"], None)
+            result["tokens_per_second"] = sum(tokens[timed]) / sum(result.pop("seconds")[timed])
             result["ours_by_theirs"] = numbers["tokens_per_second"] / result["tokens_per_second"]
             numbers |= {f"{name} {key}": x for key, x in result.items()}
     return numbers

@@ -32,7 +32,6 @@ from prm_jax.launch import cli, hosts, mesh, run_folder
 from prm_jax.launch.config import Count, expect, one_of, parse
 from prm_jax.model import PRM, ModelConfig, cast_backbone, choose_remat
 from prm_jax.packing import TrainingRows, make_plan, train_batches
-from prm_jax.protocols import Prefix
 from prm_jax.scoring import HeadScorer
 
 SHAPE_FIELDS = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn")
@@ -166,7 +165,7 @@ def bench_score(cfg: BenchConfig) -> Numbers:
     return measure(score, cfg.repeats)
 
 
-def sampling_work(cfg: BenchConfig) -> tuple[Policy, list[Prefix]]:
+def sampling_work(cfg: BenchConfig) -> tuple[Policy, list]:
     """A policy and prompts: of `checkpoint` and `input`, or random ones. Random logits are nearly even, so
     one id in `mean_tokens` that ends a sample draws the lengths, which are then geometric."""
     sampling, rows = Sampling(1.0, None, 1.0, LONGEST * cfg.mean_tokens), cfg.rows * cfg.solutions
@@ -241,14 +240,6 @@ def run_jobs(cfg: BenchConfig) -> dict[str, Numbers]:
     return numbers
 
 
-def processor() -> str:
-    """The device's name, of a CPU its model's."""
-    device, info = jax.devices()[0], Path("/proc/cpuinfo")
-    if device.platform == "cpu" and info.exists():
-        return re.search(r"model name\s*: (.*)|$", info.read_text())[1] or device.device_kind
-    return device.device_kind
-
-
 def compare(files: list[str]):
     """Prints the numbers that two results.json share, and the second by the first."""
     expect(len(files) == 2, "files", files, "two results.json")
@@ -270,7 +261,10 @@ def main(cfg):
     run_folder.claim_folder(folder, raw_cfg)
     with jax.set_mesh(used):
         numbers = run_jobs(cfg)
-    about = {"processor": processor(), "cpus": os.cpu_count(), "devices": used.size} | run_folder.versions()
+    name, info = jax.devices()[0].device_kind, Path("/proc/cpuinfo")
+    if name == "cpu" and info.exists():
+        name = re.search(r"model name\s*: (.*)|$", info.read_text())[1]
+    about = {"processor": name, "cpus": os.cpu_count(), "devices": used.size} | run_folder.versions()
     run_folder.write_json(folder / "results.json", {"about": about, "numbers": numbers})
 
 
