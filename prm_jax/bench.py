@@ -2,13 +2,11 @@
 useful tokens alone, without padding. examples/bench_peers.py does the same work in PyTorch and TRL."""
 
 import dataclasses
-import functools
 import itertools
 import os
 import re
 import statistics
 import time
-import timeit
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +14,13 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Annotated, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from flax import nnx
 
 from prm_jax import training
 from prm_jax.checkpoints.folders import EMBEDDED
+from prm_jax.checkpoints.open import has_bfloat16_unit
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.questions import read_questions
 from prm_jax.examples import Example
@@ -30,8 +28,9 @@ from prm_jax.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling, open_policy
 from prm_jax.launch import cli, hosts, mesh, run_folder
 from prm_jax.launch.config import Count, expect, one_of, parse
+from prm_jax.launch.sharding import platform
 from prm_jax.model import PRM, ModelConfig, cast_backbone, choose_remat
-from prm_jax.packing import TrainingRows, make_plan, train_batches
+from prm_jax.packing import TrainingRows, make_plan, pack_batch, train_batches
 from prm_jax.scoring import HeadScorer
 
 SHAPE_FIELDS = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn")
@@ -95,15 +94,6 @@ def measure(f: Callable[[], int], repeats: int) -> Numbers:
     return {"seconds": median, "tokens_per_second": rate, "peak_gb": peak / 1e9}
 
 
-def emulates(dtype: str) -> bool:
-    """Whether this processor's products of a dtype take several times as long as float32's."""
-    seconds = []
-    for x in (jnp.ones((512, 512)), jnp.ones((512, 512), dtype)):
-        product = functools.partial(jnp.matmul, x, x)
-        seconds.append(min(timeit.repeat(lambda f=product: jax.block_until_ready(f()), number=1, repeat=9)))
-    return dtype != "float32" and seconds[1] > 3 * seconds[0]
-
-
 def draw_lengths(rng, median: float, n: int, longest: float) -> np.ndarray:
     return rng.lognormal(np.log(median), DEVIATION, n).clip(8, longest).astype(int)
 
@@ -139,17 +129,18 @@ def bench_train(cfg: BenchConfig) -> Numbers:
     """Steps on rows of different solutions; the loss is the last step's."""
     model = random_model(cfg, stored=lambda model: model)
     opt = training.make_optimizer(model, OPTIMIZER, 1000)
-    estimate = training.memory_estimate(model, opt, cfg.rows * cfg.row_tokens, all_logits=False)
-    batches = train_batches(training_rows(cfg), WARMUP + cfg.repeats, cfg.rows, range(cfg.rows))
-    metrics = None
+    batches, metrics = [], None
+    for batch in train_batches(training_rows(cfg), WARMUP + cfg.repeats, cfg.rows, range(cfg.rows)):
+        batch = {name: x[None] for name, x in batch.items()}
+        batches.append(mesh.shard_batch(batch, cfg.rows, axis=1))
+    planned = training.plan_memory(model, opt, batches[0], LOSS)
 
     def step() -> int:
         nonlocal model, opt, metrics
-        batch = mesh.shard_batch({name: x[None] for name, x in next(batches).items()}, cfg.rows, axis=1)
-        model, opt, metrics = training.train_step(model, opt, batch, LOSS, jax.random.key(0))
+        model, opt, metrics = training.train_step(model, opt, batches.pop(0), LOSS, jax.random.key(0))
         return int(metrics["n_tokens"])
 
-    numbers = measure(step, cfg.repeats) | {"estimate_gb": sum(estimate.values())}
+    numbers = measure(step, cfg.repeats) | {"planned_gb": sum(planned.values())}
     return numbers | {"last_loss_nats": float(metrics["loss"])}
 
 
@@ -224,7 +215,7 @@ def run_jobs(cfg: BenchConfig) -> dict[str, Numbers]:
     if cfg.what == "accelerator":
         shapes, jobs = ACCELERATOR_SHAPES, ("score", "sampling", "train")
         cfg = dataclasses.replace(cfg, dtype="bfloat16", **ACCELERATOR_SIZES)
-    elif cfg.what != "memory" and emulates(cfg.dtype):
+    elif cfg.what != "memory" and cfg.dtype == "bfloat16" and platform() == "cpu" and not has_bfloat16_unit():
         print(f"skipped     {cfg.what}: this processor emulates {cfg.dtype}")
         return {}
     for shape, job in itertools.product(shapes, jobs):

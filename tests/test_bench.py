@@ -32,7 +32,7 @@ def test_jobs_count_useful_tokens(monkeypatch, tmp_path, what, capsys):
 
 
 def test_a_dtype_that_is_emulated_is_skipped(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bench, "emulates", lambda dtype: dtype == "bfloat16")
+    monkeypatch.setattr(bench, "has_bfloat16_unit", lambda: False)
     assert numbers_of(monkeypatch, tmp_path / "bench", "dtype=bfloat16") == {}
     assert "skipped" in capsys.readouterr().out
 
