@@ -28,7 +28,6 @@ from prm_jax.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling, open_policy
 from prm_jax.launch import cli, hosts, mesh, run_folder
 from prm_jax.launch.config import Count, expect, one_of, parse
-from prm_jax.launch.sharding import platform
 from prm_jax.model import PRM, ModelConfig, cast_backbone, choose_remat
 from prm_jax.packing import TrainingRows, make_plan, pack_batch, train_batches
 from prm_jax.scoring import HeadScorer
@@ -50,8 +49,8 @@ PLAIN = Format("plain", separator="\n")
 WARMUP = 2  # calls that are not timed: the first ones compile
 # Lengths are log-normal, with medians and deviations of the logarithm as in SmolLM2's tokens of GSM8K and
 # MATH-500 (58 and .36, 52 and .70) and Qwen2.5-7B-Instruct's solutions of them (272 and .39, 521 and .54).
-PROBLEM, DEVIATION = 55, 0.5
-STEP = 50  # tokens of a step
+DEVIATION = 0.5
+PROBLEM, STEP = 55, 50  # tokens
 LONGEST = 4  # times the mean, after which a sample is cut
 Numbers = dict[str, float]  # a name that ends with the unit -> the number
 
@@ -196,8 +195,7 @@ def abstract_state(model_cfg: ModelConfig) -> dict:
 
 
 def bench_memory(cfg: BenchConfig) -> Numbers:
-    """What a train step takes of each device of the mesh, whose share is a row of 4,096 tokens, as XLA plans
-    it for this machine's kind of device; nothing runs."""
+    """What a train step takes of each device, with a row of 4,096 tokens each, as XLA plans it; nothing runs."""
     state = abstract_state(model_config(cfg, remat="full", tied=False))
     model, opt = (mesh.abstract_arrays(x, mesh.shardings(x)) for x in (state["model"], state["opt"]))
     rows = mesh.row_shards()
@@ -211,11 +209,12 @@ JOBS = {"train": bench_train, "score": bench_score, "sampling": bench_sampling, 
 
 def run_jobs(cfg: BenchConfig) -> dict[str, Numbers]:
     """The numbers by job, printed as they are known. What fails is printed, too, and the others go on."""
+    emulates = jax.default_backend() == "cpu" and not has_bfloat16_unit()
     shapes, jobs, numbers = (cfg.shape,), (cfg.what,), {}
     if cfg.what == "accelerator":
         shapes, jobs = ACCELERATOR_SHAPES, ("score", "sampling", "train")
         cfg = dataclasses.replace(cfg, dtype="bfloat16", **ACCELERATOR_SIZES)
-    elif cfg.what != "memory" and cfg.dtype == "bfloat16" and platform() == "cpu" and not has_bfloat16_unit():
+    elif cfg.what != "memory" and cfg.dtype == "bfloat16" and emulates:
         print(f"skipped     {cfg.what}: this processor emulates {cfg.dtype}")
         return {}
     for shape, job in itertools.product(shapes, jobs):
@@ -225,8 +224,7 @@ def run_jobs(cfg: BenchConfig) -> dict[str, Numbers]:
             numbers[name] = JOBS[job](dataclasses.replace(cfg, shape=shape))
         except jax.errors.JaxRuntimeError:  # it may want memory
             traceback.print_exc()
-            continue
-        for key, x in numbers[name].items():
+        for key, x in numbers.get(name, {}).items():
             print(f"  {key:<36}{x:,.4g}", flush=True)
     return numbers
 
