@@ -138,6 +138,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
     expected = f"at most the model's window of {model_cfg.window} with prefix trees"
     expect(not share or packing.may_share(model_cfg, width), "batch.tokens", width, expected)
+    check_divides(model_cfg, cfg.batch.rows, "batch.rows")
     model = init.make_model(cfg, model_cfg)
     if cfg.objective == "implicit":
         train_set = training.with_reference(examples.train, model, width, cfg.batch.rows)
@@ -253,7 +254,6 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, held_
         first, best = checkpoints.restore(model, opt) or (first, best)
     before = best.pop("seconds", 0.0)
     b, together = cfg.batch, STEP_LOSSES[cfg.loss.step].together
-    check_divides(model.cfg, b.rows, "batch.rows")
     validation = list(packing.eval_batches(held_out, b.tokens, b.rows, together))
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = training.make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)

@@ -50,6 +50,7 @@ LINES = [
     ("train batch.tokens=20", "chain/train/0/0"),
     ("train mesh.data=3", "mesh"),
     ("train optimizer.trainable=lora lora.targets=[w_x]", "lora.targets"),
+    ("train init=null_size", "null_size/config.json"),
     ("train resume=broken", "broken/.hydra/config.yaml"),
     ("train data=jsonl", "data.path"),
     ("train data=jsonl data.path=good.jsonl data.folds=2", "data.folds"),
@@ -58,6 +59,7 @@ LINES = [
     ("evaluate task=best_of_n input=bare_pool.jsonl", "scores"),
     ("evaluate task=search checkpoint=checker data=chain methods=[dfs]", "methods"),
     ("sampling input=q.jsonl checkpoint=embedded_orm", "embedded_orm"),
+    ("sampling input=q.jsonl checkpoint=null", "checkpoint"),
     ("labeling input=good.jsonl k=0", "k"),
     ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
@@ -76,6 +78,7 @@ def folder(tmp_path_factory):
         (at / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     files = {
         "broken/.hydra/config.yaml": b"a: [",
+        "null_size/config.json": b'{"model_type": "llama", "hidden_size": null}',
         "bad_summary/summary.json": b"{",
         "bad_summary/.hydra/config.yaml": b"seed: 0\n",
     }

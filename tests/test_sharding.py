@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import ROOT, TINY, printed, start, with_devices
+from conftest import ROOT, TINY, printed, run, start, with_devices
 from devices import CFG, MESHES, leaves
 from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
@@ -154,6 +154,11 @@ def finish(processes, code=0):
     assert [process.returncode for process in processes] == [code] * len(processes), texts
     assert all("run folder" not in out for out, _ in texts[1:])  # only process 0 speaks
     return texts[0][0]
+
+
+def test_rows_that_the_mesh_does_not_divide_are_refused(tmp_path):
+    _, err = run("train.py", *SMALL, "mesh.data=2", "batch.rows=3", cwd=tmp_path, code=1, devices=2)
+    assert err.splitlines()[-1].startswith("error: batch.rows: got 3")
 
 
 TRAIN_AND_EVALUATE = f"""

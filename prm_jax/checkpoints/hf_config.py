@@ -77,7 +77,8 @@ def read_config(folder: Path) -> dict:
 
 def is_wide(name: str) -> bool:
     """Whether the model that `name` means gains by bfloat16, and by one device with all cores of a CPU."""
-    return read_config(locate(name)).get("hidden_size", 0) >= WIDE
+    folder = locate(name)
+    return model_config(read_config(folder), str(folder / "config.json")).dim >= WIDE
 
 
 def model_config(config: dict, where: str = "config.json", **changes) -> ModelConfig:

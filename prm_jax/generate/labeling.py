@@ -256,8 +256,7 @@ def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], d
 def main(cfg):
     """Label the steps of solutions by a policy's completions of their prefixes."""
     folder, raw_cfg, resumes = start_command(cfg)
-    fix_dtype(raw_cfg)
-    folder, cfg = writable_folder(folder), parse(raw_cfg, LabelingConfig)
+    folder, cfg = writable_folder(folder), fix_dtype(parse(raw_cfg, LabelingConfig), raw_cfg)
     cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
     solutions, golds = read_input(cfg.input, cfg.checker, cfg.columns)
     grader = open_grader(cfg.checker, [cfg.input])

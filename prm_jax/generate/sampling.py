@@ -417,10 +417,12 @@ class PolicyConfig(CommandConfig):
     seed: Seed
 
 
-def fix_dtype(cfg):
-    """Replaces dtype=auto by what this processor computes faster, which a resumed run keeps."""
-    if not cfg.checkpoint.startswith(("http://", "https://")):
-        cfg.dtype = resolve_dtype(cfg.dtype, cfg.checkpoint)
+def fix_dtype(cfg: PolicyConfig, raw_cfg) -> PolicyConfig:
+    """Replaces dtype=auto by what this processor computes faster, in raw_cfg too: a resumed run keeps it."""
+    if cfg.checkpoint.startswith(("http://", "https://")):
+        return cfg
+    raw_cfg.dtype = resolve_dtype(cfg.dtype, cfg.checkpoint)
+    return dataclasses.replace(cfg, dtype=raw_cfg.dtype)
 
 
 @contextlib.contextmanager
@@ -446,8 +448,7 @@ class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key mea
 def main(cfg):
     """Draw a graded pool: n solutions of every problem of a file, by a language model."""
     folder, raw_cfg, resumes = start_command(cfg)
-    fix_dtype(raw_cfg)
-    folder, cfg = writable_folder(folder), parse(raw_cfg, SamplingConfig)
+    folder, cfg = writable_folder(folder), fix_dtype(parse(raw_cfg, SamplingConfig), raw_cfg)
     cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
     questions = list(read_questions(cfg.input, is_own(cfg.checker), cfg.columns))
     path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
