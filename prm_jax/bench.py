@@ -71,6 +71,10 @@ class BenchConfig:  # conf/bench.yaml says what each key means
     mesh: mesh.MeshConfig
     repeats: Count
 
+    def __post_init__(self):
+        is_pair = (self.checkpoint is None) == (self.input is None)
+        expect(is_pair, "input", self.input, "a file of problems beside checkpoint, and only beside it")
+
 
 def model_config(cfg: BenchConfig, **more) -> ModelConfig:
     fields = dict(zip(SHAPE_FIELDS, SHAPES[cfg.shape], strict=True)) | {"dtype": cfg.dtype, "head": "binary"}
@@ -218,7 +222,7 @@ def run_jobs(cfg: BenchConfig) -> dict[str, Numbers]:
         print(f"skipped     {cfg.what}: this processor emulates {cfg.dtype}")
         return {}
     for shape, job in itertools.product(shapes, jobs):
-        name = f"{job}/{shape}/{cfg.dtype}"
+        name = f"{job}/{cfg.checkpoint or shape}/{cfg.dtype}"
         print(name)
         try:
             numbers[name] = JOBS[job](dataclasses.replace(cfg, shape=shape))

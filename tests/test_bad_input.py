@@ -13,7 +13,7 @@ from conftest import call
 
 import evaluate
 import train
-from prm_jax import export
+from prm_jax import bench, export
 from prm_jax.checkpoints.folders import locate
 from prm_jax.figures import sweeps
 from prm_jax.generate import labeling, sampling
@@ -25,6 +25,7 @@ COMMANDS = {
     "sampling": sampling,
     "labeling": labeling,
     "export": export,
+    "bench": bench,
     "sweeps": sweeps,
     "rl": rl,
 }
@@ -64,6 +65,7 @@ LINES = [
     ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
     ("export", "to"),
+    ("bench what=sampling checkpoint=embedded", "input"),
     ("sweeps runs=bad_summary", "bad_summary/summary.json"),
 ]
 
