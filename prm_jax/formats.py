@@ -75,6 +75,8 @@ class Format:
         expect(is_read, "format.separator", "", "a text such as '\\n' whose last token becomes the mark")
         expected = "line ends, not a backslash and an n; in a shell $'format.separator=\"\\n\\n\"'"
         expect("\\n" not in self.separator, "format.separator", self.separator, expected)
+        is_line_end = re.search(r"\\n(?![a-z])", self.prefix)  # not \neq
+        expect(not is_line_end, "format.prefix", self.prefix, expected.replace("separator", "prefix"))
         expect("{problem}" in self.prefix, "format.prefix", self.prefix, "a text with {problem} in it")
         if isinstance(self.chat, str):
             is_file = Path(self.chat).is_file()

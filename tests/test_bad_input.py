@@ -61,6 +61,7 @@ LINES = [
     ("evaluate task=search checkpoint=checker data=chain methods=[dfs]", "methods"),
     ("sampling input=q.jsonl checkpoint=embedded_orm", "embedded_orm"),
     ("sampling input=q.jsonl checkpoint=null", "checkpoint"),
+    (r"""sampling input=q.jsonl 'format.prefix="{problem}\n"'""", "format.prefix"),
     ("labeling input=good.jsonl k=0", "k"),
     ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
