@@ -124,12 +124,11 @@ def sampling_torch(model, job: dict, tick) -> dict:
 
 def run_job(job: dict):
     """Does a job of the other side, without dropout; result.json has the seconds of each batch."""
-    trains, kind, ticks = job["work"].startswith("train"), transformers.AutoModelForTokenClassification, []
-    if job["work"] == "sampling_torch":
-        kind = transformers.AutoModelForCausalLM
-    stored = "float32" if trains else job["dtype"]  # training computes in the dtype by autocast
-    model = kind.from_pretrained(job["model"], dtype=getattr(torch, stored))
-    with torch.inference_mode(not trains):
+    what, ticks = job["work"].split("_")[0], []
+    kind = "AutoModelForCausalLM" if what == "sampling" else "AutoModelForTokenClassification"
+    stored = "float32" if what == "train" else job["dtype"]  # training computes in the dtype by autocast
+    model = getattr(transformers, kind).from_pretrained(job["model"], dtype=getattr(torch, stored))
+    with torch.inference_mode(what != "train"):
         result = globals()[job["work"]](model, job, lambda: ticks.append(time.perf_counter()))
     result["peak_gb"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
     Path(job["folder"], "result.json").write_text(json.dumps(result | {"seconds": np.diff(ticks).tolist()}))
