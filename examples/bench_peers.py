@@ -124,14 +124,17 @@ def sampling_torch(model, job: dict, tick) -> dict:
 
 def run_job(job: dict):
     """Does a job of the other side, without dropout; result.json has the seconds of each batch."""
-    what, ticks = job["work"].split("_")[0], []
+    what, ticks = job["work"].split("_")[0], []  # wall and CPU seconds
     kind = "AutoModelForCausalLM" if what == "sampling" else "AutoModelForTokenClassification"
     stored = "float32" if what == "train" else job["dtype"]  # training computes in the dtype by autocast
     model = getattr(transformers, kind).from_pretrained(job["model"], dtype=getattr(torch, stored))
     with torch.inference_mode(what != "train"):
-        result = globals()[job["work"]](model, job, lambda: ticks.append(time.perf_counter()))
+        tick = lambda: ticks.append((time.perf_counter(), time.process_time()))
+        result = globals()[job["work"]](model, job, tick)
     result["peak_gb"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
-    Path(job["folder"], "result.json").write_text(json.dumps(result | {"seconds": np.diff(ticks).tolist()}))
+    Path(job["folder"], "result.json").write_text(
+        json.dumps(result | {"seconds": np.diff(ticks, axis=0).tolist()})
+    )
 
 
 def to_json(examples) -> list[dict]:
@@ -188,8 +191,10 @@ def beside(job_of_ours, peer: str, python: str, cfg) -> dict[str, float]:
             result = json.loads(Path(folder, "result.json").read_text())
             tokens = result.pop("tokens", None) or [sum(len(s["ids"]) for s in x) for x in job["batches"]]
             timed = slice(job["warmup"], None)
-            result["tokens_per_second"] = sum(tokens[timed]) / sum(result.pop("seconds")[timed])
-            result["ours_by_theirs"] = numbers["tokens_per_second"] / result["tokens_per_second"]
+            rates = sum(tokens[timed]) / np.sum(result.pop("seconds")[timed], axis=0)
+            for unit, rate in zip(("second", "cpu_second"), rates.tolist(), strict=True):
+                result[f"tokens_per_{unit}"] = rate
+                result[f"ours_by_theirs_{unit}"] = numbers[f"tokens_per_{unit}"] / rate
             numbers |= {f"{name} {key}": x for key, x in result.items()}
     return numbers
 

@@ -83,18 +83,23 @@ def model_config(cfg: BenchConfig, **more) -> ModelConfig:
 
 
 def measure(f: Callable[[], int], repeats: int) -> Numbers:
-    """The median wall time of f() after WARMUP calls, each printed as it is known; the rate of the useful
+    """The median wall time of f() after WARMUP calls, each printed as it is known; the rates of the useful
     tokens that f() says it has done; the most memory that the device, or on CPU the process, has held."""
-    seconds, tokens = [], []
+    seconds, cpu, tokens = [], [], []
     for i in range(WARMUP + repeats):
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         tokens.append(f())
         seconds.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - cpu_start)
         print(f"  call {i + 1} of {WARMUP + repeats}: {seconds[-1]:.4g} s", flush=True)
-    median, stats = statistics.median(seconds[WARMUP:]), jax.devices()[0].memory_stats()
+    median, done = statistics.median(seconds[WARMUP:]), statistics.mean(tokens[WARMUP:])
+    rates = {
+        "tokens_per_second": done / median,
+        "tokens_per_cpu_second": done / statistics.median(cpu[WARMUP:]),
+    }
+    stats = jax.devices()[0].memory_stats()
     peak = stats["peak_bytes_in_use"] if stats else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
-    rate = statistics.mean(tokens[WARMUP:]) / median
-    return {"seconds": median, "tokens_per_second": rate, "peak_gb": peak / 1e9}
+    return {"seconds": median, **rates, "peak_gb": peak / 1e9}
 
 
 def draw_lengths(rng, median: float, n: int, longest: float) -> np.ndarray:
