@@ -67,7 +67,8 @@ def evaluate(cfg) -> float | None:
         task.detail(results)
     task.show(results)
     print(f"results     {folder / 'results.json'}; every table as text: report.txt")
-    paths = task.figures(results, folder / "figures") if jax.process_index() == 0 else []
+    draws = common.figures and jax.process_index() == 0
+    paths = task.figures(results, folder / "figures") if draws else []
     if paths:
         print(f"figures     {folder / 'figures'}: {', '.join(path.name for path in paths)}")
     return results["metric"]

@@ -13,6 +13,7 @@ from flax import nnx
 import evaluate
 from prm_jax.checkpoints import hf
 from prm_jax.data.score_files import stored_scores
+from prm_jax.data.splits import problem_hashes
 from prm_jax.data.units import probability
 from prm_jax.evals import benchmarks
 from prm_jax.evals.baselines import Row, compare_apart, compare_with_rules
@@ -227,6 +228,9 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     hf.save(tmp_path / "model", model, tokenizer, label_kind="value", format=pure)
     rows = [pb(f"x-{i}", [-1, 0, 1][i % 3], (f"{i} + 1", f"so {i + 1}")) for i in range(12)]
     path = write(tmp_path / "gsm8k.jsonl", *rows)
+    read, _ = benchmarks.read("processbench", Source(path, None, "train"))
+    known = problem_hashes(row.solution for row in read)
+    (tmp_path / "model/data.json").write_text(json.dumps({"problems": known}))
     command = ["task=processbench", "checkpoint=model", f"data.path={path}"]
     out = printed(evaluate.main, monkeypatch, *command, "batch.rows=2", "hydra.run.dir=out", cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
@@ -235,8 +239,9 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     split = results["groups"]["gsm8k"]
     assert (split["n"], split["n_error"]) == (12, 8)
     assert results["metric"] == results["judges"]["verifier"]["f1"] == split["first_error_f1"]
+    assert results["n_seen"] == 12 and "unseen" not in results
+    assert "trained on 12 of these" in (tmp_path / "out/report.txt").read_text()
     # The scores it wrote give the same numbers without the model.
-    read, _ = benchmarks.read("processbench", Source(path, None, "train"))
     scores = list(map(probability, stored_scores(tmp_path / "out/scores.jsonl")))
     assert np.ptp(scores) > 0.05
     assert {json.loads(line)["unit"] for line in (tmp_path / "out/scores.jsonl").open()} == {"logit"}

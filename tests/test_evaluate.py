@@ -85,7 +85,14 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
 
 def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(monkeypatch, tmp_path):
     data = "data=chain", "data.samples=solver", "data.solutions=80", "data.test_solutions=80"
-    args = "task=steps", *data, "checkpoint=[checker,random]", "baselines=false", "hydra.run.dir=out"
+    args = (
+        "task=steps",
+        *data,
+        "checkpoint=[checker,random]",
+        "baselines=false",
+        "hydra.run.dir=out",
+        "figures=0",
+    )
     out = printed(evaluate.main, monkeypatch, *args, cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert [g["setting"] for g in results["groups"]] == [{"verifier": "checker"}, {"verifier": "random"}]
@@ -95,7 +102,7 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     report = (tmp_path / "out/report.txt").read_text()
     assert "AUROC against exact labels" in report and "exact" not in out
     drawn = [path.name for path in steps.Steps().figures(results, tmp_path)]
-    assert drawn == ["steps_0.png", "steps_1.png"]
+    assert drawn == ["steps_0.png", "steps_1.png"] and not [*(tmp_path / "out/figures").iterdir()]
 
 
 @pytest.mark.parametrize("task", DRAWN)

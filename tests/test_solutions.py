@@ -233,6 +233,7 @@ def test_hub_rows_go_through_the_same_functions(tmp_path, monkeypatch):
     folder = tmp_path / "set"
     folder.mkdir()
     rows = native_row(labels=[True, False]), native_row(labels=[True, None])
+    rows = rows[0] | {"steps": []}, rows[1]  # a column beside TRL's, unused
     jsonl(folder, *rows, native_row(completions=[], labels=[]), name="train.jsonl")
     solutions, counts = read(str(folder), "native", split="train", after_first_error="keep")
     assert [(s.labels, s.id) for s in solutions] == [((1.0, 0.0), "set:1"), ((1.0, None), "set:2")]

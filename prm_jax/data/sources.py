@@ -111,7 +111,7 @@ def native(row: dict, row_id: str, counts) -> list[Solution]:
     ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates."""
     if is_pool(row):
         return pool_solutions(parse_problem(row))
-    if [] in (row.get("completions"), row.get("steps")):
+    if row.get(first_name(row, ("completions", "steps"))) == []:
         counts["rows_without_steps_dropped"] += 1
         return []
     labels, ratings = optional(row, "labels", list), optional(row, "ratings", list)

@@ -59,7 +59,8 @@ def compare_with_rules(rows: list[Row], scores, likelihood, threshold: float, se
     at_threshold = predicted_R == error_R, error_R, group_R
     judges["verifier"]["f1"] = mean_f1(*at_threshold)
     judges["verifier"]["f1_interval"] = interval_of(mean_f1, problem_R, seed, *at_threshold)
-    rule = max(set(judges) - {"verifier"}, key=lambda name: np.nan_to_num(judges[name]["cross_fitted"]))
+    rules = [name for name in judges if name != "verifier"]
+    rule = max(rules, key=lambda name: np.nan_to_num(judges[name]["cross_fitted"]))  # the first of equals
 
     def lead(hit_R, rule_hit_R, error_R, group_R):
         return mean_f1(hit_R, error_R, group_R) - mean_f1(rule_hit_R, error_R, group_R)

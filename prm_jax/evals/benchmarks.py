@@ -22,7 +22,14 @@ from prm_jax.evals.baselines import Row, compare_apart, show_comparison
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import interval_of, show_table, with_interval
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import backbone_of, describe, known_rows, likelihood_scores, one_scorer
+from prm_jax.evals.verifiers import (
+    backbone_of,
+    describe,
+    known_rows,
+    likelihood_scores,
+    note_seen,
+    one_scorer,
+)
 from prm_jax.launch.config import Share, expect, parse
 from prm_jax.launch.progress import print_counts
 from prm_jax.metrics import (
@@ -95,6 +102,7 @@ class Benchmark(Task):
         known_R = known_rows(name, solutions)
         results = describe(scorer) | compare_apart(compared, scores, likelihood, known_R, threshold, seed)
         results |= {"data": OmegaConf.to_container(source), "counts": counts, "n_rows": len(rows)}
+        results |= {"n_seen": sum(known_R)}
         return results | {"threshold": threshold} | self.measure(rows, scores, seed)
 
     def measure(self, rows: list[Row], scores, seed: int) -> dict:
@@ -148,6 +156,9 @@ class Benchmark(Task):
         if "source" in results:
             print(f"published   {results['source']}")
         show_comparison(results)
+
+    def detail(self, results: dict):
+        note_seen(results["verifier"], results["n_seen"], "solutions' problems")
 
 
 def places(source: Source) -> Iterator[tuple[str, str | None, str]]:

@@ -14,7 +14,15 @@ from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import lead_text, over_seeds, show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import describe, known_rows, new_name, open_scorer, settings_of, task_data
+from prm_jax.evals.verifiers import (
+    describe,
+    known_rows,
+    new_name,
+    note_seen,
+    open_scorer,
+    settings_of,
+    task_data,
+)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect
 from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
@@ -125,6 +133,8 @@ class BestOfN(Task):
         """Prints all aggregators and paired differences."""
         N = str(results["n_candidates"])
         print(f"at n = {N}: mean of the candidates {results['mean']:.4f}")
+        for x in results["verifiers"].values():
+            note_seen(x["verifier"], sum(x["known_problems"]), "problems")
         by_aggregator = {}
         for scorer, tables in results["scorers"].items():
             by_aggregator[scorer] = {name: table["best_of_n"][N] for name, table in tables.items()}

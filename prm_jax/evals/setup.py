@@ -35,6 +35,7 @@ class EvaluateConfig:
     batch: ScoreBatch
     mesh: MeshConfig
     seed: Seed
+    figures: bool | int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from prm_jax.evals.verifiers import (
     describe,
     known_rows,
     likelihood_scores,
+    note_seen,
     open_scorer,
     settings_of,
 )
@@ -87,9 +88,11 @@ class Steps(Task):
             show_group(group, kind, [results["runs"][i] for i in group["members"]])
 
     def detail(self, results: dict):
-        """Prints the first run's counts, and exact numbers of an embedded task."""
+        """Prints the first run's counts, what was seen in training, and exact numbers of an embedded task."""
         first = results["runs"][0]
         print_counts(first["counts"])
+        for run in results["runs"]:
+            note_seen(run["verifier"], run["n_seen"], "solutions' problems")
         if "auroc_value" in first:
             aurocs = {run["verifier"]: {name: run[name] for name in EXACT} for run in results["runs"]}
             show_table("AUROC against exact labels", aurocs)
@@ -136,7 +139,7 @@ def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
             compared = compare_apart(solutions, p, likelihood, known_R, cfg.threshold, setup.cfg.seed)
             run["beside_rules"] = compared
     run |= {"data": dataclasses.asdict(data_cfg), "counts": data.counts, "settings": settings_of(name)}
-    return run | describe(scorer)
+    return run | describe(scorer) | {"n_seen": sum(known_R)}
 
 
 def step_results(threshold: float, kind: str, test: list[Solution], p: list[np.ndarray]) -> dict:

@@ -118,6 +118,12 @@ def known_rows(name: str, rows: Sequence) -> list[bool]:
     return [x in known for x in hashes]
 
 
+def note_seen(name: str, seen: int, what: str):
+    """Says in a report how many of these problems, or of solutions' problems, a verifier was trained on."""
+    if seen:
+        print(f"note        {name} was trained on {seen} of these {what}")
+
+
 def backbone_of(name: str) -> str | None:
     """The language model that the training of a run of ours, or of a shipped verifier, began from."""
     if name in ("embedded_prm", "embedded_orm"):
