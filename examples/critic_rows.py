@@ -51,5 +51,5 @@ def critiques(s: Solution, kind: str) -> Iterator[dict]:
 
 if __name__ == "__main__":
     source, target, kind = sys.argv[1:]
-    solutions, _ = sources.load(source, kind="native")
+    solutions, _ = sources.load(source, "native")
     write_rows(target, (row for s in solutions for row in critiques(s, kind)))

@@ -52,7 +52,7 @@ class OnlineTrainer(Trainer):
         if loaded.objective != "lm":
             return super().open_verifier(name)
         form = {"head": "implicit", "score": "log_ratio", "beta": BETA, "label_kind": "value"}
-        fmt = dataclasses.replace(loaded.format, **form)
+        fmt = dataclasses.replace(loaded.format or self.policy.format, **form)
         implicit = open_checkpoint(name, "best", fmt, self.cfg.dtype, reference=name)
         return implicit.scorer(32, self.cfg.batch.tokens)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import runpy
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
 from prm_jax.data.score_files import score_into
 from prm_jax.formats import Format, read_format
-from prm_jax.solutions import Solution
+from prm_jax.solutions import Solution, native_row
 
 # The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is
 # good and 2 is bad. So it comes to a verdict often and not always, and its critiques differ.
@@ -168,7 +169,7 @@ def test_a_verifier_is_named_with_its_format_where_others_are_read_otherwise():
     assert scorer.name.endswith(", lab_critic, 1 vote")
 
 
-def test_critiques_of_the_lab_write_out_what_a_line_hides():
+def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path):
     problem, steps = "4 +5 *3 max2 -2 mod7?", ("4+5*3=6", "6max2=6", "6-2=5")
     assert written_out(problem, steps) == [["4+5=2", "2*3=6"], ["6max2=6"], ["6-2=4"]]
     # A wrong first value, a wrong operation and a line that is none: what should have stood there.
@@ -177,6 +178,10 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides():
     first, last = critiques(solution, "hops")
     assert (first["prompt"], first["completions"]) == (problem + "4+5*3=6\n?", ["4+5=2", "2*3=6", "Yes"])
     assert last["completions"] == ["6-2=4", "No"]
-    assert [row["completions"] for row in critiques(solution, "verdict")] == [["Yes"], ["No"]]
+    source, target = tmp_path / "solutions.jsonl", tmp_path / "critiques.jsonl"
+    source.write_text(json.dumps(native_row(solution)))
+    monkeypatch.setattr("sys.argv", ["critic_rows", str(source), str(target), "verdict"])
+    runpy.run_module("examples.critic_rows", run_name="__main__")
+    assert [json.loads(line)["completions"] for line in target.open()] == [["Yes"], ["No"]]
     fmt = read_format("lab_critic")
     assert prompt_text(fmt, None, problem, steps[:2]) == "4 +5 *3 max2 -2 mod7?4+5*3=6\n6max2=6\n?"
