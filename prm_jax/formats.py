@@ -97,9 +97,8 @@ class PolicyFormat:
     """The keys of `Format` that mean something of a language model that solves and brings no format."""
 
     separator: str = "\n"  # a step ends with any token that holds this text
-    prefix: str | None = (
-        None  # before the first step, with a chat template the user's message; null: {problem}
-    )
+    # Before the first step, with a chat template the user's message; null: {problem}
+    prefix: str | None = None
     number: str = ""
     bos: bool = True
     chat: bool | str | None = None  # null: the model's own chat template, if it has one | true | false | FILE

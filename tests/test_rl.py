@@ -485,6 +485,9 @@ def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
     assert found.is_right(spoken)
     with pytest.raises(InputError, match=f"^{train}"):
         file_problems(str(train), str(train), open_grader("number"), 5)
+    with train.open("a") as file:
+        file.write(json.dumps({"problem": PROBLEMS[0], "answer": "99"}) + "\n")
+    refuses(f"^{train}: 9: answer", file_problems, str(train), str(held_out), open_grader("number"), 5)
 
 
 def write_problems(folder):

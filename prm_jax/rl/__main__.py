@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -199,7 +198,7 @@ class Trainer:
         updated = self.update(kept, reward.step_NT[keep_N], reward.outcome_N[keep_N]) if kept else {}
         numbers = {
             **reward.means,
-            **self.diagnose(rollouts, reward),
+            **diagnose(rollouts, reward),
             "reward": reward.total_N.mean(),
             "kept": keep_N.mean(),
             "policy_tokens": tokens,
@@ -275,7 +274,7 @@ class Trainer:
         _, mask_NL, _ = arrays(rollouts)
         layout = self.lay_out(rollouts, len(rollouts))
         change_NL = padded([r.logp_L for r in rollouts]) - layout.gather(self.reference_logps(layout))
-        numbers = self.diagnose(rollouts, reward)
+        numbers = diagnose(rollouts, reward)
         numbers["reward"] = reward.total_N.mean()
         numbers["kl"] = kl(change_NL[mask_NL]).mean()
         right_PN = reward.right_N.reshape(-1, n)
@@ -284,13 +283,10 @@ class Trainer:
         write_samples(samples, step, rollouts, reward)
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
 
-    def diagnose(self, rollouts: list[Rollout], reward: Reward) -> dict[str, float]:
-        return diagnose(rollouts, reward)
 
-
-def train_policy(raw_cfg, make_problems: Callable = load_problems, trainer: type = Trainer) -> float:
+def train_policy(raw_cfg, trainer: type = Trainer) -> float:
     """Runs the command and returns the held-out share of right answers at the end. A file of examples/ may
-    give its own f(cfg, data_cfg) -> Problems, and its own subclass of Trainer."""
+    give its own subclass of Trainer."""
     run, raw_cfg, resumes = run_folder.start_command(raw_cfg)
     data_cfg = data_config(raw_cfg.data)
     is_task = isinstance(data_cfg, TaskData)
@@ -301,7 +297,7 @@ def train_policy(raw_cfg, make_problems: Callable = load_problems, trainer: type
     mesh = make_mesh(cfg.mesh, cfg.batch.rows)
     run_folder.claim_folder(texts, raw_cfg, resumes)
     with jax.set_mesh(mesh):
-        training = trainer(cfg, make_problems(cfg, data_cfg))
+        training = trainer(cfg, load_problems(cfg, data_cfg))
         print(f"run folder  {run}")
         save_description(texts / "model", training.policy.model.cfg, training.policy.tokenizer)
         final = training.fit(run, texts)

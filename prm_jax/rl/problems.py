@@ -81,7 +81,9 @@ def read_answers(path: str, grader: Grader, columns: dict[str, str] | None) -> d
     """{problem: its answer} of a file; InputError where a checker that compares answers lacks one."""
     answers = {}
     for question in read_questions(path, is_own(grader.checker), columns):
+        place = f"{path}: {question.id}: answer"
         has_answer = question.answer is not None or grader.checker not in RULES
-        expect(has_answer, f"{path}: {question.id}: answer", None, "the right answer")
-        answers[question.problem] = question.answer
+        expect(has_answer, place, None, "the right answer")
+        first = answers.setdefault(question.problem, question.answer)
+        expect(first == question.answer, place, question.answer, f"{first}, as this problem has above")
     return answers
