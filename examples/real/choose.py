@@ -46,7 +46,7 @@ def rule_scores(pool: Pool, eligible_PN) -> dict[str, np.ndarray]:
         "likelihood": pool.logp_PN,
         "fewest steps": -steps_PN,
         "most steps": steps_PN,
-        "most steps, then likelihood": 1000 * steps_PN + np.maximum(pool.logp_PN, -900),
+        "most steps, then likelihood": 100 * steps_PN + np.maximum(pool.logp_PN, -90),
     }
 
 
@@ -85,7 +85,7 @@ def main():
     parser = argparse.ArgumentParser(description="Choose on validation problems, measure on test problems.")
     parser.add_argument("validation", type=Path)
     parser.add_argument("test", type=Path)
-    parser.add_argument("--csv", type=Path, default="real.csv")
+    parser.add_argument("--csv", default="real.csv")
     args = parser.parse_args()
     (known, _), (new, is_two_P) = measure(args.validation), measure(args.test)
 
@@ -97,10 +97,10 @@ def main():
         groups[choice.by, choice.checked, choice.weight > 0].append(choice)
     rows = []
     for choice in map(best, groups.values()):
-        low, high = stats.mean_interval(new[choice])
-        row = {"validation": known[choice].mean(), "test": new[choice].mean(), "low": low, "high": high}
+        row = choice._asdict() | {"validation": known[choice].mean(), "test": new[choice].mean()}
+        row["low"], row["high"] = stats.mean_interval(new[choice])
         row |= {"two operations": new[choice][is_two_P].mean(), "one": new[choice][~is_two_P].mean()}
-        rows.append(choice._asdict() | row)
+        rows.append(row)
     table = pd.DataFrame(rows).round(4)
     table.to_csv(args.csv, index=False)
     print(table.to_string(index=False))

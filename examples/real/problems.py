@@ -97,26 +97,24 @@ def read_problems(folder: Path | None) -> list[dict]:
             text = row.get("input") or row.get("question") or f"{row['Body'].strip()} {row['Question']}"
             given = next(row[name] for name in ANSWERS if name in row)
             answer = solve(source, row.get("Equation", text), Fraction(str(given).replace(",", "")))
-            if answer is None:
-                counts["without one expression"] += 1
-                continue
-            row = {"id": f"{source}-{len(problems)}", "problem": " ".join(text.split())}
-            row |= {"steps": [*answer.lines, f"The answer is {answer}."], "answer": str(answer)}
-            counts["repeated"] += normal_text(text) in problems
-            problems.setdefault(normal_text(text), row | {"kind": (source, len(answer.lines))})
+            counts["without one expression"] += answer is None
+            counts["repeated"] += answer is not None and normal_text(text) in problems
+            if answer is not None and normal_text(text) not in problems:
+                row = {"id": f"{source}-{len(problems)}", "problem": " ".join(text.split())}
+                row |= {"steps": [*answer.lines, f"The answer is {answer}."], "answer": str(answer)}
+                problems[normal_text(text)] = row | {"kind": (source, len(answer.lines))}
     print(f"{len(problems)} problems; left out: {dict(counts)}")
     return list(problems.values())
 
 
-def split(problems: Sequence[dict], seed: int, scale: float) -> dict[str, list[dict]]:
-    """{test, validation, train}: a family of problems that begin alike is on one side, in test and validation
-    with its first one alone."""
+def split(problems: Sequence[dict], scale: float) -> dict[str, list[dict]]:
+    """{side: rows}: problems that begin alike are on one side, in test and validation the first alone."""
     families = collections.defaultdict(list)
     for row in problems:
         words = re.findall(r"[a-z]+|#", NUMBER.sub("#", row["problem"].lower()))
         families[tuple(words[:8])].append(row)
     order = list(families.values())
-    random.Random(seed).shuffle(order)
+    random.Random(0).shuffle(order)
     sides, counts = {side: [] for side in (*SIDES, "train")}, collections.Counter()
     for family in order:
         kind = family[0]["kind"]
@@ -131,10 +129,9 @@ def main():
     parser = argparse.ArgumentParser(description="Write word problems with solutions from equations.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--source", type=Path, help="the folder of the five files; else the hub's data sets")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="of the sizes of test and validation")
     args = parser.parse_args()
-    for side, rows in split(read_problems(args.source), args.seed, args.scale).items():
+    for side, rows in split(read_problems(args.source), args.scale).items():
         n_two = sum(row.pop("kind")[1] == 2 for row in rows)
         write_rows(args.folder / f"{side}.jsonl", rows)
         print(f"{side}.jsonl: {len(rows)} problems, {n_two} of two operations")
