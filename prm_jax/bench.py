@@ -188,7 +188,8 @@ def bench_sampling(cfg: BenchConfig) -> Numbers:
         samples = policy.extend(prefixes, cfg.solutions, "end", jax.random.key(0))
         return sum(len(c.ids_L) for c in itertools.chain(*samples))
 
-    return measure(sample, cfg.repeats)
+    numbers = measure(sample, cfg.repeats)
+    return numbers | {"idle_share": policy.stats.idle}
 
 
 def abstract_state(model_cfg: ModelConfig) -> dict:

@@ -134,19 +134,23 @@ def at_step_ends(x_BLD, step_end_BT):
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far. All rows fill the same slots one after another, so a token is
-    written to one place of memory; a shorter row has its padding before its first token."""
+    """Keys and values of the tokens so far. A row has its padding before its first token."""
 
     # (k_BGKS, v_BGSK) of each layer, which is written in place: slices of one array would be copied. In these
     # layouts the products of one query with many keys are twice as fast on CPU.
     layers: tuple
     visible_until_BS: jax.Array  # last slot that sees each slot's token; -1 where there is none yet
-    length: jax.Array  # number of filled slots
+    length_B: jax.Array  # number of filled slots
 
     def take(self, row_b):
-        """A copy of rows row_b: a prompt once for each of its samples, or the beams that survive."""
-        layers = jax.tree.map(lambda x_BGxx: x_BGxx[row_b], self.layers)
-        return Cache(layers, self.visible_until_BS[row_b], self.length)
+        """A copy of rows row_b: a prompt once for each of its samples, or the rows that go on."""
+        return jax.tree.map(lambda x_B: x_B[row_b], self)
+
+    def put(self, place_b, rows: "Cache"):
+        """The cache with other rows, of no more slots, in the places place_b; one that there is not takes
+        none."""
+        rows = rows.grow(self.visible_until_BS.shape[1] - rows.visible_until_BS.shape[1])
+        return jax.tree.map(lambda x_B, x_b: x_B.at[place_b].set(x_b, mode="drop"), self, rows)
 
     def grow(self, slots: int):
         """The cache with `slots` more empty slots."""
@@ -154,19 +158,14 @@ class Cache(NamedTuple):
         pads = (none, none, none, more), (none, none, more, none)  # of k_BGKS, of v_BGSK
         layers = tuple(tuple(map(jnp.pad, layer, pads)) for layer in self.layers)
         visible_until_BS = jnp.pad(self.visible_until_BS, (none, more), constant_values=-1)
-        return Cache(layers, visible_until_BS, self.length)
-
-
-def write_slots(old_BSx, new_BLx, slot, axis: int):
-    """old_BSx with new_BLx written along `axis`, from `slot` on."""
-    return jax.lax.dynamic_update_slice_in_dim(old_BSx, new_BLx, slot, axis)
+        return Cache(layers, visible_until_BS, self.length_B)
 
 
 def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
     """An empty cache of 2 I B S G K numbers of the compute dtype."""
     zeros_BGSK = jnp.zeros((rows, cfg.kv_heads, slots, cfg.head_dim), cfg.dtype)
     layers = ((zeros_BGSK.swapaxes(2, 3), zeros_BGSK),) * cfg.layers
-    return Cache(layers, jnp.full((rows, slots), -1), jnp.zeros((), jnp.int32))
+    return Cache(layers, jnp.full((rows, slots), -1), jnp.zeros(rows, jnp.int32))
 
 
 def matrix(rngs, shape, scale, mesh_axes=(), **metadata):
@@ -225,8 +224,9 @@ class Block(nnx.Module):
             q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
         k_BSGK, v_BSGK = k_BLGK, v_BLGK
         if past is not None:
-            k_BGKS = write_slots(past[0], k_BLGK.transpose(0, 2, 3, 1), slot_BL[0, 0], axis=3)
-            v_BGSK = write_slots(past[1], v_BLGK.swapaxes(1, 2), slot_BL[0, 0], axis=2)
+            row_B1 = jnp.arange(B)[:, None]
+            k_BGKS = past[0].at[row_B1, :, :, slot_BL].set(k_BLGK)
+            v_BGSK = past[1].at[row_B1, :, slot_BL].set(v_BLGK)
             past, k_BSGK, v_BSGK = (k_BGKS, v_BGSK), k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
         capped_attend = partial(attend, cap=cfg.attn_logit_softcap)
         q_BLHK = cfg.query_scale * q_BLHK
@@ -273,16 +273,19 @@ class PRM(nnx.Module):
 
         `visible_until_BL`: the last place of its row that sees each token (visibility.py). With a `cache`,
         whose rows these tokens continue, places are slots: a token with ALWAYS is seen by all that follow,
-        padding before a row's first token only by itself. The result is then (x, cache); a call that passes
-        the last slot is NaN throughout, and so are all after it. `ropes`: those of pos_BL, where the caller
-        has them."""
+        padding before a row's first token only by itself. The result is then (x, cache); what passes a row's
+        last slot is NaN. `ropes`: those of pos_BL, where the caller has them."""
         cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
         x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:
-            L, start = ids_BL.shape[1], cache.length
-            end, slot_BL = start + L, jnp.broadcast_to(start + jnp.arange(L), ids_BL.shape)
-            visible_until_BS = write_slots(cache.visible_until_BS, visible_until_BL, start, axis=1)
-            x_BLD = jnp.where(end <= visible_until_BS.shape[1], x_BLD, jnp.nan)  # no slots are left
+            B, L = ids_BL.shape
+            slot_BL = cache.length_B[:, None] + jnp.arange(L)
+            visible_until_BS = cache.visible_until_BS.at[jnp.arange(B)[:, None], slot_BL].set(
+                visible_until_BL
+            )
+            x_BLD = jnp.where(
+                (slot_BL < visible_until_BS.shape[1])[..., None], x_BLD, jnp.nan
+            )  # no slots are left
         if cfg.window is not None:
             local_BS = jnp.minimum(visible_until_BS, jnp.arange(visible_until_BS.shape[1]) + cfg.window - 1)
         rope, local_rope = ropes or self.ropes(pos_BL)
@@ -308,7 +311,7 @@ class PRM(nnx.Module):
             for xs in zip(self.layers(), slides_I, cache.layers, strict=True):
                 x_BLD, past = layer(x_BLD, xs)
                 layers.append(past)
-            cache = Cache(tuple(layers), visible_until_BS, end)
+            cache = Cache(tuple(layers), visible_until_BS, slot_BL[:, -1] + 1)
         if step_end_BT is not None:
             x_BLD = at_step_ends(x_BLD, step_end_BT)
         x_BLD = norm(x_BLD, self.norm_out, cfg)

@@ -15,8 +15,9 @@ from jax.export import DisabledSafetyCheck, export
 
 from prm_jax import bench
 from prm_jax.attention import attend, dense
-from prm_jax.generate.sampling import Sampling, Stops, decode_loop, first_token, prefill
-from prm_jax.model import PRM, ModelConfig, cast_backbone
+from prm_jax.generate.decoding import Stops, decode, empty_rows, insert, prefill, resize, unpack
+from prm_jax.generate.policies import Sampling
+from prm_jax.model import PRM, ModelConfig, cast_backbone, make_cache
 from prm_jax.packing import pack_batch
 from prm_jax.scoring import step_log_odds
 from prm_jax.training import train_step
@@ -112,13 +113,14 @@ def test_training_scoring_and_sampling_lower(lowered):
     lm = dataclasses.replace(shape, head="none", lm_head=True)
     model = abstract_model(lm)
     i32, sampling = lambda *shape: ShapeDtypeStruct(shape, jnp.int32), Sampling(1.0, None, 1.0, 256)
-    prompts = model, i32(4, 128), i32(4)
     stops = Stops(*[ShapeDtypeStruct((lm.vocab,), bool)] * 2)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 64))
-    rows = {"prompt": i32(64), "first": i32(64), "is_real": ShapeDtypeStruct((64,), bool), "key": keys}
-    x_PD, cache = jax.eval_shape(prefill, *prompts)
-    first = model, x_PD, cache, rows, stops, sampling
-    state, _ = first_token.eval_shape(*first)
-    loop = model, state, rows, 1, stops, 63, sampling
-    for f, args in ((prefill, prompts), (first_token, first), (decode_loop, loop)):
+    model = unpack.eval_shape(model)
+    prompts = model, i32(4, 128), i32(4)
+    computed = jax.eval_shape(prefill, *prompts)
+    cache, key = jax.eval_shape(lambda: make_cache(lm, 64, 192)), jax.eval_shape(lambda: jax.random.key(0))
+    new = dict.fromkeys(("number", "prompt", "prefix", "sample", "place"), i32(8))
+    rows = empty_rows(64, 256)
+    one = model, cache, rows, computed, new, key, stops, sampling
+    loop = model, cache, rows, 8, stops, 64, sampling
+    for f, args in ((prefill, prompts), (insert, one), (decode, loop), (resize, (cache, i32(32), 64))):
         assert "stablehlo" in lowered(f, *args)[1]

@@ -15,7 +15,7 @@ from prm_jax.data.questions import Question, make_candidate
 from prm_jax.data.rows import write_rows
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import read_format, train_tokenizer
-from prm_jax.generate import sampling
+from prm_jax.generate import pools
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import Policy, open_policy
 from prm_jax.protocols import Continuation
@@ -164,7 +164,7 @@ def test_the_pool_says_how_it_was_asked_and_a_likelihood_reads_the_same(folder, 
         "sampling.max_tokens=5",
         "hydra.run.dir=a",
     )
-    out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
+    out = printed(pools.main, monkeypatch, *asked, cwd=tmp_path)
     about = json.loads((tmp_path / "a/about.json").read_text())
     prompt = SYSTEM + "<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
     assert about["prompt"] == prompt and about["format"]["chat"] is True
@@ -183,6 +183,6 @@ def test_a_model_that_ends_at_once_is_said(policy, monkeypatch, tmp_path, capsys
         own = with_template(policy, TEMPLATES["thinks"], chat=chat)
         folder = tmp_path / str(chat)
         folder.mkdir()
-        sampling.draw_pool(folder / "pool.jsonl", own, [Question("1", "4?")], 2, 0, lambda p: p)
+        pools.draw_pool(folder / "pool.jsonl", own, [Question("1", "4?")], 2, 0, lambda p: p)
         (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
         assert "2 of 2" in said and hint in said

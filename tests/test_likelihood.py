@@ -18,7 +18,8 @@ from prm_jax.data.steps import step_sums, token_steps
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.formats import Format, encode
-from prm_jax.generate.sampling import Sampling, draw_pool, open_policy
+from prm_jax.generate.pools import draw_pool
+from prm_jax.generate.sampling import Sampling, open_policy
 from prm_jax.generate.search import beam
 from prm_jax.generate.search_state import SearchState
 from prm_jax.scorers import RandomScorer

@@ -161,7 +161,7 @@ def test_with_a_cache_tokens_one_by_one_are_the_whole_forward_pass(rng, name):
     for slots in [jnp.arange(11), *jnp.arange(11, 14)[:, None], jnp.arange(14, 16), jnp.array([16])]:
         x_BLD, cache = call(model, cache, slots)
         found.append(x_BLD)
-    assert cache.length == 17 and call._cache_size() == 3
+    assert (cache.length_B == 17).all() and call._cache_size() == 3
     slot_BL = jnp.where(is_real_BL, pos_BL + start_B[:, None], 0)
     found_BLD = jnp.take_along_axis(jnp.concatenate(found, 1), slot_BL[..., None], 1)
     np.testing.assert_allclose(found_BLD[is_real_BL], whole_BLD[is_real_BL], atol=1e-5)

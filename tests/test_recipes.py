@@ -15,7 +15,7 @@ from examples import relabel
 from prm_jax import tasks
 from prm_jax.api import Verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
-from prm_jax.generate import sampling
+from prm_jax.generate import pools
 from prm_jax.rl.problems import file_problems
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scorers import CheckerScorer
@@ -106,12 +106,12 @@ def pool(tmp_path):
 def test_sampling_grades_by_a_function(mine, monkeypatch, tmp_path):
     (tmp_path / "q.jsonl").write_text(json.dumps({"problem": PROBLEM, "answer": "so\n#### 6"}) + "\n")
     asked = ["input=q.jsonl", "n=8", "sampling.max_tokens=60", "batch_rows=16"]
-    printed(sampling.main, monkeypatch, *asked, f"checker={mine}:whole", "hydra.run.dir=a", cwd=tmp_path)
+    printed(pools.main, monkeypatch, *asked, f"checker={mine}:whole", "hydra.run.dir=a", cwd=tmp_path)
     (problem,) = read_pool(tmp_path / "a/pool.jsonl", as_written=True)
     right = [c.correct for c in problem.candidates]
     assert right == [tasks.CHAIN.solved(PROBLEM, c.steps) for c in problem.candidates] and any(right)
     assert problem.answer == "so\n#### 6"
-    told = call(sampling.main, monkeypatch, "sampling", *asked, f"checker={mine}:fails", "hydra.run.dir=b")
+    told = call(pools.main, monkeypatch, "sampling", *asked, f"checker={mine}:fails", "hydra.run.dir=b")
     assert told.startswith(f"error: checker: {mine}:fails: ZeroDivisionError") and "\n" not in told
 
 

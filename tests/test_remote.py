@@ -17,8 +17,8 @@ import evaluate
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.formats import read_format, train_tokenizer
+from prm_jax.generate import pools, sampling
 from prm_jax.generate import samples as lab
-from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling, Served, Server
 from prm_jax.generate.remote import RemotePolicy, seeds
 
@@ -230,7 +230,7 @@ def test_where_there_is_no_server_one_line_says_so(monkeypatch, tmp_path):
     problems = tmp_path / "problems.jsonl"
     problems.write_text('{"problem": "4?"}\n')
     asked = [f"input={problems}", "server.retries=0", f"hydra.run.dir={tmp_path}/a"]
-    said = call(sampling.main, monkeypatch, "sampling", "checkpoint=http://localhost:9", *asked)
+    said = call(pools.main, monkeypatch, "sampling", "checkpoint=http://localhost:9", *asked)
     assert said.startswith("error: http://localhost:9: ")
     with pytest.raises(InputError, match="^data.policy: "):  # samples are kept by weights
         lab.open_lab_policy("http://localhost:9", 1.0, 60)

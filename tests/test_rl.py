@@ -237,7 +237,7 @@ def test_roll_outs_are_cut_into_the_steps_of_their_text(policy, rollouts):
     for r in rollouts:
         text = policy.tokenizer.decode([i for i in r.ids_L if i not in policy.eos_ids])
         assert r.steps == tuple(line for line in text.split("\n") if line.strip())
-        behind = len(r.steps) - (not policy.stop_masks["step"][r.ids_L[-2]])  # what comes after a separator
+        behind = len(r.steps) - (not policy.stops["step"].stop_V[r.ids_L[-2]])  # what comes after a separator
         assert r.step_L[0] == 0 and r.step_L[-1] == behind and set(np.diff(r.step_L)) <= {0, 1}
     encode = lambda text: np.array(policy.tokenizer.encode(text, add_special_tokens=False), np.int32)
     end = np.array(policy.eos_ids, np.int32)

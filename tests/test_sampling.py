@@ -21,7 +21,7 @@ from prm_jax.data.pools import Candidate, iter_pool
 from prm_jax.data.questions import make_candidate, read_questions
 from prm_jax.data.rows import write_rows
 from prm_jax.formats import Format, encode, read_format, train_tokenizer
-from prm_jax.generate import sampling
+from prm_jax.generate import decoding, pools, sampling
 from prm_jax.generate.sampling import Policy, Sampling
 from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded
 from prm_jax.model import PRM
@@ -114,9 +114,9 @@ def test_100_000_draws_have_the_law_by_chi_square(rng, temperature, top_k, top_p
     n, V, law = 100_000, 64, Sampling(temperature, top_k, top_p, 1)
     logit_V = (3 * rng.standard_normal(V)).astype(np.float32)
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(1), i))(jnp.arange(n))
-    uniform_B = sampling.uniforms(keys, 5, 2)[1]
+    uniform_B = decoding.uniforms(keys, jnp.full(n, 5), 2)[1]
     assert uniform_B[7] == jax.random.uniform(jax.random.fold_in(keys[7], 6))
-    drawn_B = jax.jit(lambda uniform_B: sampling.draw_ids(jnp.tile(logit_V, (n, 1)), uniform_B, law))(
+    drawn_B = jax.jit(lambda uniform_B: decoding.draw_ids(jnp.tile(logit_V, (n, 1)), uniform_B, law))(
         uniform_B
     )
     p_V, count_V = expected_law(logit_V, temperature, top_k, top_p), np.bincount(drawn_B, minlength=V)
@@ -173,6 +173,17 @@ def test_samples_depend_on_neither_batch_nor_neighbours(policy):
     assert texts(twice)[0] == texts(whole)[0] != texts(twice)[1]  # the same prompt, other keys
 
 
+def test_a_place_whose_sample_has_ended_takes_the_next(policy):
+    """In batches that wait for their longest sample more than half of the places are idle."""
+    often = dataclasses.replace(policy, eos_ids=tuple(range(8)))
+    found, asked = sampled(often, 32, 400, max_tokens=100)
+    lengths = np.array([len(c.ids_L) for own in found for c in own])
+    waiting = sum(32 * batch.max() for batch in np.array_split(lengths, len(lengths) / 32))
+    assert lengths.sum() < 0.5 * waiting and asked.stats.idle < 0.15
+    alone, _ = sampled(often, 32, 1, problems=PROBLEMS[:1], max_tokens=100)
+    assert texts(alone)[0] == texts(found)[0][:1]
+
+
 def test_two_devices_draw_the_same(policy):
     """In a process of its own, by data, fsdp and tensor; 6 rows and 3 prompts, which the devices do not
     divide."""
@@ -202,7 +213,7 @@ def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
     """The sign in two tokens of the vocabulary, alone and with text before it; what was cut by length has
     none."""
     line_ends = [i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])]
-    assert policy.stop_masks["step"].nonzero()[0].tolist() == sorted([*line_ends, tokenizer.eos_token_id])
+    assert policy.stops["step"].stop_V.nonzero()[0].tolist() == sorted([*line_ends, tokenizer.eos_token_id])
     law = dataclasses.replace(ANY, max_tokens=60)
     comma = dataclasses.replace(policy, format=Format("plain", separator="5"), sampling=law)
     drawn = comma.extend([(p, ()) for p in PROBLEMS], 20, "step", jax.random.key(0))
@@ -289,7 +300,7 @@ def arguments(folder, questions, to, *more):
 
 def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, folder, questions):
     asked = arguments(folder, questions, tmp_path / "a", "sampling.max_tokens=150")
-    out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
+    out = printed(pools.main, monkeypatch, *asked, cwd=tmp_path)
     pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
     assert [p.id for p in pool] == ["a", "9", "3", *(f"n{n}" for n in range(9))]
     assert [p.answer for p in pool[:4]] == ["7", "6", None, "2"]
@@ -310,10 +321,10 @@ def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, fo
     assert len(about["weights"]) == 64 and about["policy"] == str(folder) and "jax" in about["versions"]
     assert "3 ungraded" in out and "36 continuations of 12 distinct prompts" in out
 
-    message = call(sampling.main, monkeypatch, "sampling", f"resume={tmp_path}/a", "n=4")
+    message = call(pools.main, monkeypatch, "sampling", f"resume={tmp_path}/a", "n=4")
     assert message.startswith("error: resume: n: ")
     before = (tmp_path / "a" / "pool.jsonl").read_bytes()
-    printed(sampling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
+    printed(pools.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a" / "pool.jsonl").read_bytes() == before
 
 
@@ -322,14 +333,14 @@ def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp
     write_rows(file, [{"problem": "4 +5 *3 max2 -2 mod7?"}, {"problem": "1 max2 min3 max4 +1 mod7?"}])
     asked = (f"input={file}", "n=8", "checker=chain", "sampling.max_tokens=60", "batch_rows=16")
     asked += ("hydra.run.dir=a",)
-    out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
+    out = printed(pools.main, monkeypatch, *asked, cwd=tmp_path)
     pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
     assert [p.answer for p in pool] == ["4", "5"] and "of 16 right by the task's checker" in out
     assert [p.task for p in pool] == ["chain", "chain"]
     right = [c.correct for p in pool for c in p.candidates]
     assert right == [c.answer == p.answer for p in pool for c in p.candidates] and any(right)
     file.write_text(json.dumps({"problem": "What is 2 + 3?"}) + "\n")
-    message = call(sampling.main, monkeypatch, "sampling", *asked[:-1], "hydra.run.dir=b")
+    message = call(pools.main, monkeypatch, "sampling", *asked[:-1], "hydra.run.dir=b")
     assert "What is 2 + 3?" in message
 
 
@@ -337,7 +348,7 @@ def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp
 def test_a_pool_that_was_cut_anywhere_becomes_the_undisturbed_one(policy, questions, tmp_path, kept):
     """Of so many bytes of it; 8 problems are drawn at a time."""
     asked = dataclasses.replace(policy, batch_rows=6)
-    draw = lambda path: sampling.draw_pool(path, asked, read_questions(questions), 3, 1, lambda p: p)
+    draw = lambda path: pools.draw_pool(path, asked, read_questions(questions), 3, 1, lambda p: p)
     for name in "ab":
         (tmp_path / name).mkdir()
         counts = draw(tmp_path / name / "pool.jsonl")

@@ -26,7 +26,8 @@ from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
 from prm_jax.data.rows import append_rows, is_pool, is_sample, read_rows, require_same
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
-from prm_jax.generate.sampling import PolicyConfig, describe, fix_dtype, keep_rows, policy_at_work
+from prm_jax.generate.pools import PolicyConfig, fix_dtype, keep_rows, policy_at_work
+from prm_jax.generate.sampling import describe
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import writable_folder

@@ -59,11 +59,18 @@ class SamplingStats:
     continuations: int = 0
     tokens: int = 0  # new tokens
     seconds: float = 0.0
+    places: int = 0  # of rows in all decoding steps
+
+    @property
+    def idle(self) -> float:
+        """The share of the places without a sample. A sample's first token comes with its prompt."""
+        return 1 - (self.tokens - self.continuations) / max(self.places, 1)
 
     def summary(self) -> str:
         prompts = f"{self.continuations:,} continuations of {self.prompts:,} distinct prompts"
         rate = f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} a second"
-        return f"sampled     {prompts}: {rate}"
+        idle = f"; places idle {100 * self.idle:.0f} %" if self.places else ""
+        return f"sampled     {prompts}: {rate}{idle}"
 
 
 def show_prompt(policy, problem: str):

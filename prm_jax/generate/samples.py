@@ -17,7 +17,8 @@ from prm_jax.data.questions import Question
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
 from prm_jax.formats import read_format
-from prm_jax.generate.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
+from prm_jax.generate.pools import draw_pool
+from prm_jax.generate.sampling import Policy, Sampling, fingerprint, open_policy
 from prm_jax.launch.files import cache_folder
 from prm_jax.launch.hosts import max_over_processes
 
@@ -25,7 +26,7 @@ ROWS = 512  # decoded at a time: fastest for a small model on CPU
 # The code that decides a sample. The checker's is not part of it: kept samples have no grades.
 CODE = ["model.py", "attention.py", "visibility.py", "rope.py", "formats.py"]
 CODE += ["data/questions.py", "data/steps.py"]
-CODE += ["generate/samples.py", "generate/sampling.py", "generate/policies.py"]
+CODE += [f"generate/{name}.py" for name in ("samples", "pools", "sampling", "decoding", "policies")]
 CODE += ["kernels/cpu.py", "kernels/accelerator.py", "kernels/draw.py"]
 
 

@@ -6,10 +6,10 @@ from tqdm import tqdm
 
 
 def progress(what: str, total: int, unit: str, initial: int = 0, **more) -> tqdm:
-    """A progress bar of process 0, or one line every 20 seconds where the output is a file."""
+    """A progress bar of process 0, or one line every 10 seconds where the output is a file."""
     import jax  # not above: a worker process that grades answers needs no jax
 
-    more |= dict.fromkeys(("mininterval", "maxinterval"), 0.5 if sys.stderr.isatty() else 20)
+    more |= dict.fromkeys(("mininterval", "maxinterval"), 0.5 if sys.stderr.isatty() else 10)
     hidden = jax.process_index() > 0
     return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=hidden, **more)
 

@@ -27,7 +27,8 @@ from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.formats import PolicyFormat
 from prm_jax.generate.policies import Sampling, SamplingStats, show_prompt
-from prm_jax.generate.sampling import CommandConfig, open_policy
+from prm_jax.generate.pools import CommandConfig
+from prm_jax.generate.sampling import open_policy
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
 from prm_jax.launch.files import keep_steps

@@ -1,0 +1,139 @@
+"""Pools: n graded solutions of every problem of a file.
+
+python -m prm_jax.sampling checkpoint=POLICY input=FILE n=64     writes pool.jsonl and about.json"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+
+from prm_jax.checkpoints.open import resolve_dtype
+from prm_jax.data.pools import Problem
+from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
+from prm_jax.data.rows import append_rows, require_same
+from prm_jax.formats import PolicyFormat
+from prm_jax.generate import policies
+from prm_jax.generate.policies import Sampling, SamplingStats, Server
+from prm_jax.generate.sampling import describe, open_policy
+from prm_jax.launch import cli, mesh, run_folder
+from prm_jax.launch.config import Count, Seed, parse
+from prm_jax.launch.hosts import writable_folder
+from prm_jax.launch.progress import print_counts, progress
+from prm_jax.launch.run_folder import described_file, start_command
+from prm_jax.tasks.checkers import CHECKERS, checker_rule, choose_checker, is_own, open_grader
+
+
+def keep_rows(path: Path, about: dict, appended: Iterable, count: Callable, counts: dict, bar) -> dict:
+    """Runs `append_rows` (`appended`) with about.json beside; returns `counts` and sums of count(row)."""
+    with described_file(path, about) as kept:
+        kept.update(counts)
+        for rows, old in appended:
+            kept["resumed"] += old
+            for row in rows:
+                kept.update(count(row))
+            bar.update(len(rows))
+    return kept
+
+
+def draw_pool(
+    path: Path, policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
+) -> dict:
+    """Appends one graded problem a line to `path`, n solutions each, with about.json beside it; returns the
+    counts. A stopped call is resumed byte for byte, since problems are drawn in fixed chunks."""
+    about = {"policy": policy.name, "dtype": policy.dtype, "n": n, "seed": seed} | describe(policy)
+
+    def check(row: dict, q):
+        require_same(row, id=q.id, problem=q.problem)
+        count_line(row)
+
+    def draw_rows(questions, first: int, old: int) -> list[dict]:
+        prefixes = [(q.problem, ()) for q in questions]
+        drawn = policy.extend(prefixes, n, "end", jax.random.key(seed), first)
+        rows = []
+        for q, samples in zip(questions, drawn, strict=True):
+            candidates = tuple(make_candidate(policy.format, c) for c in samples)
+            graded = grade(Problem(q.id, q.problem, q.answer, candidates))
+            rows.append({**dataclasses.asdict(graded), "policy_tokens": sum(len(c.ids_L) for c in samples)})
+        return rows[old:]
+
+    policy.stats = SamplingStats()
+    size = max(1, 4 * policy.batch_rows // n)
+    appended = append_rows(path, problems, size, check, draw_rows)
+    with progress("sampling", total, "problem") as bar:
+        counts = keep_rows(path, about, appended, count_line, dict.fromkeys(COUNTS, 0), bar)
+    policies.note_empty(policy, counts["empty"], counts["candidates"])
+    return counts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommandConfig:
+    """The keys of commands that run a model; their conf files say what each means."""
+
+    which: Literal["best", "latest"]
+    format: PolicyFormat
+    dtype: str
+    batch_rows: Count
+    mesh: mesh.MeshConfig
+    cpu_devices: Count
+    distributed: str | dict | None
+    resume: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyConfig(CommandConfig):
+    """The keys of commands that sample from a policy and check answers."""
+
+    checkpoint: str
+    checker: Annotated[str, checker_rule(CHECKERS)] | None
+    sampling: Sampling
+    server: Server = dataclasses.field(default_factory=Server)
+    seed: Seed
+
+
+def fix_dtype(cfg: PolicyConfig, raw_cfg) -> PolicyConfig:
+    """Replaces dtype=auto by what this processor computes faster, in raw_cfg too: a resumed run keeps it."""
+    if cfg.checkpoint.startswith(("http://", "https://")):
+        return cfg
+    raw_cfg.dtype = resolve_dtype(cfg.dtype, cfg.checkpoint)
+    return dataclasses.replace(cfg, dtype=raw_cfg.dtype)
+
+
+@contextlib.contextmanager
+def policy_at_work(cfg: PolicyConfig, problem: str):
+    """The policy, on the mesh; prints how it reads the first problem, and at the end its cost."""
+    with jax.set_mesh(mesh.make_mesh(cfg.mesh, cfg.batch_rows)):
+        how = cfg.format.whole(), cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
+        policy = open_policy(cfg.checkpoint, cfg.which, *how)
+        policies.show_prompt(policy, problem)
+        yield policy
+    if policy.stats.tokens:
+        print(policy.stats.summary())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key means
+    input: str
+    columns: dict[str, str] | None
+    n: Count
+
+
+@cli.command("sampling", SamplingConfig)
+def main(cfg):
+    """Draw a graded pool: n solutions of every problem of a file, by a language model."""
+    folder, raw_cfg, resumes = start_command(cfg)
+    folder, cfg = writable_folder(folder), fix_dtype(parse(raw_cfg, SamplingConfig), raw_cfg)
+    cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
+    questions = list(read_questions(cfg.input, is_own(cfg.checker), cfg.columns))
+    path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
+    run_folder.claim_folder(folder, raw_cfg, resumes)
+    with policy_at_work(cfg, questions[0].problem) as policy:
+        counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grader.grade, len(questions))
+    print_counts(counts, totals=())
+    graded = counts["candidates"] - counts["ungraded"]  # a cut candidate fills a place, and is not right
+    rate = "no answer to grade by"
+    if graded:
+        rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {grader.name}"
+    print(f"pool        {rate}; {path}")
