@@ -3,15 +3,14 @@
     python -m examples.attack --checkpoint RUN         # each edit, and the worst of them
     python -m examples.attack --harden FOLDER          # rows to train on, edits among them
 
-An unsound solution is handed in as the version that the verifier likes best, of those that the embedded
-task's checker still calls unsound; a sound one as the version that is still sound and liked least.
+Each unsound solution is handed in as the version that the verifier likes best, of those that the embedded
+task's checker still calls unsound. It prints the AUROC of sound against unsound solutions.
 
 Dimension key: N solutions
 """
 
 import argparse
 import functools
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from typing import NamedTuple
 
 import hydra
 import numpy as np
-import pandas as pd
 
 import prm_jax
 from prm_jax import metrics, tasks
@@ -122,43 +120,28 @@ def sample_task(n: int, seed: int, samples: str = "policy") -> Solutions:
     return Solutions(rows, np.array([is_sound(*row) for row in rows]))
 
 
-def attack(verifier: Verifier, solutions: Solutions) -> dict:
-    """The numbers before the attack, after each edit in its worst place, and after the worst of all edits."""
+def attack(verifier: Verifier, solutions: Solutions) -> dict[str, float]:
+    """{edit: AUROC of sound solutions against unsound ones}: with `no edit`, each edit in its worst place, and
+    the `worst edit` of all."""
     rows, is_sound_N = solutions
-    versions = []  # of each solution: {(problem, edited steps): the first edit that makes it}
-    for problem, steps in rows:
-        made = {(problem, new): name for name in reversed(EDITS) for new in EDITS[name](steps)}
-        made.pop((problem, steps), None)
-        versions.append(made)
-    every = list(dict.fromkeys([*rows, *itertools.chain(*versions)]))
+    judge = functools.cache(is_sound)
+    versions = {}  # of each unsound solution: {edit: those that are still unsound}
+    for n in np.flatnonzero(~is_sound_N):
+        problem, steps = rows[n]
+        made = {name: [(problem, new) for new in edit(steps)] for name, edit in EDITS.items()}
+        versions[n] = {name: [row for row in new if not judge(*row)] for name, new in made.items()}
+    edited = [row for made in versions.values() for kept in made.values() for row in kept]
+    every = list(dict.fromkeys([*rows, *edited]))
     log_odds = verifier.log_odds([problem for problem, _ in every], [steps for _, steps in every])
     p_of = dict(zip(every, np.exp(solution_scores(log_odds, verifier.aggregator)), strict=True))
-    judge = functools.cache(is_sound)
-    before_N = np.array([p_of[row] for row in rows])
 
-    def hand_in(names, wrong_line: bool = False) -> dict:
-        """The numbers with each solution replaced by the attacker's best version, of those that the edits
-        `names` make and that keep its verdict. `wrong_line`: an unsound one must still hold a wrong line."""
-        after_N = before_N.copy()
-        for n, (made, sound) in enumerate(zip(versions, is_sound_N, strict=True)):
-            kept = [row for row, name in made.items() if name in names and judge(*row) == sound]
-            if wrong_line and not sound:
-                kept = [row for row in kept if 0 in tasks.CHAIN.step_labels(*row)]
-            after_N[n] = (min if sound else max)([before_N[n], *(p_of[row] for row in kept)])
-        return measure(before_N, after_N, is_sound_N)
+    def auroc(edits) -> float:
+        p_N = np.array([p_of[row] for row in rows])
+        for n, made in versions.items():
+            p_N[n] = max([p_N[n], *(p_of[row] for edit in edits for row in made[edit])])
+        return float(metrics.auroc(p_N, is_sound_N))
 
-    tables = {name: hand_in([name]) for name in EDITS} | {"worst": hand_in(EDITS)}
-    tables["worst_wrong_line"] = hand_in(EDITS, wrong_line=True)
-    before = measure(before_N, before_N, is_sound_N)
-    return {"verifier": verifier.scorer.name, "solutions": len(rows), "before": before, "edits": tables}
-
-
-def measure(before_N, after_N, is_sound_N) -> dict[str, float]:
-    """AUROC of sound against unsound solutions if only the unsound ones are attacked, the shares of unsound
-    ones above .5 and of sound ones below .5."""
-    auroc = metrics.auroc(np.where(is_sound_N, before_N, after_N), is_sound_N)
-    accepted, refused = (after_N[~is_sound_N] > 0.5).mean(), (after_N[is_sound_N] < 0.5).mean()
-    return {"auroc": float(auroc), "unsound_accepted": float(accepted), "sound_refused": float(refused)}
+    return {"no edit": auroc([])} | {name: auroc([name]) for name in EDITS} | {"worst edit": auroc(EDITS)}
 
 
 def main():
@@ -172,10 +155,11 @@ def main():
     if args.harden:
         return harden(args.harden, load_chain(), args.share, args.seed)
     verifier = prm_jax.load(args.checkpoint, aggregator="prod")
-    results = attack(verifier, sample_task(SOLUTIONS, args.seed))
-    Path(args.output).write_text(json.dumps(results, indent=1))
-    print(f"{results['solutions']} solutions, judged by {results['verifier']}")
-    print(pd.DataFrame({"no edit": results["before"], **results["edits"]}).T)
+    solutions = sample_task(SOLUTIONS, args.seed)
+    found = {"verifier": verifier.scorer.name, "auroc": attack(verifier, solutions)}
+    Path(args.output).write_text(json.dumps(found, indent=1))
+    print(f"AUROC of {len(solutions.rows)} solutions, judged by {found['verifier']}")
+    print(*(f"{edit:12}{auroc:.3f}" for edit, auroc in found["auroc"].items()), sep="\n")
 
 
 if __name__ == "__main__":

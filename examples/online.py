@@ -13,7 +13,6 @@ import jax
 from flax import nnx
 
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.verifiers import needs_folder
 from prm_jax.examples import make_example
 from prm_jax.formats import encode
 from prm_jax.launch import cli
@@ -21,7 +20,6 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch
 from prm_jax.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.rl.__main__ import Trainer, train_policy
-from prm_jax.scoring import RatioScorer
 from prm_jax.solutions import Solution
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step, with_reference
 
@@ -36,21 +34,17 @@ ROWS = 16  # packed rows of a micro-batch
 class OnlineTrainer(Trainer):
     def __init__(self, cfg, problems):
         super().__init__(cfg, problems)
+        expect(cfg.reward.prm_checkpoint, "reward.prm_checkpoint", None, "a language model")
         self.verifier = self.rewards.prm
-        name = cfg.reward.prm_checkpoint
-        expect(isinstance(self.verifier, RatioScorer), "reward.prm_checkpoint", name, "a language model")
         self.loss = LossConfig("implicit", "bce", pos_weight=1.0, lm_weight=0.0, beta=BETA)
         steps = cfg.steps // EVERY * PASSES
         self.verifier_opt = make_optimizer(self.verifier.model, OptimizerConfig(**OPTIMIZER), steps)
 
     def open_verifier(self, name):
-        """A language model becomes an implicit PRM with itself as reference."""
-        is_prm = name is not None and name == self.cfg.reward.prm_checkpoint
-        if not is_prm or not needs_folder(name):
-            return super().open_verifier(name)
+        """A language model as an implicit PRM with itself as reference; one of the hub is read as the policy
+        is."""
         loaded = open_checkpoint(name, "best", None, self.cfg.dtype)
-        if loaded.objective != "lm":
-            return super().open_verifier(name)
+        expect(loaded.objective == "lm", "reward.prm_checkpoint", name, "a language model")
         form = {"head": "implicit", "score": "log_ratio", "beta": BETA, "label_kind": "value"}
         fmt = dataclasses.replace(loaded.format or self.policy.format, **form)
         implicit = open_checkpoint(name, "best", fmt, self.cfg.dtype, reference=name)

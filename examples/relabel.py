@@ -3,7 +3,6 @@
     python -m examples.relabel scorer POOL --checkpoint VERIFIER       its P(step good), to distil it
     python -m examples.relabel td POOL --checkpoint embedded_orm       outcomes, by a value model
     python -m examples.relabel checker POOL --checker chain            an exact one, or FILE.py:FUNCTION
-    python -m examples.relabel labels FILE --threshold 0.001 --after mask      soft labels of a file, hardened
 
     python train.py data=jsonl data.path=labels.jsonl data.label_kind=value
 
@@ -19,8 +18,7 @@ import numpy as np
 
 import prm_jax
 from prm_jax import tasks
-from prm_jax.data import sources
-from prm_jax.data.rows import read_rows, write_rows
+from prm_jax.data.rows import write_rows
 from prm_jax.generate.labeling import read_input
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Solution, native_row, relabel_after_error
@@ -42,7 +40,7 @@ def by_scorer(args) -> Labelled:
     return Labelled(solutions, p_T, None if kind == "unknown" else kind)
 
 
-def td_targets(value_T: np.ndarray, outcome: float, lambda_: float) -> np.ndarray:
+def td_targets(value_T: np.ndarray, outcome: float, lambda_: float = 0.8) -> np.ndarray:
     """TD(lambda) targets of the values after each step, without roll-outs (AgentPRM, 2511.08325).
 
     The outcome is the last step's reward. A target is the value before a step plus its generalised advantage
@@ -57,8 +55,7 @@ def by_td(args) -> Labelled:
     """`td_targets` by a value model; null where a solution has no outcome, such as a cut one."""
     solutions, values, _ = by_scorer(args)
     outcomes = [np.nan if s.outcome is None else s.outcome for s in solutions]
-    pairs = zip(values, outcomes, strict=True)
-    return Labelled(solutions, [td_targets(y_T, y, args.td_lambda) for y_T, y in pairs], "value")
+    return Labelled(solutions, list(map(td_targets, values, outcomes)), "value")
 
 
 def own_labels(where: str, labels, problem: str, steps, answer: str | None) -> list:
@@ -81,25 +78,15 @@ def by_checker(args) -> Labelled:
     return Labelled(solutions, labels, "correctness")
 
 
-def read_labels(args) -> Labelled:
-    """The labels of a file of native rows."""
-    solutions, _ = sources.load(args.input, "native", labels_required=True)
-    kinds = {row.get("label_kind") for _, row in read_rows(args.input)}
-    return Labelled(solutions, [s.labels for s in solutions], kinds.pop() if len(kinds) == 1 else None)
-
-
-SOURCES = {"scorer": by_scorer, "td": by_td, "checker": by_checker, "labels": read_labels}
+SOURCES = {"scorer": by_scorer, "td": by_td, "checker": by_checker}
 
 
 def rows(found: Labelled, args) -> Iterator[dict]:
     """A native row of each solution."""
     for s, y_T in zip(found.solutions, found.labels, strict=True):
-        y_T = np.array(y_T, np.float64)
-        if args.threshold is not None:
-            y_T = np.where(np.isnan(y_T), np.nan, y_T >= args.threshold)
-        s = dataclasses.replace(s, labels=tuple(None if np.isnan(y) else y for y in y_T.tolist()))
-        labels = relabel_after_error(s, args.after).labels
-        yield native_row(s, labels) | {"label_kind": found.kind, "by": args.by}
+        labels = [None if np.isnan(y) else y for y in np.array(y_T, np.float64).tolist()]
+        s = relabel_after_error(dataclasses.replace(s, labels=tuple(labels)), args.after)
+        yield native_row(s, s.labels) | {"label_kind": found.kind, "by": args.by}
 
 
 def main():
@@ -107,10 +94,8 @@ def main():
     parser.add_argument("by", choices=SOURCES)
     parser.add_argument("input")
     parser.add_argument("--output", default="labels.jsonl")
-    parser.add_argument("--threshold", type=float, help="labels of at least this are 1, others 0")
     parser.add_argument("--after", default="keep", choices=["keep", "mask", "bad"], help="of the first error")
     parser.add_argument("--checkpoint", help="of scorer and td, as in evaluate.py")
-    parser.add_argument("--td-lambda", type=float, default=0.8)
     parser.add_argument("--checker", help="of checker: a task, by default that of the rows; FILE.py:FUNCTION")
     args = parser.parse_args()
     found = SOURCES[args.by](args)

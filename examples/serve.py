@@ -7,8 +7,8 @@
 
 POST /score takes {"problem": TEXT, "steps": [TEXT, ...]}, {"problem": TEXT, "candidates": [STEPS, ...]} or
 {"problems": [such objects]}. The answer has for each problem its `candidates`, with `probability` and
-`log_odds` of each step, the solution's `log_score` (in nats) and `weakest_step` (from 1), and its `ranking`,
-indices of candidates, best first. GET /health: who scores.
+`log_odds` of each step and the solution's `log_score` (in nats), and its `ranking`, indices of candidates,
+best first.
 
 Requests that wait are scored together. One beyond a limit below is refused by one line, {"error": TEXT}.
 Exports of prm_jax load in vLLM, which serves on more than one device.
@@ -50,7 +50,6 @@ MOST_TOKENS = 8192  # of a solution as the model reads it
 MOST_WAITING = 256  # requests at a time; more get a 503
 LOCAL = ["localhost", "127.0.0.1"]
 BATCH = 512  # solutions with which a batch is full
-SECONDS = 10  # in which a body must arrive
 
 Steps = Annotated[list[str], Field(min_length=1)]
 
@@ -81,10 +80,12 @@ class Job(BaseModel, extra="forbid", strict=True):
         return [row for problem in self.problems for row in problem.rows]
 
 
-def read_job(body: bytes) -> Job:
+async def read_job(request: Request) -> Job:
     """The job of a request's body; a refusal names the first field that is wrong."""
+    if int(request.headers.get("content-length", MOST_BYTES + 1)) > MOST_BYTES:
+        raise HTTPException(413, f"content-length: expected at most {MOST_BYTES} bytes")
     try:
-        fields = json.loads(body)
+        fields = json.loads(await request.body())
         job = Job.model_validate({"problems": [fields]} if "problem" in fields else fields)
     except ValidationError as error:
         first = error.errors()[0]
@@ -95,17 +96,6 @@ def read_job(body: bytes) -> Job:
     if len(job.rows) > MOST_SOLUTIONS:
         raise HTTPException(413, f"candidates: expected at most {MOST_SOLUTIONS} solutions")
     return job
-
-
-async def read_body(request: Request) -> bytes:
-    """The body; one without a length, or too large, is refused by its header."""
-    if int(request.headers.get("content-length", MOST_BYTES + 1)) > MOST_BYTES:
-        raise HTTPException(413, f"content-length: expected at most {MOST_BYTES} bytes")
-    try:
-        async with asyncio.timeout(SECONDS):
-            return await request.body()
-    except (TimeoutError, ClientDisconnect):
-        raise HTTPException(408, f"the body: has not arrived in {SECONDS} s") from None
 
 
 class Batcher:
@@ -163,8 +153,7 @@ def describe(job: Job, scores: list[np.ndarray], aggregator: str) -> Iterator[di
         candidates = []
         for log_odds_T, log_score in itertools.islice(pairs, len(problem.rows)):
             steps = {"probability": probability(log_odds_T).tolist(), "log_odds": log_odds_T.tolist()}
-            weakest = int(log_odds_T.argmin()) + 1
-            candidates.append(steps | {"log_score": log_score, "weakest_step": weakest})
+            candidates.append(steps | {"log_score": log_score})
         order = np.argsort([-candidate["log_score"] for candidate in candidates], kind="stable")
         yield {"candidates": candidates, "ranking": order.tolist()}
 
@@ -180,17 +169,14 @@ def make_app(verifier: Verifier, token: str | None) -> Starlette:
         sent = request.headers.get("authorization", "").encode()
         if token and not hmac.compare_digest(sent, f"Bearer {token}".encode()):  # in constant time
             raise HTTPException(401, "authorization: expected `Bearer` and the server's token")
-        job = read_job(await read_body(request))
+        job = await read_job(request)
         scores = await batcher.submit(job)
         return JSONResponse(about | {"problems": [*describe(job, scores, verifier.aggregator)]})
-
-    async def health(request: Request) -> JSONResponse:
-        return JSONResponse(about | {"status": "ok"})
 
     async def refuse(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": error.detail}, error.status_code, {"connection": "close"})
 
-    async def refuse_input(request: Request, error: InputError) -> JSONResponse:
+    async def refuse_input(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 400)
 
     @contextlib.asynccontextmanager
@@ -200,8 +186,8 @@ def make_app(verifier: Verifier, token: str | None) -> Starlette:
         task.cancel()
 
     return Starlette(
-        routes=[Route("/score", score, methods=["POST"]), Route("/health", health)],
-        exception_handlers={HTTPException: refuse, InputError: refuse_input},
+        routes=[Route("/score", score, methods=["POST"])],
+        exception_handlers={HTTPException: refuse, InputError: refuse_input, ClientDisconnect: refuse_input},
         middleware=[] if token else [Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)],
         lifespan=lifespan,
     )

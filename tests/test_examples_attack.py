@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 from examples import attack
-from prm_jax import tasks
+from prm_jax import metrics, tasks
 from prm_jax.api import Verifier
 from prm_jax.data.sources import load
 from prm_jax.scorers import CheckerScorer
@@ -28,14 +28,13 @@ def test_edits_by_hand():
     assert {name for name, kept in sound.items() if kept == {True}} == {"restate", "blank"}
 
 
-def test_the_exact_checker_cannot_be_attacked():
-    checker = Verifier(CheckerScorer(lambda problem, steps: tasks.CHAIN.step_labels(problem, steps)))
-    results = attack.attack(checker, attack.sample_task(80, 0, "solver"))
-    tables, before = results["edits"], results["before"]
-    assert {table["sound_refused"] for table in [before, *tables.values()]} == {0}
-    # What it accepts ends early: no line of it is wrong.
-    assert tables["worst_wrong_line"]["unsound_accepted"] == before["unsound_accepted"]
-    assert tables["worst"]["unsound_accepted"] > before["unsound_accepted"]
+def test_the_exact_checker_is_fooled_by_dropping_alone():
+    """A solution that ends early has no wrong line."""
+    checker = Verifier(CheckerScorer(tasks.CHAIN.step_labels), "prod")
+    aurocs = attack.attack(checker, attack.sample_task(80, 0, "solver"))
+    before, dropped = aurocs.pop("no edit"), aurocs.pop("drop")
+    assert aurocs.pop("worst edit") == dropped < before == 1
+    assert set(aurocs.values()) == {before}
 
 
 def test_hardened_rows_are_the_tasks_with_edits_labelled_anew(tmp_path):
@@ -62,12 +61,11 @@ class Liker:
 def test_the_worst_edit_is_that_of_brute_force():
     solutions = attack.sample_task(80, 0, "solver")
     results = attack.attack(Verifier(Liker(), "min"), solutions)
-    longest = []  # of each unsound solution, in the versions that are still unsound
+    longest = []  # of each unsound solution the versions that are still unsound
     for (problem, steps), sound in zip(solutions.rows, solutions.is_sound_N, strict=True):
-        if not sound:
-            versions = [steps, *(new for edit in attack.EDITS.values() for new in edit(steps))]
-            longest.append(max(len(x) for x in versions if not attack.is_sound(problem, x)))
-    assert results["edits"]["worst"]["unsound_accepted"] == np.mean(np.array(longest) > 3.5)
+        versions = [] if sound else [new for edit in attack.EDITS.values() for new in edit(steps)]
+        longest.append(max(len(x) for x in [steps, *versions] if sound or not attack.is_sound(problem, x)))
+    assert results["worst edit"] == metrics.auroc(np.array(longest), solutions.is_sound_N)
 
 
 def test_the_command_prints_its_table(tmp_path, monkeypatch, capsys):
@@ -75,4 +73,4 @@ def test_the_command_prints_its_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(attack, "SOLUTIONS", 20)
     monkeypatch.setattr(sys, "argv", ["", "--checkpoint", "embedded_prm"])
     attack.main()
-    assert "unsound_accepted" in capsys.readouterr().out and (tmp_path / "attack.json").exists()
+    assert "worst edit" in capsys.readouterr().out and (tmp_path / "attack.json").exists()

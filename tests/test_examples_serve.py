@@ -69,7 +69,6 @@ def test_scores_and_rankings_are_the_verifiers(port, verifier):
         np.testing.assert_allclose(candidate["log_odds"], log_odds_T, atol=1e-5)
         np.testing.assert_allclose(candidate["probability"], 1 / (1 + np.exp(-log_odds_T)), atol=1e-6)
         np.testing.assert_allclose(candidate["log_score"], -np.logaddexp(0, -log_odds_T.min()), rtol=2e-5)
-        assert candidate["weakest_step"] == log_odds_T.argmin() + 1
     assert ranked["ranking"][:2] == [1, 3] and len(alone["candidates"]) == 1
     assert ranked["ranking"] == verifier.rank(PROBLEM, candidates)
 

@@ -14,7 +14,7 @@ from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
 from prm_jax.data.rows import read_rows, write_rows
 from prm_jax.metrics import labelled_steps
 
-ERROR, RULES = "error of a label", {"any": "any right", "half": "half right", "soft": "soft"}
+ERROR = "error of a label"
 
 
 def gather_k(stages: dict) -> Table:
@@ -22,8 +22,8 @@ def gather_k(stages: dict) -> Table:
     steps = [exact_steps(*pair) for pair in zip(stages["right"], stages["value"], strict=True)]
     for k in 2 ** np.arange(7):
         by_seed = [label_errors(k, *of_seed) for of_seed in steps]
-        for key, name in RULES.items():
-            error_S = [errors[key] for errors in by_seed]
+        for name in by_seed[0]:
+            error_S = [errors[name] for errors in by_seed]
             table.number(ERROR, name, error_S, float(k))
             table.number(ERROR, f"{name}, K = {k}", error_S)
     return table
@@ -46,14 +46,11 @@ def exact_steps(right, value) -> tuple[np.ndarray, np.ndarray]:
 
 def label_errors(k: int, value, good) -> dict[str, float]:
     """Errors of a label by k completions, in expectation over them, of steps with these values and
-    correctness: the share of labels `any` (one is right) and `half` (half of them are) that are wrong, and
-    the mean |share right - value| (`soft`)."""
+    correctness: the share of labels `any right` that are wrong, and the mean |share right - value| (`soft`)."""
     p_Kn = stats.binom.pmf(np.arange(k + 1)[:, None], k, value)  # of 0 ... k right completions
     share_K = np.arange(k + 1) / k
-    half_n = p_Kn[share_K >= 0.5].sum(0)
     return {
-        "any": np.mean(np.where(good == 1, p_Kn[0], 1 - p_Kn[0])),
-        "half": np.mean(np.where(good == 1, 1 - half_n, half_n)),
+        "any right": np.mean(np.where(good == 1, p_Kn[0], 1 - p_Kn[0])),
         "soft": np.mean((p_Kn * np.abs(share_K[:, None] - value)).sum(0)),
     }
 
@@ -66,13 +63,12 @@ STAGES = {
 COMPARE = [
     Difference(ERROR, "any right, K = 64", "any right, K = 4"),
     Difference(ERROR, "soft, K = 64", "soft, K = 8"),
-    Difference(ERROR, "any right, K = 8", "half right, K = 8"),
 ]
 LABELS_K = Figure(STAGES, gather_k, draw_k, COMPARE)
 
 CORRECTNESS, VALUE = "AUROC against correctness", "AUROC against value"
 HARD, SOFT, TD = "hard, K = 8", "soft, K = 8", "TD(.8), no completions"
-NOISY_HARD, NOISY_SOFT, MASKED = f"{HARD}, noisy checker", f"{SOFT}, noisy checker", f"{HARD}, to the first 0"
+NOISY = f"{HARD}, noisy checker"
 
 
 def gather_kinds(stages: dict) -> Table:
@@ -86,15 +82,13 @@ def gather_kinds(stages: dict) -> Table:
 draw_kinds = partial(draw_panels, names=[CORRECTNESS, VALUE])
 SAMPLES = "evaluate.py task=solutions data=chain data.solutions=4000 data.solutions_per_problem=1 "
 LABELING = "-m prm_jax.labeling input={solutions}/solutions.jsonl k=8 sampling.max_tokens=60 batch_rows=512"
-ANY = "-m examples.relabel labels --threshold 0.001 --output {out}/labels.jsonl "
+ANY = "-m examples.papers.labels {mc_8}/labels.jsonl {out}/labels.jsonl "
 STAGES = {
     "solutions": SAMPLES + "data.test_solutions=8",
     "values": SAMPLES + "data.test_solutions=8 data.label_kind=value data.after_first_error=keep",
     "mc_8": LABELING,
-    "mc_8_noisy": "-m examples.papers.labels {mc_8}/labels.jsonl {out}/labels.jsonl",
-    "any_8": ANY + "{mc_8}/labels.jsonl --after keep",
-    "any_8_masked": ANY + "{mc_8}/labels.jsonl --after mask",
-    "any_8_noisy": ANY + "{mc_8_noisy}/labels.jsonl --after keep",
+    "any_8": ANY + "0",
+    "any_8_noisy": ANY + "0.1",
     "targets": "-m examples.relabel td {solutions}/solutions.jsonl --checkpoint embedded_orm "
     "--output {out}/labels.jsonl",
     "verifier": "train.py data=jsonl data.path={labels} data.folds=20 batch.rows=32 batch.tokens=128 "
@@ -106,39 +100,35 @@ ARMS = {
     "exact correctness": "{solutions}/solutions.jsonl",
     "exact value": "{values}/solutions.jsonl data.label_kind=value",
     SOFT: "{mc_8}/labels.jsonl data.label_kind=value",
-    NOISY_SOFT: "{mc_8_noisy}/labels.jsonl data.label_kind=value",
     HARD: "{any_8}/labels.jsonl data.label_kind=value",
-    MASKED: "{any_8_masked}/labels.jsonl data.label_kind=value",
-    NOISY_HARD: "{any_8_noisy}/labels.jsonl data.label_kind=value",
+    NOISY: "{any_8_noisy}/labels.jsonl data.label_kind=value",
     TD: "{targets}/labels.jsonl data.label_kind=value",
 }
 COMPARE = [
     Difference(CORRECTNESS, HARD, SOFT),
     Difference(CORRECTNESS, "exact correctness", HARD),
-    Difference(CORRECTNESS, MASKED, HARD),
     Difference(VALUE, SOFT, HARD),
     Difference(VALUE, TD, SOFT),
-    Difference(CORRECTNESS, NOISY_HARD, HARD),
-    Difference(CORRECTNESS, NOISY_SOFT, SOFT),
+    Difference(CORRECTNESS, NOISY, HARD),
 ]
 SWEEP = {"labels": ARMS, "seed": range(8)}
 MC_LABELS = Figure(STAGES, gather_kinds, draw_kinds, COMPARE, SWEEP)
 FIGURES = {"labels_k": LABELS_K, "mc_labels": MC_LABELS}
 
 
-def noisy_rows(path: str, false_positive: float = 0.1):
-    """Soft labels by a checker that takes this share of the wrong completions for right ones; a prefix that
-    solutions share keeps one count."""
-    rng, right = np.random.default_rng(0), {}
+def hard_rows(path: str, false_positive: float):
+    """Hard labels by a checker that takes this share of the wrong completions for right ones; a prefix that
+    solutions share keeps one label."""
+    rng, label = np.random.default_rng(0), {}
     for _, row in read_rows(path):
         for t, n_right in enumerate(row["right"]):
             prefix = row["prompt"], *row["completions"][: t + 1]
-            if n_right is not None and prefix not in right:
-                right[prefix] = n_right + rng.binomial(row["k"] - n_right, false_positive)
+            if n_right is not None and prefix not in label:
+                label[prefix] = float(n_right + rng.binomial(row["k"] - n_right, false_positive) > 0)
             if n_right is not None:
-                row["labels"][t] = right[prefix] / row["k"]
+                row["labels"][t] = label[prefix]
         yield row
 
 
 if __name__ == "__main__":
-    write_rows(sys.argv[2], noisy_rows(sys.argv[1]))
+    write_rows(sys.argv[2], hard_rows(sys.argv[1], float(sys.argv[3])))

@@ -4,6 +4,7 @@ python -m examples.papers.run shift --redraw       # README.md: its question, wh
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize
@@ -17,25 +18,34 @@ from prm_jax.evals.baselines import cut_chances, mean_f1
 from prm_jax.metrics import ece, labelled_steps, problem_numbers
 from prm_jax.solutions import first_error
 
-HOME, LONGER = "its own task", "longer, more hidden work"
-LINES = {"home": HOME, "solver": "the solver's samples", "shifted": LONGER}
+HOME, LONGER = "its own task", "longer problems"
+LINES = {"home": HOME, "shifted": LONGER}
 MOST = 30.0  # log-odds: beyond them a probability is 1 to thirteen digits, and no scaling can be read from it
+THRESHOLDS = np.arange(1, 100) / 100
 
 
-def labelled_scores(stage, truth, run: int = 0) -> tuple[list, list, np.ndarray]:
-    """(P(good) of each solution's steps, its labels, its problem) of a run of a stage of task=steps; truth:
-    the stage of task=solutions with the same solutions."""
+class Scored(NamedTuple):
+    """Held-out solutions under one PRM."""
+
+    p: list  # P(good) of each solution's steps
+    labels: list
+    problem: np.ndarray  # the number of each solution's problem
+
+    def steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(log-odds, label, problem) of the steps up to each solution's first wrong one."""
+        places = [(i, t) for i, label_T in enumerate(self.labels) for t in labelled_steps(label_T)[0]]
+        steps = [(self.p[i][t], self.labels[i][t], self.problem[i]) for i, t in places]
+        p_n, y_n, problem_n = np.transpose(steps)
+        return np.clip(UNITS["probability"].log_odds(p_n), -MOST, MOST), y_n, problem_n
+
+
+def read_scores(stages: dict, line: str) -> list[Scored]:
+    """The scores that each stage of a line has stored; its truth labels the same solutions."""
+    (truth,) = stages[f"{line}_truth"]
     rows = [row for _, row in read_rows(truth.folder / "solutions.jsonl")]
-    p = [probability(logit_T) for logit_T in stored_scores(stage.folder / f"scores_{run}.jsonl")]
-    return p, [row["labels"] for row in rows], problem_numbers(row["prompt"] for row in rows)
-
-
-def labelled_steps_of(stage, truth) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(log-odds, label, problem) of the steps up to each solution's first wrong one."""
-    p, labels, problem = labelled_scores(stage, truth)
-    steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T)[0]]
-    p_n, y_n, problem_n = np.transpose([(p[i][t], labels[i][t], problem[i]) for i, t in steps])
-    return np.clip(UNITS["probability"].log_odds(p_n), -MOST, MOST), y_n, problem_n
+    labels, problem = [row["labels"] for row in rows], problem_numbers(row["prompt"] for row in rows)
+    stored = [stored_scores(stage.folder / "scores_0.jsonl") for stage in stages[line]]
+    return [Scored([probability(logit_T) for logit_T in one], labels, problem) for one in stored]
 
 
 def fit(z, y) -> tuple[float, float]:
@@ -66,34 +76,27 @@ def ece_here(z, y, problem) -> float:
 
 def gather_ece(stages: dict) -> Table:
     table = Table()
-    (home_truth,) = stages["home_truth"]
-    homes = [labelled_steps_of(stage, home_truth)[:2] for stage in stages["home"]]
-    for line, label in LINES.items():
+    for line, panel in LINES.items():
         runs = [stage.results()["runs"][0] for stage in stages[line]]
-        table.number("step AUROC", label, [run["step_auroc"] for run in runs])
-        table.number("ECE", f"{label}, as they are", [run["ece"] for run in runs])
-        (truth,) = stages[f"{line}_truth"]
-        here = [labelled_steps_of(stage, truth) for stage in stages[line]]
-        if line != "home":
-            scaled_S = []
-            for home, (z, y, _) in zip(homes, here, strict=True):
-                a, b = fit(*home)
-                scaled_S.append(ece(probability(a * z + b), y))
-            table.number("ECE", f"{label}, Platt, at home", scaled_S)
-        table.number("ECE", f"{label}, Platt, here", [ece_here(*own) for own in here])
+        table.number("step AUROC", panel, [run["step_auroc"] for run in runs])
+        table.number("ECE", f"{panel}, as they are", [run["ece"] for run in runs])
+    longer = [scored.steps() for scored in read_scores(stages, "shifted")]
+    repaired_S = []
+    for home, (z, y, _) in zip(read_scores(stages, "home"), longer, strict=True):
+        a, b = fit(*home.steps()[:2])
+        repaired_S.append(ece(probability(a * z + b), y))
+    table.number("ECE", f"{LONGER}, Platt, at home", repaired_S)
+    table.number("ECE", f"{LONGER}, Platt, here", [ece_here(*own) for own in longer])
     return table
 
 
-draw_ece = partial(draw_panels, names=["ECE"])
 PRM = {"prm": "train.py seed={seed}"}
 STEPS = "evaluate.py task=steps checkpoint={prm} baselines=false seed={seed}"
 TRUTH = "evaluate.py task=solutions split=test data.solutions=8 data="
 STAGES = PRM | {
     "home": STEPS,
-    "solver": STEPS + " data=chain data.samples=solver",
     "shifted": STEPS + " data=chain_shift",
     "home_truth": f"{TRUTH}chain",
-    "solver_truth": f"{TRUTH}chain data.samples=solver",
     "shifted_truth": f"{TRUTH}chain_shift",
 }
 COMPARE = [
@@ -102,42 +105,34 @@ COMPARE = [
     Difference("ECE", f"{LONGER}, Platt, here", f"{LONGER}, as they are"),
     Difference("step AUROC", LONGER, HOME),
 ]
-SHIFT = Figure(STAGES, gather_ece, draw_ece, COMPARE)
-
-ELSEWHERE = "longer problems"
-THRESHOLDS = np.arange(1, 100) / 100
+SHIFT = Figure(STAGES, gather_ece, partial(draw_panels, names=["ECE"]), COMPARE)
 
 
 def gather_threshold(stages: dict) -> Table:
-    table, at_home = Table(), {}
-    for line, panel in (("home", HOME), ("longer", ELSEWHERE)):
-        (stage,), (truth,) = stages[line], stages[f"{line}_truth"]
-        n_runs = len(stage.results()["runs"])
-        own = [f1_by_threshold(*labelled_scores(stage, truth, i)) for i in range(n_runs)]
-        *prms, likelihood = own
-        for verifier, of_runs in (("PRM", prms), ("likelihood", [likelihood])):
-            x, f1_SX = THRESHOLDS, np.array([f1s[0] for f1s in of_runs])
-            table.curve(panel, verifier, x, f1_SX)
-            best_S, runs = at_home.setdefault(verifier, f1_SX.argmax(1)), np.arange(len(of_runs))
-            table.number(panel, f"{verifier}, chosen here", [crossed(*halves) for _, *halves in of_runs])
-            if panel != HOME:  # it was chosen on these problems
-                table.number(panel, f"{verifier}, chosen at home", f1_SX[runs, best_S])
-            table.number(panel, f"{verifier}, .5", f1_SX[runs, np.abs(x - 0.5).argmin()])
-            table.number(panel, f"{verifier}, threshold that is best", x[f1_SX.argmax(1)])
+    table = Table()
+    runs = {line: [f1_by_threshold(scored) for scored in read_scores(stages, line)] for line in LINES}
+    for line, panel in LINES.items():
+        f1_SX = np.array([f1_X for f1_X, *_ in runs[line]])
+        table.curve(panel, "PRM", THRESHOLDS, f1_SX)
+        table.number(panel, "PRM, chosen here", [crossed(*halves) for _, *halves in runs[line]])
+        table.number(panel, "PRM, .5", f1_SX[:, np.abs(THRESHOLDS - 0.5).argmin()])
+    best_S = [f1_X.argmax() for f1_X, *_ in runs["home"]]
+    table.number(LONGER, "PRM, chosen at home", f1_SX[np.arange(len(f1_SX)), best_S])
     return table
 
 
 def draw_threshold(table):
     curves = table.dropna(subset="x")
-    return draw_panels(curves, [HOME, ELSEWHERE], "threshold (F1 of the first wrong line)")
+    return draw_panels(curves, [HOME, LONGER], "threshold (F1 of the first wrong line)")
 
 
-def f1_by_threshold(p: list, labels: list, problem) -> list[np.ndarray]:
+def f1_by_threshold(scored: Scored) -> list[np.ndarray]:
     """ProcessBench's F1 of first errors at each of THRESHOLDS: of all, and of each half of the problems."""
-    error_N = np.array([first_error(label_T) for label_T in labels])
-    hit_CN, group_N, f1s = cut_chances(p, error_N, THRESHOLDS), np.zeros(len(p), int), []
-    for part in (slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))):
-        own = [mean_f1(hit_N[part], error_N[part], group_N[part]) for hit_N in hit_CN]
+    error_N = np.array([first_error(label_T) for label_T in scored.labels])
+    hit_CN, one_group_N = cut_chances(scored.p, error_N, THRESHOLDS), np.zeros(len(error_N), int)
+    f1s = []
+    for part in (slice(None), *(scored.problem % 2 == side for side in (0, 1))):
+        own = [mean_f1(hit_N[part], error_N[part], one_group_N[part]) for hit_N in hit_CN]
         f1s.append(np.array(own))
     return f1s
 
@@ -147,21 +142,15 @@ def crossed(first, second) -> float:
     return (first[second.argmax()] + second[first.argmax()]) / 2
 
 
-HELD_OUT = "evaluate.py task=steps data.solutions=8 checkpoint=[{prm},policy] baselines=false data="
-STAGES = PRM | {"home": f"{HELD_OUT}chain", "longer": f"{HELD_OUT}chain_shift"}
-STAGES |= {"home_truth": f"{TRUTH}chain", "longer_truth": f"{TRUTH}chain_shift"}
 COMPARE = [
-    Difference(ELSEWHERE, "PRM, chosen here", "PRM, chosen at home"),
-    Difference(ELSEWHERE, "PRM, chosen at home", "PRM, .5"),
+    Difference(LONGER, "PRM, chosen here", "PRM, chosen at home"),
     Difference(HOME, "PRM, chosen here", "PRM, .5"),
-    Difference(HOME, "PRM, chosen here", "likelihood, chosen here"),
 ]
 THRESHOLD = Figure(STAGES, gather_threshold, draw_threshold, COMPARE)
 
 POOL = "evaluate.py task=best_of_n data=chain_shift checkpoint=[{prm}] fresh.outcome_model=null seed={seed}"
 COMPARE = [
     Difference("solved", "PRM, best of n (prod)", "majority vote", x=64),
-    Difference("solved", "PRM, best of n (prod)", "majority vote", x=16),
     Difference("solved", "PRM, weighted vote", "majority vote", x=64),
 ]
 STAGES = PRM | {"pool": POOL}
