@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import hydra
 import numpy as np
@@ -75,13 +74,6 @@ EDITS = {
 }
 
 
-class Solutions(NamedTuple):
-    """What is attacked."""
-
-    rows: list[Row]
-    is_sound_N: np.ndarray
-
-
 def is_sound(problem: str, steps: Steps) -> bool:
     """Whether a solution has no wrong line, and the right answer."""
     return min(tasks.CHAIN.step_labels(problem, steps)) == 1 and tasks.CHAIN.solved(problem, steps)
@@ -113,18 +105,17 @@ def harden(folder: Path, data: TaskData, share: float, seed: int):
     print(f"python train.py data=jsonl {files} data.test_path={folder}/test.jsonl")
 
 
-def sample_task(n: int, seed: int, samples: str = "policy") -> Solutions:
+def sample_task(n: int, seed: int, samples: str = "policy") -> list[Row]:
     """Held-out solutions of the embedded task, by its policy or its `solver`."""
     solutions = tasks.sample_solutions(load_chain(samples=samples), n, "test", seed, policy_pool)
-    rows = [(s.problem, s.steps) for s in solutions if s.outcome is not None]
-    return Solutions(rows, np.array([is_sound(*row) for row in rows]))
+    return [(s.problem, s.steps) for s in solutions if s.outcome is not None]
 
 
-def attack(verifier: Verifier, solutions: Solutions) -> dict[str, float]:
+def attack(verifier: Verifier, rows: list[Row]) -> dict[str, float]:
     """{edit: AUROC of sound solutions against unsound ones}: with `no edit`, each edit in its worst place, and
     the `worst edit` of all."""
-    rows, is_sound_N = solutions
     judge = functools.cache(is_sound)
+    is_sound_N = np.array([judge(*row) for row in rows])
     versions = {}  # of each unsound solution: {edit: those that are still unsound}
     for n in np.flatnonzero(~is_sound_N):
         problem, steps = rows[n]
@@ -155,10 +146,10 @@ def main():
     if args.harden:
         return harden(args.harden, load_chain(), args.share, args.seed)
     verifier = prm_jax.load(args.checkpoint, aggregator="prod")
-    solutions = sample_task(SOLUTIONS, args.seed)
-    found = {"verifier": verifier.scorer.name, "auroc": attack(verifier, solutions)}
+    rows = sample_task(SOLUTIONS, args.seed)
+    found = {"verifier": verifier.scorer.name, "auroc": attack(verifier, rows)}
     Path(args.output).write_text(json.dumps(found, indent=1))
-    print(f"AUROC of {len(solutions.rows)} solutions, judged by {found['verifier']}")
+    print(f"AUROC of {len(rows)} solutions, judged by {found['verifier']}")
     print(*(f"{edit:12}{auroc:.3f}" for edit, auroc in found["auroc"].items()), sep="\n")
 
 
