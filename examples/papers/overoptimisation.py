@@ -11,24 +11,25 @@ from prm_jax import rerank
 from prm_jax.data.pools import read_pool
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 
-BETAS = [0.0, *np.geomspace(1e-3, 1e3, 64), np.inf]  # from the arg max to the reference
+BETAS = [0.0, *np.geomspace(1e-3, 1e3, 64), np.inf]  # from the arg max to the reference: KL falls
 NUMBERS = {"gold": "accuracy", "proxy": "score"}
 
 
 def gather(stages: dict) -> Table:
-    table, pools = Table(), {stage.sweep["seed"]: stage.results() for stage in stages["pool"]}
-    files = {stage.sweep["seed"]: stage.folder / "pool.jsonl.gz" for stage in stages["pool"]}
-    drawn = {seed: pool_arrays(read_pool(path)) for seed, path in files.items()}
-    first = next(iter(pools.values()))
-    N, weight = first["n_candidates"], first["policy_weight"]
+    table, pools = Table(), {stage.sweep["seed"]: stage for stage in stages["pool"]}
     for steps, members in by_value(stages["by_steps"], "training").items():
-        pairs, series = [(pools[stage.sweep["seed"]], stage) for stage in members], f"{steps} steps"
-        runs = [reward_against_kl(drawn[x.sweep["seed"]], scorer_of(pool, x)) for pool, x in pairs]
+        own, series = [pools[stage.sweep["seed"]] for stage in members], f"{steps} steps"
+        pairs = [(pool.results(), stage) for pool, stage in zip(own, members, strict=True)]
+        N, weight = pairs[0][0]["n_candidates"], pairs[0][0]["policy_weight"]
+        drawn = [pool_arrays(read_pool(pool.folder / "pool.jsonl.gz")) for pool in own]
+        runs = [reward_against_kl(x, scorer_of(*pair)) for x, pair in zip(drawn, pairs, strict=True)]
         laws = [run["reweighted"] for run in runs]
-        ends = [np.sqrt(np.array(law["kl"], float)) for law in laws]
+        ends = [np.sqrt(law["kl"]) for law in laws]
         kl_X = np.linspace(max(map(min, ends)), min(map(max, ends)), 24) ** 2  # that all runs have
         for panel, key in NUMBERS.items():
-            table.curve(panel, series, kl_X, [along(law, key, kl_X) for law in laws])
+            table.curve(
+                panel, series, kl_X, [np.interp(kl_X, law["kl"][::-1], law[key][::-1]) for law in laws]
+            )
         for n in (4, N):
             table.number("gold", f"{series}, best of {n}", [share_solved(*pair, n) for pair in pairs], n)
         solved_S = [share_solved(*pair, N, rule="with_policy") for pair in pairs]
@@ -70,17 +71,9 @@ def pool_scores(pool: Pool, scorer: str, how: str) -> np.ndarray:
     return np.where(pool.eligible_PN, score_PN, -np.inf)
 
 
-def along(curve: dict, key: str, kl_X) -> np.ndarray:
-    """A number of a curve where its KL takes these values."""
-    kl, y = np.array([curve["kl"], curve[key]], float)
-    order = np.argsort(kl)
-    return np.interp(kl_X, kl[order], y[order])
-
-
 def gao_fit(curve: dict) -> tuple[float, float]:
     """(alpha, beta) of gold = start + d (alpha - beta d), d = sqrt(KL), by least squares."""
-    kl, gold = np.array([curve["kl"], curve["accuracy"]], float)
-    d = np.sqrt(np.maximum(kl, 0))
+    d, gold = np.sqrt(np.maximum(curve["kl"], 0)), curve["accuracy"]
     alpha, minus_beta = np.linalg.lstsq(np.stack([d, d**2], -1), gold - gold[0], rcond=None)[0]
     return alpha, -minus_beta
 
