@@ -14,7 +14,7 @@ from flax import nnx
 
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.examples import make_example
-from prm_jax.formats import encode
+from prm_jax.formats import encode, policy_format
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch
@@ -41,12 +41,12 @@ class OnlineTrainer(Trainer):
         self.verifier_opt = make_optimizer(self.verifier.model, OptimizerConfig(**OPTIMIZER), steps)
 
     def open_verifier(self, name):
-        """A language model as an implicit PRM with itself as reference; one of the hub is read as the policy
-        is."""
+        """A language model as an implicit PRM with itself as reference."""
         loaded = open_checkpoint(name, "best", None, self.cfg.dtype)
         expect(loaded.objective == "lm", "reward.prm_checkpoint", name, "a language model")
         form = {"head": "implicit", "score": "log_ratio", "beta": BETA, "label_kind": "value"}
-        fmt = dataclasses.replace(loaded.format or self.policy.format, **form)
+        fmt = policy_format(loaded.format or self.cfg.format.whole(), loaded.tokenizer)
+        fmt = dataclasses.replace(fmt, **form)
         implicit = open_checkpoint(name, "best", fmt, self.cfg.dtype, reference=name)
         return implicit.scorer(32, self.cfg.batch.tokens)
 

@@ -17,7 +17,6 @@ one line, {"error": TEXT}. Exports of prm_jax load in vLLM, which serves on more
 import argparse
 import asyncio
 import hmac
-import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -108,7 +107,7 @@ def answer(verifier: Verifier, job: Job) -> Iterator[dict]:
     pairs = iter(zip(scores, log_score_N.tolist(), strict=True))
     for problem in job.problems:
         candidates = []
-        for log_odds_T, log_score in itertools.islice(pairs, len(problem.rows)):
+        for log_odds_T, log_score in [next(pairs) for _ in problem.rows]:
             steps = {"probability": probability(log_odds_T).tolist(), "log_odds": log_odds_T.tolist()}
             candidates.append(steps | {"log_score": log_score})
         order = np.argsort([-candidate["log_score"] for candidate in candidates], kind="stable")

@@ -29,10 +29,6 @@ def gather_k(stages: dict) -> Table:
     return table
 
 
-def draw_k(table):
-    return draw_panels(table.dropna(subset="x"), [ERROR], "K, completions of a prefix", log=True)
-
-
 def exact_steps(right, value) -> tuple[np.ndarray, np.ndarray]:
     """(value, correctness) of the lines up to the first wrong one, the last line left out, of two stages that
     label the same solutions."""
@@ -64,6 +60,7 @@ COMPARE = [
     Difference(ERROR, "any right, K = 64", "any right, K = 4"),
     Difference(ERROR, "soft, K = 64", "soft, K = 8"),
 ]
+draw_k = partial(draw_panels, names=[ERROR], xlabel="K, completions of a prefix", log=True)
 LABELS_K = Figure(STAGES, gather_k, draw_k, COMPARE)
 
 CORRECTNESS, VALUE = "AUROC against correctness", "AUROC against value"

@@ -159,7 +159,7 @@ def by_value(stages: Sequence[Stage], key: str) -> dict[object, list[Stage]]:
 
 def draw_panels(table: pd.DataFrame, names: Sequence[str], xlabel: str = "", log: bool = False):
     """Axes for each of these panels: curves over x in their bands, or without `xlabel` a row a series."""
-    table = table[table.panel.isin(names)]
+    table = table[table.panel.isin(names) & (table.x.notna() | (xlabel == ""))]
     styles = {series: line_style(i) for i, series in enumerate(table.series.unique())}
     names = [name for name in names if name in set(table.panel)]
     figure, grid = panels(1, len(names), 2.4 + 0.2 * len(styles), 1.6 + 2.8 * len(names), sharey=not xlabel)

@@ -121,11 +121,6 @@ def gather_threshold(stages: dict) -> Table:
     return table
 
 
-def draw_threshold(table):
-    curves = table.dropna(subset="x")
-    return draw_panels(curves, [HOME, LONGER], "threshold (F1 of the first wrong line)")
-
-
 def f1_by_threshold(scored: Scored) -> list[np.ndarray]:
     """ProcessBench's F1 of first errors at each of THRESHOLDS: of all, and of each half of the problems."""
     error_N = np.array([first_error(label_T) for label_T in scored.labels])
@@ -146,7 +141,8 @@ COMPARE = [
     Difference(LONGER, "PRM, chosen here", "PRM, chosen at home"),
     Difference(HOME, "PRM, chosen here", "PRM, .5"),
 ]
-THRESHOLD = Figure(STAGES, gather_threshold, draw_threshold, COMPARE)
+draw = partial(draw_panels, names=[HOME, LONGER], xlabel="threshold (F1 of the first wrong line)")
+THRESHOLD = Figure(STAGES, gather_threshold, draw, COMPARE)
 
 POOL = "evaluate.py task=best_of_n data=chain_shift checkpoint=[{prm}] fresh.outcome_model=null seed={seed}"
 COMPARE = [
