@@ -97,7 +97,8 @@ async def read_job(request: Request) -> Job:
 
 def answer(verifier: Verifier, job: Job) -> Iterator[dict]:
     """The answer's problems; a solution that is too long is refused before any is scored."""
-    scorer, rows = verifier.scorer, job.rows
+    scorer = verifier.scorer
+    rows = job.rows
     if isinstance(scorer, ModelScorer):
         encoded = encode(scorer.format, scorer.tokenizer, rows)
         if max(len(one.ids_L) for one in encoded) > MOST_TOKENS:
@@ -116,7 +117,8 @@ def answer(verifier: Verifier, job: Job) -> Iterator[dict]:
 
 def make_app(verifier: Verifier, token: str | None) -> Starlette:
     """The application. Without a token requests must name this machine: no page of another site can ask."""
-    scorer, one_by_one = verifier.scorer, asyncio.Lock()
+    scorer = verifier.scorer
+    one_by_one = asyncio.Lock()
     about = {"model": scorer.name, "unit": scorer.unit, "label_kind": scorer.label_kind}
     about |= {"aggregator": verifier.aggregator}
 

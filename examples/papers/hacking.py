@@ -7,7 +7,7 @@ from examples.papers.attack import ROWS
 from examples.papers.rl import draw, gather
 from examples.papers.run import Difference, Figure
 
-RIGHT, AUROC = "right (gold)", "AUROC of the PRM on this policy's steps"
+RIGHT = "right (gold)"
 ARMS = {
     "sum form": "form=sum reward.answer=0 reward.prm_checkpoint={prm}",
     "min form": "form=min reward.answer=0 reward.prm_checkpoint={prm}",
@@ -31,9 +31,6 @@ COMPARE = [
     Difference(RIGHT, "min form + checker", "min form"),
     Difference(RIGHT, "sum form + KL", "sum form"),
     Difference(RIGHT, "min form, hardened PRM", "min form"),
-    Difference(RIGHT, "sum form, hardened PRM", "sum form"),
-    Difference(AUROC, "min form, hardened PRM", "min form"),
-    Difference(AUROC, "sum form, hardened PRM", "sum form"),
 ]
 SWEEP = {"reward": ARMS, "seed": range(8)}
 FIGURES = {"hacking": Figure(STAGES, gather, draw, COMPARE, SWEEP)}

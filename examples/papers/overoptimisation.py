@@ -18,9 +18,11 @@ NUMBERS = {"gold": "accuracy", "proxy": "score"}
 def gather(stages: dict) -> Table:
     table, pools = Table(), {stage.sweep["seed"]: stage for stage in stages["pool"]}
     for steps, members in by_value(stages["by_steps"], "training").items():
-        own, series = [pools[stage.sweep["seed"]] for stage in members], f"{steps} steps"
+        series = f"{steps} steps"
+        own = [pools[stage.sweep["seed"]] for stage in members]
         pairs = [(pool.results(), stage) for pool, stage in zip(own, members, strict=True)]
-        N, weight = pairs[0][0]["n_candidates"], pairs[0][0]["policy_weight"]
+        first, _ = pairs[0]
+        N, weight = first["n_candidates"], first["policy_weight"]
         drawn = [pool_arrays(read_pool(pool.folder / "pool.jsonl.gz")) for pool in own]
         runs = [reward_against_kl(x, scorer_of(*pair)) for x, pair in zip(drawn, pairs, strict=True)]
         laws = [run["reweighted"] for run in runs]

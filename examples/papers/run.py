@@ -30,7 +30,6 @@ from prm_jax.stats import sign_flip_test
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"run"})
-SEEDS = {"seed": range(8)}
 
 
 class Difference(NamedTuple):
@@ -48,7 +47,7 @@ class Figure(NamedTuple):
     gather: Callable  # {line: its stages} to a Table
     draw: Callable  # a table, as read, to a matplotlib figure
     compare: Sequence[Difference] = ()  # the primary difference first
-    sweep: dict[str, dict | Sequence] = SEEDS
+    sweep: dict[str, dict | Sequence] = {"seed": range(8)}
 
 
 class Stage(NamedTuple):
