@@ -29,6 +29,7 @@ from prm_jax.figures.style import band, line_style, over_seeds, panels, plain, s
 from prm_jax.stats import sign_flip_test
 
 ROOT = Path(__file__).resolve().parents[2]
+SEEDS = {"seed": range(8)}
 NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"run"})
 
 
@@ -47,7 +48,7 @@ class Figure(NamedTuple):
     gather: Callable  # {line: its stages} to a Table
     draw: Callable  # a table, as read, to a matplotlib figure
     compare: Sequence[Difference] = ()  # the primary difference first
-    sweep: dict[str, dict | Sequence] = {"seed": range(8)}
+    sweep: dict[str, dict | Sequence] = SEEDS
 
 
 class Stage(NamedTuple):
