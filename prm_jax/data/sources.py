@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from prm_jax import InputError
-from prm_jax.data.answers import extract
-from prm_jax.data.pools import parse_problem, pool_solutions
 from prm_jax.data.rows import (
     PROBLEM,
     Place,
@@ -110,6 +108,8 @@ def native(row: dict, row_id: str, counts) -> list[Solution]:
     """TRL's prompt, completions, labels (null masks); other names are problem and question, steps. Optional
     ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates."""
     if is_pool(row):
+        from prm_jax.data.pools import parse_problem, pool_solutions  # not above: with it comes the grading
+
         return pool_solutions(parse_problem(row))
     if row.get(first_name(row, ("completions", "steps"))) == []:
         counts["rows_without_steps_dropped"] += 1
@@ -282,6 +282,13 @@ def conversations(row: dict, row_id: str, counts) -> list[Solution]:
     return [divide(steps, labels, row_id, counts)]
 
 
+def stated(text: str) -> str | None:
+    """The answer that a text states."""
+    from prm_jax.data.answers import extract  # not above: labelled rows need no grading
+
+    return extract(text)
+
+
 def divide(steps: list[str], labels: list, solution_id: str, counts) -> Solution:
     """The solution of steps and labels the first of which begin with the problem. It is the text before "Step
     1:"; without it the problem ends at the first step's last blank line or question mark, or at its end (as
@@ -299,7 +306,7 @@ def divide(steps: list[str], labels: list, solution_id: str, counts) -> Solution
     counts["marks_inside_problem_dropped"] += first
     steps = tuple(step.strip() for step in steps)
     labels = tuple(map(as_label, labels[first:]))
-    return Solution(problem.strip(), steps, labels, answer=extract("\n".join(steps)), id=solution_id)
+    return Solution(problem.strip(), steps, labels, answer=stated("\n".join(steps)), id=solution_id)
 
 
 def text(row: dict, row_id: str, counts, *, split_by) -> list[Solution]:
@@ -311,7 +318,7 @@ def text(row: dict, row_id: str, counts, *, split_by) -> list[Solution]:
     if not steps:
         counts["rows_without_steps_dropped"] += 1
         return []
-    outcome, answer = as_label(row.get("outcome")), extract(solution)
+    outcome, answer = as_label(row.get("outcome")), stated(solution)
     return [Solution(problem, steps, outcome=outcome, answer=answer, id=row_id)]
 
 
