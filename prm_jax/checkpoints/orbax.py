@@ -33,11 +33,12 @@ args = ocp.args
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 MODEL = "model_config.json"
+LARGE = 1 << 28  # bytes of a state whose copy for a save does not wait beside the next step
 
 
 class Checkpoints:
     """`checkpoints/latest/STEP` holds model, optimiser and notes, `best/STEP` model and notes. Each keeps
-    two steps, in case the newest is damaged. Saves are asynchronous."""
+    two steps, in case the newest is damaged. Saves of small states are asynchronous."""
 
     def __init__(self, run: Path):
         folder = run.resolve() / "checkpoints"
@@ -45,10 +46,15 @@ class Checkpoints:
 
     def save(self, step: int, model, opt, notes: dict, best=None):
         """Saves the state to resume from and, if there is one, the model `best`, of the same structure."""
-        with write_errors(self.latest):
-            if best is not None and self.best.latest_step() != step:
-                self.best.save(step, args=composite({}, model=best))
-            self.latest.save(step, args=composite(notes, model=model, opt=opt))
+        states = [(self.latest, composite(notes, model=model, opt=opt))]
+        if best is not None and self.best.latest_step() != step:
+            states.insert(0, (self.best, composite({}, model=best)))
+        is_large = sum(x.nbytes for x in jax.tree.leaves((model, opt))) > LARGE
+        for saved, state in states:
+            with write_errors(saved):
+                saved.save(step, args=state)
+                if is_large:
+                    saved.wait_until_finished()
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
         """`restore_newest` of the state; later steps are deleted, since the run makes them again."""
