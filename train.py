@@ -27,7 +27,7 @@ from prm_jax.examples import Example, make_examples, row_limit
 from prm_jax.formats import Format, policy_format
 from prm_jax.launch import cli, run_folder, run_log
 from prm_jax.launch.config import Count, Seed, expect, parse
-from prm_jax.launch.hosts import max_over_processes, writable_folder
+from prm_jax.launch.hosts import max_over_processes, return_large_blocks, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, shard_batch
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.sharding import platform
@@ -113,7 +113,10 @@ def main(cfg) -> float:
     cfg = with_lm_weight(cfg, data_cfg)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         locate(name)  # refused before samples are drawn
-    is_wide = cfg.init != "random" and hf_config.is_wide(cfg.init)
+    is_own = cfg.init == "random"
+    is_wide = (cfg.model.dim or 0) >= hf_config.WIDE if is_own else hf_config.is_wide(cfg.init)
+    if is_wide:
+        return_large_blocks()
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide), writable_folder(run)
     run_folder.claim_folder(texts, raw_cfg, resumes)
     with jax.set_mesh(mesh):
