@@ -8,15 +8,18 @@
 POST /score takes {"problem": TEXT, "steps": [TEXT, ...]}, {"problem": TEXT, "candidates": [STEPS, ...]} or
 {"problems": [such objects]}. The answer has for each problem its `candidates`, with `probability` and
 `log_odds` of each step and the solution's `log_score` (in nats), and its `ranking`, indices of candidates,
-best first.
+best first. GET /health: who scores.
 
-Requests are scored one after another, so send many solutions in one. One beyond a limit below is refused by
-one line, {"error": TEXT}. Exports of prm_jax load in vLLM, which serves on more than one device.
+Requests that wait are scored together. One beyond a limit below is refused by one line, {"error": TEXT}.
+Exports of prm_jax load in vLLM, which serves on more than one device.
 """
 
 import argparse
 import asyncio
+import concurrent.futures
+import contextlib
 import hmac
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -26,7 +29,6 @@ import numpy as np
 import uvicorn
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -47,6 +49,7 @@ MOST_SOLUTIONS = 1024  # of a request
 MOST_TOKENS = 8192  # of a solution as the model reads it
 MOST_WAITING = 256  # requests at a time; more get a 503
 LOCAL = ["localhost", "127.0.0.1"]
+BATCH = 512  # solutions with which a batch is full
 
 Steps = Annotated[list[str], Field(min_length=1)]
 
@@ -95,20 +98,60 @@ async def read_job(request: Request) -> Job:
     return job
 
 
-def answer(verifier: Verifier, job: Job) -> Iterator[dict]:
-    """The answer's problems; a solution that is too long is refused before any is scored."""
-    scorer = verifier.scorer
-    rows = job.rows
-    if isinstance(scorer, ModelScorer):
-        encoded = encode(scorer.format, scorer.tokenizer, rows)
-        if max(len(one.ids_L) for one in encoded) > MOST_TOKENS:
-            raise HTTPException(413, f"steps: expected at most {MOST_TOKENS} tokens in a solution")
-    scores = verifier.log_odds([problem for problem, _ in rows], [steps for _, steps in rows])
-    log_score_N = solution_scores(scores, verifier.aggregator, rounded=True)
+class Batcher:
+    """Scores the jobs of all requests that wait, in one thread, as one batch."""
+
+    def __init__(self, verifier: Verifier):
+        self.verifier = verifier
+        self.waiting: asyncio.Queue[tuple[Job, asyncio.Future]] = asyncio.Queue()
+        self.thread = concurrent.futures.ThreadPoolExecutor(1)
+
+    async def submit(self, job: Job) -> list[np.ndarray]:
+        """The log-odds of each solution's steps; a job that cannot be read is refused before it waits."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self.thread, self.check, job)
+        answer = loop.create_future()
+        self.waiting.put_nowait((job, answer))
+        return await answer
+
+    async def run(self):
+        """Scores batches for ever."""
+        while True:
+            batch = [await self.waiting.get()]
+            while not self.waiting.empty() and sum(len(job.rows) for job, _ in batch) < BATCH:
+                batch.append(self.waiting.get_nowait())
+            jobs = [job for job, _ in batch]
+            scoring = asyncio.get_running_loop().run_in_executor(self.thread, self.log_odds, jobs)
+            await asyncio.wait([scoring])
+            for i, (_, answer) in enumerate(batch):
+                if answer.done():  # its request was cancelled
+                    continue
+                if scoring.exception():
+                    answer.set_exception(scoring.exception())
+                else:
+                    answer.set_result(scoring.result()[i])
+
+    def check(self, job: Job):
+        scorer = self.verifier.scorer
+        if isinstance(scorer, ModelScorer):
+            encoded = encode(scorer.format, scorer.tokenizer, job.rows)
+            if max(len(one.ids_L) for one in encoded) > MOST_TOKENS:
+                raise HTTPException(413, f"steps: expected at most {MOST_TOKENS} tokens in a solution")
+
+    def log_odds(self, jobs: list[Job]) -> list[list[np.ndarray]]:
+        """The log-odds of each step of each solution of each job."""
+        rows = [row for job in jobs for row in job.rows]
+        scores = iter(self.verifier.log_odds([problem for problem, _ in rows], [steps for _, steps in rows]))
+        return [[next(scores) for _ in job.rows] for job in jobs]
+
+
+def describe(job: Job, scores: list[np.ndarray], aggregator: str) -> Iterator[dict]:
+    """The answer's problems, from the log-odds of each solution's steps."""
+    log_score_N = solution_scores(scores, aggregator, rounded=True)
     pairs = iter(zip(scores, log_score_N.tolist(), strict=True))
     for problem in job.problems:
         candidates = []
-        for log_odds_T, log_score in [next(pairs) for _ in problem.rows]:
+        for log_odds_T, log_score in itertools.islice(pairs, len(problem.rows)):
             steps = {"probability": probability(log_odds_T).tolist(), "log_odds": log_odds_T.tolist()}
             candidates.append(steps | {"log_score": log_score})
         order = np.argsort([-candidate["log_score"] for candidate in candidates], kind="stable")
@@ -117,8 +160,8 @@ def answer(verifier: Verifier, job: Job) -> Iterator[dict]:
 
 def make_app(verifier: Verifier, token: str | None) -> Starlette:
     """The application. Without a token requests must name this machine: no page of another site can ask."""
+    batcher = Batcher(verifier)
     scorer = verifier.scorer
-    one_by_one = asyncio.Lock()
     about = {"model": scorer.name, "unit": scorer.unit, "label_kind": scorer.label_kind}
     about |= {"aggregator": verifier.aggregator}
 
@@ -127,9 +170,11 @@ def make_app(verifier: Verifier, token: str | None) -> Starlette:
         if token and not hmac.compare_digest(sent, f"Bearer {token}".encode()):  # in constant time
             raise HTTPException(401, "authorization: expected `Bearer` and the server's token")
         job = await read_job(request)
-        async with one_by_one:
-            problems = await run_in_threadpool(lambda: list(answer(verifier, job)))
-        return JSONResponse(about | {"problems": problems})
+        scores = await batcher.submit(job)
+        return JSONResponse(about | {"problems": [*describe(job, scores, verifier.aggregator)]})
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse(about | {"status": "ok"})
 
     async def refuse(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": error.detail}, error.status_code, {"connection": "close"})
@@ -137,10 +182,17 @@ def make_app(verifier: Verifier, token: str | None) -> Starlette:
     async def refuse_input(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 400)
 
+    @contextlib.asynccontextmanager
+    async def lifespan(app):
+        task = asyncio.create_task(batcher.run())
+        yield
+        task.cancel()
+
     return Starlette(
-        routes=[Route("/score", score, methods=["POST"])],
+        routes=[Route("/score", score, methods=["POST"]), Route("/health", health)],
         exception_handlers={HTTPException: refuse, InputError: refuse_input, ClientDisconnect: refuse_input},
         middleware=[] if token else [Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)],
+        lifespan=lifespan,
     )
 
 

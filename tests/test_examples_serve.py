@@ -73,11 +73,15 @@ def test_scores_and_rankings_are_the_verifiers(port, verifier):
     assert ranked["ranking"] == verifier.rank(PROBLEM, candidates)
 
 
-def test_requests_at_once_get_their_own_answers_and_a_bad_one_harms_nobody(port, verifier):
-    bodies = [{"problem": PROBLEM, "steps": steps} for steps in (RIGHT, WRONG, SHORT)] * 4
+def test_requests_that_wait_are_scored_together_and_a_bad_one_harms_nobody(verifier, monkeypatch):
+    bodies = [{"problem": PROBLEM, "steps": steps} for steps in (RIGHT, WRONG, SHORT)] * 8
     bodies[5] = {"problem": PROBLEM, "steps": ["+" * (serve.MOST_TOKENS + 1)]}
-    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as clients:
+    asked = []
+    score = serve.Batcher.log_odds
+    monkeypatch.setattr(serve.Batcher, "log_odds", lambda own, jobs: asked.append(jobs) or score(own, jobs))
+    with served(verifier) as port, concurrent.futures.ThreadPoolExecutor(len(bodies)) as clients:
         answers = list(clients.map(lambda body: ask(port, body), bodies))
+    assert max(map(len, asked)) > 1
     assert [status for status, _ in answers] == [200 if i != 5 else 413 for i in range(len(bodies))]
     for (status, answer), body in zip(answers, bodies, strict=True):
         if status == 200:
