@@ -40,9 +40,9 @@ class RewardConfig:  # weights of the sources, and what some ask; conf/rl.yaml s
     own_function: str | None
 
     def __post_init__(self):
-        for weight, key in ((self.prm, "prm_checkpoint"), (self.own, "own_function")):
+        for name, key in (("prm", "prm_checkpoint"), ("own", "own_function")):
             asked = getattr(self, key)
-            expect(not weight or asked, f"reward.{key}", asked, "what the weight above asks")
+            expect(not getattr(self, name) or asked, f"reward.{key}", asked, f"what reward.{name} asks")
         has_source = any((self.answer, self.steps, self.prm, self.own))
         expect(has_source, "reward", 0, "a source with a weight")
 
