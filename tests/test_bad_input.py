@@ -16,13 +16,13 @@ import train
 from prm_jax import bench, export
 from prm_jax.checkpoints.folders import locate
 from prm_jax.figures import sweeps
-from prm_jax.generate import labeling, sampling
+from prm_jax.generate import labeling, pools
 from prm_jax.rl import __main__ as rl
 
 COMMANDS = {
     "train": train,
     "evaluate": evaluate,
-    "sampling": sampling,
+    "sampling": pools,
     "labeling": labeling,
     "export": export,
     "bench": bench,
