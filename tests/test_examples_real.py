@@ -248,7 +248,11 @@ SMALL = {
     "sampling.max_tokens": 32,
     "seed": 0,
 }
-STEPS = {216: 8, 60: 1, 20: 1}  # the policy has to learn how a solution ends: a sample that is cut has no outcome
+STEPS = {
+    216: 8,
+    60: 1,
+    20: 1,
+}  # the policy has to learn how a solution ends: a sample that is cut has no outcome
 
 
 @pytest.mark.slow
