@@ -119,8 +119,9 @@ class BestOfN(Task):
             setting = "".join(f", {key}={value}" for key, value in group["setting"].items())
             title = f"over seeds  {len(group['scorers'])} of {group['scorers'][0]}{setting}"
             show_table(title, group["spread"])
-        for scorer, x in results["verifiers"].items():
-            print(f"scorer      {scorer}: {x['verifier']}")
+        if verifiers := results["verifiers"]:
+            named = (f"{scorer}: {x['verifier']}" for scorer, x in verifiers.items())
+            print("scorers     " + "; ".join(named))
         show_table(f"best of {N}", {name: selection_row(results, name, N) for name in tables})
         for scorer, x in results.get("unseen", {}).items():
             print(f"unseen      {scorer}: {x['solved']:.4f} of the {x['n_problems']} others")

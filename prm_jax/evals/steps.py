@@ -192,8 +192,8 @@ def show_group(group: dict, kind: str, runs: list[dict]):
             print("  " + "  ".join(f"{name:<21}{means[name]:.4f}" for name in METRICS[i : i + 3]))
     if undefined := [name for name in METRICS if np.isnan(means[name])]:
         print(f"  undefined, since a kind of step or solution is missing: {', '.join(undefined)}")
-    if baselines := runs[0].get("baselines"):
-        listed = ", ".join(f"{name} {means[f'baseline {name}']:.4f}" for name in baselines)
-        print(f"baselines   step_auroc of what was never taught to verify: {listed}")
     if len(runs) == 1 and "beside_rules" in runs[0]:
         show_comparison(runs[0]["beside_rules"])
+    elif baselines := runs[0].get("baselines"):
+        listed = ", ".join(f"{name} {means[f'baseline {name}']:.4f}" for name in baselines)
+        print(f"baselines   step_auroc of what was never taught to verify: {listed}")
