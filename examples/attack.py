@@ -112,8 +112,8 @@ def sample_task(n: int, seed: int, samples: str = "policy") -> list[Row]:
 
 
 def attack(verifier: Verifier, rows: list[Row]) -> dict[str, float]:
-    """{edit: AUROC of sound solutions against unsound ones}: with `no edit`, each edit in its worst place, and
-    the `worst edit` of all."""
+    """{edit: AUROC of sound solutions against unsound ones}: with `no edit`, each edit in its worst place,
+    and the `worst edit` of all."""
     judge = functools.cache(is_sound)
     is_sound_N = np.array([judge(*row) for row in rows])
     versions = {}  # of each unsound solution: {edit: those that are still unsound}

@@ -205,7 +205,8 @@ def abstract_state(model_cfg: ModelConfig) -> dict:
 
 
 def bench_memory(cfg: BenchConfig) -> Numbers:
-    """What a train step takes of each device, with a row of 4,096 tokens each, as XLA plans it; nothing runs."""
+    """What a train step takes of each device, with a row of 4,096 tokens each, as XLA plans it; nothing
+    runs."""
     state = abstract_state(model_config(cfg, remat="full", tied=False))
     model, opt = (mesh.abstract_arrays(x, mesh.shardings(x)) for x in (state["model"], state["opt"]))
     rows = mesh.row_shards()

@@ -176,8 +176,9 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
 
 
 def plan_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> dict[str, float]:
-    """GB of a device in a train step on such a batch, by what takes them, as XLA plans it: `work` is gradients
-    and what the backward pass keeps. Arrays may be abstract. The first step does not compile again."""
+    """GB of a device in a train step on such a batch, by what takes them, as XLA plans it: `work` is
+    gradients and what the backward pass keeps. Arrays may be abstract. The first step does not compile
+    again."""
     compiled = train_step.lower(model, opt, batch, cfg, jax.random.key(0)).compile()
     used = {"weights": device_bytes(model), "moments": device_bytes(opt.opt_state)}
     used["work"] = compiled.memory_analysis().temp_size_in_bytes

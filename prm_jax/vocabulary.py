@@ -74,8 +74,8 @@ sums_in_blocks.defvjp(_sums_forward, _sums_backward)
 
 
 def over_blocks(add: Callable, carry, w_DV, x_BLD, target_BL, weight_BL):
-    """carry = add(carry, w_DV, place_Bb, x_BbD, target_Bb, weight_Bb) for blocks of a row's places, those with
-    a weight first; blocks without one are left out."""
+    """carry = add(carry, w_DV, place_Bb, x_BbD, target_Bb, weight_Bb) for blocks of a row's places, those
+    with a weight first; blocks without one are left out."""
     B, L = weight_BL.shape
     b = min(L, max(1, LOGITS // (B * w_DV.shape[1])))
     place_BL = jnp.argsort(weight_BL == 0, axis=1)

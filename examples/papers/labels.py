@@ -42,7 +42,8 @@ def exact_steps(right, value) -> tuple[np.ndarray, np.ndarray]:
 
 def label_errors(k: int, value, good) -> dict[str, float]:
     """Errors of a label by k completions, in expectation over them, of steps with these values and
-    correctness: the share of labels `any right` that are wrong, and the mean |share right - value| (`soft`)."""
+    correctness: the share of labels `any right` that are wrong, and the mean |share right - value|
+    (`soft`)."""
     p_Kn = stats.binom.pmf(np.arange(k + 1)[:, None], k, value)  # of 0 ... k right completions
     share_K = np.arange(k + 1) / k
     return {

@@ -1,7 +1,7 @@
 """Decodes many samples together: a place whose sample has ended takes the next one that waits.
 
-A sample writes the slots of its own row of the cache, so that its numbers depend on neither the batch nor when
-it came. Shapes are few: of the prompts, of the places (fewer at the end) and of the cache's slots.
+A sample writes the slots of its own row of the cache, so that its numbers depend on neither the batch nor
+when it came. Shapes are few: of the prompts, of the places (fewer at the end) and of the cache's slots.
 
 Dimension key: P prompts, B places, k new samples, L tokens of a prompt, S slots, t new tokens, D model, V
 vocabulary."""
@@ -72,8 +72,8 @@ unpack = jax.jit(for_decoding)
 
 @jax.jit
 def prefill(model: PRM, ids_PL, first_P):
-    """Computes left-padded prompts, which start in slot first_P: the hidden states of their last tokens, x_PD,
-    their cache and first_P."""
+    """Computes left-padded prompts, which start in slot first_P: the hidden states of their last tokens,
+    x_PD, their cache and first_P."""
     slot_L = jnp.arange(ids_PL.shape[1])
     cache = make_cache(model.cfg, *ids_PL.shape)
     is_real_PL = slot_L >= first_P[:, None]
@@ -217,7 +217,8 @@ class Places:
         self.taken_B[place_n] = False
 
     def decode(self, free: int) -> Iterator[tuple]:
-        """Decodes until so many places are free; yields (number, ids, log-probabilities) of what has ended."""
+        """Decodes until so many places are free; yields (number, ids, log-probabilities) of what has
+        ended."""
         while self.rows["done"].sum() < free:
             state = self.model, self.cache, self.rows
             self.cache, out = decode(*state, free, self.stops, STEPS, self.sampling)

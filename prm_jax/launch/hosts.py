@@ -35,8 +35,8 @@ def keep_freed_memory():
 
 
 def return_large_blocks():
-    """Makes glibc return blocks of 32 MB and more. A wide model's step would find what it freed cut up by small
-    blocks, and take as much again; page faults are nothing beside its products."""
+    """Makes glibc return blocks of 32 MB and more. A wide model's step would find what it freed cut up by
+    small blocks, and take as much again; page faults are nothing beside its products."""
     libc, M_MMAP_THRESHOLD, M_MMAP_MAX = ctypes.CDLL(None), -3, -4
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 25)

@@ -26,8 +26,9 @@ class MeshConfig:  # conf/train.yaml says what each key means
 
 
 def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -> Mesh:
-    """A mesh of `devices` (None: all) for batches of `rows` rows; on CPU of as many as divide them. A wide model
-    takes one device of a CPU, which uses all its cores: each would hold the model, and none would be faster."""
+    """A mesh of `devices` (None: all) for batches of `rows` rows; on CPU of as many as divide them. A wide
+    model takes one device of a CPU, which uses all its cores: each would hold the model, and none would be
+    faster."""
     devices = jax.devices() if devices is None else devices
     inner = cfg.fsdp * cfg.tensor
     data = cfg.data or len(devices) // inner
