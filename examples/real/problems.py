@@ -6,7 +6,7 @@
 A problem is kept where expressions of one or two operations over its numbers (of SVAMP, those of its
 equation) give the answer, and all of them mean the same. A step is an operation, `97 - 17 = 80.`, the last
 one is `The answer is 80.` Half of the test and validation problems need two operations, half one. Problems
-that begin with the same eight words, numbers masked, are never on two sides. """
+that begin with the same eight words, numbers masked, are never on two sides."""
 
 import argparse
 import collections
