@@ -97,8 +97,7 @@ def parse_problem(text: str) -> tuple[Hand, int]:
 
 def follow(problem: str, steps: Sequence[str]) -> Iterator[tuple[bool, Hand]]:
     """Yields (whether it is right, the numbers at hand after it) of each line, given what the lines before
-    wrote. Numbers that a line uses without having them are ignored; a text that is no line changes
-    nothing."""
+    wrote. Numbers that a line uses without having them are ignored, and so is a text that is no line."""
     hand, _ = parse_problem(problem)
     for step in steps:
         is_right = False
