@@ -56,7 +56,7 @@ def dense(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
         mask_BGmS = jnp.tile(visible(until_BS, slot_BL), (1, H // G, 1))[:, None]
         p_BGmS = jax.nn.softmax(jnp.where(mask_BGmS, soft_cap(score_BGmS, cap), MASKED), axis=-1)
         o_BGmK = jnp.einsum("BGmS,BGSK->BGmK", p_BGmS.astype(v_BGSK.dtype), v_BGSK)
-        return ungroup(o_BGmK.reshape(q_BGRLK.shape))
+        return ungroup(o_BGmK.reshape(q_BGRLK.shape)).astype(q_BLHK.dtype)
 
     if n == 1:
         return block((q_BLHK, slot_BL))

@@ -162,8 +162,10 @@ class Cache(NamedTuple):
 
 
 def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
-    """An empty cache of 2 I B S G K numbers of the compute dtype."""
-    zeros_BGSK = jnp.zeros((rows, cfg.kv_heads, slots, cfg.head_dim), cfg.dtype)
+    """An empty cache of 2 I B S G K numbers, of the compute dtype; float32 on CPU, where XLA would convert a
+    whole bfloat16 cache to write one token (70 times as long)."""
+    dtype = jnp.float32 if platform() == "cpu" else cfg.dtype
+    zeros_BGSK = jnp.zeros((rows, cfg.kv_heads, slots, cfg.head_dim), dtype)
     layers = ((zeros_BGSK.swapaxes(2, 3), zeros_BGSK),) * cfg.layers
     return Cache(layers, jnp.full((rows, slots), -1), jnp.zeros(rows, jnp.int32))
 
@@ -225,8 +227,8 @@ class Block(nnx.Module):
         k_BSGK, v_BSGK = k_BLGK, v_BLGK
         if past is not None:
             row_B1 = jnp.arange(B)[:, None]
-            k_BGKS = past[0].at[row_B1, :, :, slot_BL].set(k_BLGK)
-            v_BGSK = past[1].at[row_B1, :, slot_BL].set(v_BLGK)
+            k_BGKS = past[0].at[row_B1, :, :, slot_BL].set(k_BLGK.astype(past[0].dtype))
+            v_BGSK = past[1].at[row_B1, :, slot_BL].set(v_BLGK.astype(past[1].dtype))
             past, k_BSGK, v_BSGK = (k_BGKS, v_BGSK), k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
         capped_attend = partial(attend, cap=cfg.attn_logit_softcap)
         q_BLHK = cfg.query_scale * q_BLHK
