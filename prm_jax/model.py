@@ -18,7 +18,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.heads import HEADS
-from prm_jax.kernels.cpu import add_bias, flatten_tokens, matmul, save_for_backward, soft_cap
+from prm_jax.kernels.cpu import add_bias, as_bits, flatten_tokens, from_bits, matmul, save_for_backward, soft_cap
 from prm_jax.kernels.experts import mixture
 from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, platform, shard_heads
 from prm_jax.rope import RopeScaling, rotate, rotations
@@ -294,6 +294,7 @@ class PRM(nnx.Module):
 
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
+            block = jax.tree.map(from_bits, block)
             layer_rope, layer_visible_BS = rope, visible_until_BS
             # Only where they differ: the backward pass would keep a selection of each layer.
             if cfg.local_rope_theta is not None:
@@ -307,7 +308,7 @@ class PRM(nnx.Module):
         if cache is None:
             if cfg.remat != "none":
                 layer = jax.checkpoint(layer, policy=REMAT[cfg.remat])
-            x_BLD, _ = jax.lax.scan(layer, x_BLD, (self.blocks, slides_I, None))
+            x_BLD, _ = jax.lax.scan(layer, x_BLD, (jax.tree.map(as_bits, self.blocks), slides_I, None))
         else:
             layers = []
             for xs in zip(self.layers(), slides_I, cache.layers, strict=True):

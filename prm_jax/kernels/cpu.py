@@ -33,16 +33,24 @@ def flatten_tokens(f):
     return call
 
 
+def as_bits(x):
+    """bfloat16 as its bits on CPU, where XLA would make a float32 copy of all that a loop reads or writes a
+    part of, such as the weights and what the backward pass keeps of all layers."""
+    is_copied = x.dtype == jnp.bfloat16 and platform() == "cpu"
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if is_copied else x
+
+
+def from_bits(x):
+    """The inverse of `as_bits`."""
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
 # What the backward pass keeps (`model.remat`)
 
 
 def save_inside(x, name: str):
-    """`save_for_backward` inside a hand-written forward pass. On CPU it saves the bits of bfloat16, since XLA
-    would make a float32 copy of all layers' (a tenth of a training step, and twice the memory)."""
-    if x.dtype != jnp.bfloat16 or platform() != "cpu":
-        return checkpoint_name(x, name)
-    bits = checkpoint_name(jax.lax.bitcast_convert_type(x, jnp.uint16), name)
-    return jax.lax.bitcast_convert_type(bits, x.dtype)
+    """`save_for_backward` inside a hand-written forward pass."""
+    return from_bits(checkpoint_name(as_bits(x), name))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -254,10 +262,8 @@ def _loop_where(is_needed_N, f, carry):
 
 
 def _read(x_N, i):
-    """x_N[i]; of bfloat16 its bits, since XLA's CPU backend would copy all x_N as float32 at each read."""
-    if x_N.dtype != jnp.bfloat16:
-        return jax.lax.dynamic_index_in_dim(x_N, i, keepdims=False)
-    return jax.lax.bitcast_convert_type(_read(jax.lax.bitcast_convert_type(x_N, jnp.uint16), i), x_N.dtype)
+    """x_N[i]; of bfloat16 its bits are read."""
+    return from_bits(jax.lax.dynamic_index_in_dim(as_bits(x_N), i, keepdims=False))
 
 
 def _write(x_N, value, i):
