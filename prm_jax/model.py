@@ -18,7 +18,15 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.heads import HEADS
-from prm_jax.kernels.cpu import add_bias, as_bits, flatten_tokens, from_bits, matmul, save_for_backward, soft_cap
+from prm_jax.kernels.cpu import (
+    add_bias,
+    as_bits,
+    flatten_tokens,
+    from_bits,
+    matmul,
+    save_for_backward,
+    soft_cap,
+)
 from prm_jax.kernels.experts import mixture
 from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, platform, shard_heads
 from prm_jax.rope import RopeScaling, rotate, rotations
