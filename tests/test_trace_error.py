@@ -27,9 +27,9 @@ RULES = pool_metrics.Rules("probability", "prod", "share", 4, 0.5)
 
 def test_errors_by_hand():
     pool = pool_arrays(POOL, step_labels=LABELS)
-    # at random: a, c of one and f of two, since i was cut
-    assert trace_error.errors_at_random(pool) == pytest.approx((5 / 8, 1 / 3))
     table = pool_metrics.pool_results(pool, ["prm"], RULES, 0)["scorers"]["prm"]["prod"]
+    assert table["best_of_n"]["1"] == pytest.approx(3 / 8)  # a, c of one and f of two, since i was cut
+    assert table["trace"]["1"] == pytest.approx(2 / 8)
     assert table["best_of_n"]["4"] == pytest.approx(1)  # c, which is lucky, and f
     assert table["trace"]["4"] == pytest.approx(0.5)
 

@@ -6,10 +6,10 @@ python -m examples.papers.run implicit --redraw       # README.md: its question,
 from functools import partial
 from pathlib import Path
 
-from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
+from examples.papers.run import Difference, Figure, Table, by_value, draw_panels, draw_rows
 
 AUROC, BEST, LOWEST = "step AUROC", "best of 16", "best of 16, lowest step"
-LOG_P = "the policy's log p"
+LOG_P = "policy's likelihood"
 
 
 def has_made(stage, verifier: str) -> bool:
@@ -47,13 +47,13 @@ def run_of(runs: list[dict], stage) -> dict:
     return next(run for run in runs if has_made(stage, run["verifier"]))
 
 
-draw_implicit = partial(draw_panels, names=[AUROC, BEST, LOWEST])
+draw_implicit = partial(draw_rows, names=[AUROC, BEST, LOWEST])
 KINDS = {
     "explicit PRM": "steps=350",
     "explicit PRM, the default run": "",
     "outcome model": "objective=orm outcome_at=tokens steps=350",
-    "implicit, CE, beta .5": "objective=implicit steps=350 loss.step=bce loss.beta=0.5",
-    "implicit, CE, beta .05": "objective=implicit steps=350 loss.step=bce loss.beta=0.05",
+    "implicit, cross-entropy, beta .5": "objective=implicit steps=350 loss.step=bce loss.beta=0.5",
+    "implicit, cross-entropy, beta .05": "objective=implicit steps=350 loss.step=bce loss.beta=0.05",
     "implicit, DPO, beta .5": "objective=implicit steps=350 loss.step=pairwise loss.beta=0.5 "
     "batch.tokens=512 batch.rows=8",
 }
@@ -64,33 +64,32 @@ STAGES = {
     "data.solutions=8 baselines=false",
     "pool": POOL + "fresh.candidates=16 seed={seed}",
 }
-CE = "implicit, CE, beta .5"
+CE = "implicit, cross-entropy, beta .5"
 COMPARE = [
     Difference(AUROC, CE, "explicit PRM"),
     Difference(AUROC, CE, LOG_P),
     Difference(AUROC, CE, "outcome model"),
-    Difference(AUROC, "implicit, CE, beta .05", CE),
+    Difference(AUROC, "implicit, cross-entropy, beta .05", CE),
     Difference(AUROC, "implicit, DPO, beta .5", CE),
     Difference(LOWEST, CE, "explicit PRM"),
 ]
 SWEEP = {"kind": KINDS, "seed": range(8)}
 IMPLICIT = Figure(STAGES, gather_implicit, draw_implicit, COMPARE, SWEEP)
 
-SOLVED, SOUND = "solved", "without a wrong step"
-EACH, ANSWER, BY_STEPS = "each step", "outcome by answer", "outcome by steps"
+SOLVED = "problems solved, best of 32"
+EACH, ANSWER, BY_STEPS = "PRM", "outcome model, answer right", "outcome model, all steps right"
 
 
 def gather_supervision(stages: dict) -> Table:
     table, pools = Table(), {stage.sweep["seed"]: stage.results() for stage in stages["pool"]}
-    for rule, panel in (("best_of_n", SOLVED), ("trace", SOUND)):
-        for kind, of_kind in by_value(stages["verifier"], "supervision").items():
-            for samples, members in by_value(of_kind, "samples").items():
-                pairs = [(pools[stage.sweep["seed"]], stage) for stage in members]
-                table.number(panel, kind, [share_solved(*pair, 32, rule=rule) for pair in pairs], samples)
+    for kind, of_kind in by_value(stages["verifier"], "supervision").items():
+        for samples, members in by_value(of_kind, "samples").items():
+            pairs = [(pools[stage.sweep["seed"]], stage) for stage in members]
+            table.number(SOLVED, kind, [share_solved(*pair, 32) for pair in pairs], samples)
     return table
 
 
-draw_supervision = partial(draw_panels, names=[SOLVED, SOUND], xlabel="training solutions", log=True)
+draw_supervision = partial(draw_panels, names=[SOLVED], xlabel="training solutions", log=True)
 ARMS = {
     EACH: "objective=prm",
     BY_STEPS: "objective=orm outcome_at=tokens data.outcome=steps",
@@ -106,7 +105,6 @@ COMPARE = [
     Difference(SOLVED, EACH, ANSWER, x=4000),
     Difference(SOLVED, EACH, BY_STEPS, x=16000),
     Difference(SOLVED, BY_STEPS, ANSWER, x=16000),
-    Difference(SOUND, EACH, ANSWER, x=16000),
 ]
 SWEEP = {"supervision": ARMS, "samples": [1000, 4000, 16000], "seed": range(8)}
 SUPERVISION = Figure(STAGES, gather_supervision, draw_supervision, COMPARE, SWEEP)

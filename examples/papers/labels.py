@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from examples.papers.implicit import run_of
-from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
+from examples.papers.run import Difference, Figure, Table, by_value, draw_panels, draw_rows
 from prm_jax.data.rows import read_rows, write_rows
 from prm_jax.metrics import labelled_steps
 
@@ -42,12 +42,12 @@ def exact_steps(right, value) -> tuple[np.ndarray, np.ndarray]:
 
 def label_errors(k: int, value, good) -> dict[str, float]:
     """Errors of a label by k completions, in expectation over them, of steps with these values and
-    correctness: the share of labels `any right` that are wrong, and the mean |share right - value|
+    correctness: the share of labels `hard` that are wrong, and the mean |share right - value|
     (`soft`)."""
     p_Kn = stats.binom.pmf(np.arange(k + 1)[:, None], k, value)  # of 0 ... k right completions
     share_K = np.arange(k + 1) / k
     return {
-        "any right": np.mean(np.where(good == 1, p_Kn[0], 1 - p_Kn[0])),
+        "hard": np.mean(np.where(good == 1, p_Kn[0], 1 - p_Kn[0])),
         "soft": np.mean((p_Kn * np.abs(share_K[:, None] - value)).sum(0)),
     }
 
@@ -57,10 +57,7 @@ STAGES = {
     "right": SOLVER + "data.task.seed={seed}",
     "value": SOLVER + "data.task.seed={seed} data.label_kind=value data.after_first_error=keep",
 }
-COMPARE = [
-    Difference(ERROR, "any right, K = 64", "any right, K = 4"),
-    Difference(ERROR, "soft, K = 64", "soft, K = 8"),
-]
+COMPARE = [Difference(ERROR, "hard, K = 64", "hard, K = 4"), Difference(ERROR, "soft, K = 64", "soft, K = 8")]
 draw_k = partial(draw_panels, names=[ERROR], xlabel="K, completions of a prefix", log=True)
 LABELS_K = Figure(STAGES, gather_k, draw_k, COMPARE)
 
@@ -77,7 +74,7 @@ def gather_kinds(stages: dict) -> Table:
     return table
 
 
-draw_kinds = partial(draw_panels, names=[CORRECTNESS, VALUE])
+draw_kinds = partial(draw_rows, names=[CORRECTNESS, VALUE])
 SAMPLES = "evaluate.py task=solutions data=chain data.solutions=4000 data.solutions_per_problem=1 "
 LABELING = "-m prm_jax.labeling input={solutions}/solutions.jsonl k=8 sampling.max_tokens=60 batch_rows=512"
 ANY = "-m examples.papers.labels {mc_8}/labels.jsonl {out}/labels.jsonl "

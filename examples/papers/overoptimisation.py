@@ -18,7 +18,7 @@ NUMBERS = {"gold": "accuracy", "proxy": "score"}
 def gather(stages: dict) -> Table:
     table, pools = Table(), {stage.sweep["seed"]: stage for stage in stages["pool"]}
     for steps, members in by_value(stages["by_steps"], "training").items():
-        series = f"{steps} steps"
+        series = f"PRM, {steps} updates"
         own = [pools[stage.sweep["seed"]] for stage in members]
         pairs = [(pool.results(), stage) for pool, stage in zip(own, members, strict=True)]
         first, _ = pairs[0]
@@ -81,10 +81,16 @@ def gao_fit(curve: dict) -> tuple[float, float]:
 
 
 def draw(table):
-    """Along sqrt(KL), on which best of n is nearly straight."""
+    """Along sqrt(KL), on which best of n is nearly straight; stars: best of n with log p, at the ends."""
     along_kl = table[~table.series.str.contains("best of")]
     at_root = along_kl.assign(x=np.sqrt(along_kl.x.clip(0)))
-    return draw_panels(at_root, ["gold", "proxy"], "square root of KL from the reference (nats)")
+    figure = draw_panels(at_root, ["gold"], "square root of KL from the policy (nats)")
+    axes = figure.axes[0]
+    for line in axes.get_lines():
+        cured = table[table.series == f"{line.get_label()}, best of 64 + 0.5 log p"]
+        axes.plot(line.get_xdata()[-1], cured.y, "*", color=line.get_color(), markersize=8)
+    axes.set_ylabel("problems solved (stars: + 0.5 log p)")
+    return figure
 
 
 STAGES = {
@@ -92,10 +98,10 @@ STAGES = {
     "pool": "evaluate.py task=best_of_n checkpoint=[{by_steps}] fresh.outcome_model=null seed={seed}",
 }
 COMPARE = [
-    Difference("gold", "150 steps, best of 64 + 0.5 log p", "150 steps, best of 64"),
-    Difference("gold", "150 steps, best of 64", "150 steps, best of 4"),
-    Difference("gold", "700 steps, best of 64 + 0.5 log p", "700 steps, best of 64"),
-    Difference("alpha", "700 steps", "150 steps"),
+    Difference("gold", "PRM, 150 updates, best of 64 + 0.5 log p", "PRM, 150 updates, best of 64"),
+    Difference("gold", "PRM, 150 updates, best of 64", "PRM, 150 updates, best of 4"),
+    Difference("gold", "PRM, 700 updates, best of 64 + 0.5 log p", "PRM, 700 updates, best of 64"),
+    Difference("alpha", "PRM, 700 updates", "PRM, 150 updates"),
 ]
 SWEEP = {"training": [50, 150, 700], "seed": range(8)}
 FIGURES = {"overoptimisation": Figure(STAGES, gather, draw, COMPARE, SWEEP)}

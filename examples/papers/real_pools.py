@@ -5,20 +5,13 @@ python -m examples.papers.run real_pools --redraw       # README.md: its questio
 
 import os
 
-from examples.papers.run import Figure, Table
-from prm_jax.figures.style import BLUE, GREY, band, panels, size_axis
+import numpy as np
+
+from examples.papers.run import Figure, Table, draw_panels
 
 SOLVED = "problems solved"
 LEAD = "best of 32 minus majority vote"
 RULES = {"prod": "product", "min": "lowest step", "mean": "mean", "last": "last step"}
-STYLES = {
-    "PRM, best of n": {"color": BLUE, "marker": "o", "markersize": 3.5},
-    "vote weighted by the PRM": {"color": BLUE, "linestyle": ":"},
-    "majority vote": {"color": GREY, "linestyle": "--"},
-    "oracle": {"color": GREY, "linestyle": "-."},
-    "shortest": {"color": GREY, "linestyle": (0, (1, 3))},
-    "fewest steps": {"color": GREY, "linewidth": 0.8},
-}
 
 
 def gather(stages: dict) -> Table:
@@ -32,8 +25,8 @@ def gather(stages: dict) -> Table:
         "PRM, best of n": (scores["best_of_n"], scores["interval"]),
         "vote weighted by the PRM": (scores["weighted_vote"], scores["weighted_vote_interval"]),
     }
-    for key in ("majority", "oracle", "shortest", "fewest_steps"):
-        series = "majority vote" if key == "majority" else key.replace("_", " ")
+    for key in ("majority", "oracle", "shortest"):
+        series = "majority vote" if key == "majority" else key
         curves[series] = product[key], product[f"{key}_interval"]
     for series, (curve, intervals) in curves.items():
         for n, value in curve.items():
@@ -41,7 +34,6 @@ def gather(stages: dict) -> Table:
             table[-1]["low"], table[-1]["high"] = intervals[n]
     for rule, name in RULES.items():
         add_difference(table, name, stored[rule], f"qwen_prm.{rule}.best_of_n")
-    add_difference(table, "weighted vote, product", product, "qwen_prm.prod.weighted_vote")
     add_difference(table, "product, merged answers", merged.results(), "qwen_prm.prod.best_of_n")
     return table
 
@@ -55,21 +47,9 @@ def add_difference(table: Table, series: str, results: dict, choice: str):
 
 
 def draw(table):
-    """Left: problems solved against n. Right: the lead over the vote by each rule."""
-    figure, ((left, right),) = panels(1, 2, 2.8, 8.0, width_ratios=[1.6, 1])
-    for series, rows in table[table.panel == SOLVED].groupby("series", sort=False):
-        left.plot(rows.x, rows.y, **STYLES[series])
-        left.annotate(f" {series}", (rows.x.iloc[-1], rows.y.iloc[-1]), fontsize=7, va="center")
-        if series == "PRM, best of n":
-            band(left, rows.x, rows.low, rows.high, STYLES[series])
-    size_axis(left, [1, 2, 4, 8, 16, 32], "n, solutions a problem")
-    left.set(ylabel="share of problems solved", xlim=(1, 130))
-    rows = table[table.panel == LEAD][::-1]
-    ends = [rows.y - rows.low, rows.high - rows.y]
-    right.errorbar(rows.y, rows.series, xerr=ends, color=BLUE, marker="o", markersize=3.5, linestyle="none")
-    right.axvline(0, color=GREY, linewidth=0.8)
-    right.set(xlabel=LEAD)
-    return figure
+    """Of one pool the bands would hide each other: the PRM alone has its own."""
+    table.loc[table.series != "PRM, best of n", ["low", "high"]] = np.nan
+    return draw_panels(table, [SOLVED], "n, solutions a problem", log=True)
 
 
 DATA = os.environ.get("PRM_JAX_DATA", "../shared/data")

@@ -4,7 +4,6 @@ python -m examples.papers.run rl --redraw       # README.md: its question, what 
 """
 
 import itertools
-from functools import partial
 
 import numpy as np
 
@@ -39,8 +38,15 @@ def verifier_tokens(stage, stages: dict) -> int:
     return sum(x.results("summary.json")["counts"]["policy_tokens"] for x in used)
 
 
-draw = partial(draw_panels, names=list(PANELS.values()), xlabel="thousand policy tokens")
 CHECKER, PURE, PRIME = "checker (RLOO)", "PRM + checker (PURE)", "PRIME by steps"
+SHOWN = CHECKER, PURE, "PRM + checker (RLOO)"
+
+
+def draw(table):
+    names = RIGHT, PANELS["eval_pass_at_4"]
+    return draw_panels(table[table.series.isin(SHOWN)], names, "thousand policy tokens")
+
+
 BY_PRM = "reward.prm_checkpoint={prm}"
 DIFFERENCE = "reward.answer=0.5 reward.prm=0.5 reward.prm_form=difference"
 ARMS = {

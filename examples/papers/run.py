@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from prm_jax.figures.style import band, line_style, over_seeds, panels, plain, save
+from prm_jax.figures import style
 from prm_jax.stats import sign_flip_test
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,13 +34,12 @@ NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"ru
 
 
 class Difference(NamedTuple):
-    """A declared difference a - b of two series of a panel (b's may be another), at x or where they end."""
+    """A declared difference a - b of two series of a panel, at x or where they end."""
 
     panel: str
     a: str
     b: str
     x: float | None = None
-    b_panel: str | None = None
 
 
 class Figure(NamedTuple):
@@ -67,7 +66,7 @@ class Table(list):
 
     def number(self, panel: str, series: str, value_S, x: float | None = None):
         value_S = np.array(value_S, float)
-        mean, low, high = over_seeds(value_S)
+        mean, low, high = style.over_seeds(value_S)
         row = {"panel": panel, "series": series, "x": x, "y": mean, "low": low, "high": high}
         self.append(row | {"values": " ".join(f"{value:.6g}" for value in value_S)})
 
@@ -130,7 +129,7 @@ def differences(table: pd.DataFrame, declared: Sequence[Difference]) -> dict[Dif
         rows = table[(table.panel == panel) & (table.series == series)]
         return (rows if x is None else rows[rows.x == x])["values"].iloc[-1]
 
-    return {d: values(d.panel, d.a, d.x) - values(d.b_panel or d.panel, d.b, d.x) for d in declared}
+    return {d: values(d.panel, d.a, d.x) - values(d.panel, d.b, d.x) for d in declared}
 
 
 def statements(found: dict[Difference, np.ndarray]) -> list[str]:
@@ -142,12 +141,11 @@ def statements(found: dict[Difference, np.ndarray]) -> list[str]:
     holm_m = p_m.copy()  # the i-th smallest, from 0, times m - i, and no smaller than the one before
     holm_m[order] = np.maximum.accumulate(p_m[order] * np.arange(len(order), 0, -1)).clip(max=1)
     for i, (item, difference_S) in enumerate(found.items()):
-        mean, low, high = over_seeds(difference_S)
+        mean, low, high = style.over_seeds(difference_S)
         place = item.panel + ("" if item.x is None else f" at {item.x:g}")
-        other = f" ({item.b_panel})" if item.b_panel else ""
         kind, test = ("secondary", f", by Holm {holm_m[i]:.3f}") if i else ("primary", "")
         number = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}], p {p_m[i]:.3f}{test} ({len(difference_S)} runs)"
-        lines.append(f"{kind}: {place}: {item.a} - {item.b}{other}: {number}")
+        lines.append(f"{kind}: {place}: {item.a} - {item.b}: {number}")
     return lines
 
 
@@ -157,22 +155,35 @@ def by_value(stages: Sequence[Stage], key: str) -> dict[object, list[Stage]]:
     return {value: [stage for stage in stages if stage.sweep[key] == value] for value in values}
 
 
-def draw_panels(table: pd.DataFrame, names: Sequence[str], xlabel: str = "", log: bool = False):
-    """Axes for each of these panels: curves over x in their bands, or without `xlabel` a row a series."""
-    table = table[table.panel.isin(names) & (table.x.notna() | (xlabel == ""))]
-    styles = {series: line_style(i) for i, series in enumerate(table.series.unique())}
-    names = [name for name in names if name in set(table.panel)]
-    figure, grid = panels(1, len(names), 2.4 + 0.2 * len(styles), 1.6 + 2.8 * len(names), sharey=not xlabel)
+def draw_panels(table: pd.DataFrame, names: Sequence[str], xlabel: str, log: bool = False):
+    """Axes for each of these panels: curves over x in their bands."""
+    table = table[table.panel.isin(names) & table.x.notna()]
+    styles = style.role_styles(table.series.unique())
+    figure, grid = style.panels(1, len(names), 3.2, 1 + 3.2 * len(names))
     for name, axes in zip(names, grid[0], strict=True):
-        axes.set(title=name, xlabel=xlabel, xscale="log" if log else "linear")
         for series, rows in table[table.panel == name].groupby("series", sort=False):
-            style = styles[series]
-            if xlabel:
-                axes.plot(rows.x, rows.y, label=plain(series), **style)
-                band(axes, rows.x, rows.low, rows.high, style)
-            else:
-                axes.errorbar(rows.y, [plain(series)], xerr=[rows.y - rows.low, rows.high - rows.y], **style)
-        axes.legend(*axes.get_legend_handles_labels())
+            every = 1 + len(rows) // 12
+            axes.plot(rows.x, rows.y, label=style.plain(series), markevery=every, **styles[series])
+            style.band(axes, rows.x, rows.low, rows.high, styles[series])
+        if log:
+            style.size_axis(axes, sorted(table.x.astype(int).unique()), xlabel)
+        axes.set(xlabel=xlabel, ylabel=name)
+        style.label_ends(axes)
+    return figure
+
+
+def draw_rows(table: pd.DataFrame, names: Sequence[str]):
+    """Axes for each of these panels: a row a series, with its interval."""
+    table = table[table.panel.isin(names)]
+    height = 0.8 + 0.24 * table.series.nunique()
+    figure, grid = style.panels(1, len(names), height, 2 + 2.2 * len(names), sharey=True)
+    for name, axes in zip(names, grid[0], strict=True):
+        for row in table[table.panel == name].itertuples():
+            colour = style.ROLES[style.role_of(row.series) or "PRM"][0]
+            ends = [[row.y - row.low], [row.high - row.y]]
+            axes.errorbar(row.y, style.plain(row.series), xerr=ends, color=colour, marker="o")
+        axes.set_xlabel(name)
+    grid[0, 0].invert_yaxis()
     return figure
 
 
@@ -193,7 +204,7 @@ def main(words: list[str] | None = None):
         table = read_table(path)
         for line in statements(differences(table, figure.compare)):
             print(f"says        {line}")
-        print(f"figure      {save(figure.draw(table), root / f'{name}.png')}")
+        print(f"figure      {style.save(figure.draw(table), root / f'{name}.png')}")
 
 
 if __name__ == "__main__":

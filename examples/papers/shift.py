@@ -10,7 +10,7 @@ import numpy as np
 from scipy import optimize
 
 from examples.papers import best_of_n
-from examples.papers.run import Difference, Figure, Table, draw_panels
+from examples.papers.run import Difference, Figure, Table, draw_panels, draw_rows
 from prm_jax.data.rows import read_rows
 from prm_jax.data.score_files import stored_scores
 from prm_jax.data.units import UNITS, probability
@@ -18,8 +18,9 @@ from prm_jax.evals.baselines import cut_chances, mean_f1
 from prm_jax.metrics import ece, labelled_steps, problem_numbers
 from prm_jax.solutions import first_error
 
-HOME, LONGER = "its own task", "longer problems"
+HOME, LONGER = "own task", "longer problems"
 LINES = {"home": HOME, "shifted": LONGER}
+F1 = {line: f"F1, {panel}" for line, panel in LINES.items()}  # of the first wrong step
 MOST = 30.0  # log-odds: beyond them a probability is 1 to thirteen digits, and no scaling can be read from it
 THRESHOLDS = np.arange(1, 100) / 100
 
@@ -79,14 +80,14 @@ def gather_ece(stages: dict) -> Table:
     for line, panel in LINES.items():
         runs = [stage.results()["runs"][0] for stage in stages[line]]
         table.number("step AUROC", panel, [run["step_auroc"] for run in runs])
-        table.number("ECE", f"{panel}, as they are", [run["ece"] for run in runs])
+        table.number("ECE", f"{panel}, unscaled", [run["ece"] for run in runs])
     longer = [scored.steps() for scored in read_scores(stages, "shifted")]
     repaired_S = []
     for home, (z, y, _) in zip(read_scores(stages, "home"), longer, strict=True):
         a, b = fit(*home.steps()[:2])
         repaired_S.append(ece(probability(a * z + b), y))
-    table.number("ECE", f"{LONGER}, Platt, at home", repaired_S)
-    table.number("ECE", f"{LONGER}, Platt, here", [ece_here(*own) for own in longer])
+    table.number("ECE", f"{LONGER}, scaled at home", repaired_S)
+    table.number("ECE", f"{LONGER}, scaled there", [ece_here(*own) for own in longer])
     return table
 
 
@@ -100,24 +101,24 @@ STAGES = PRM | {
     "shifted_truth": f"{TRUTH}chain_shift",
 }
 COMPARE = [
-    Difference("ECE", f"{LONGER}, as they are", f"{HOME}, as they are"),
-    Difference("ECE", f"{LONGER}, Platt, at home", f"{LONGER}, as they are"),
-    Difference("ECE", f"{LONGER}, Platt, here", f"{LONGER}, as they are"),
+    Difference("ECE", f"{LONGER}, unscaled", f"{HOME}, unscaled"),
+    Difference("ECE", f"{LONGER}, scaled at home", f"{LONGER}, unscaled"),
+    Difference("ECE", f"{LONGER}, scaled there", f"{LONGER}, unscaled"),
     Difference("step AUROC", LONGER, HOME),
 ]
-SHIFT = Figure(STAGES, gather_ece, partial(draw_panels, names=["ECE"]), COMPARE)
+SHIFT = Figure(STAGES, gather_ece, partial(draw_rows, names=["ECE"]), COMPARE)
 
 
 def gather_threshold(stages: dict) -> Table:
     table = Table()
     runs = {line: [f1_by_threshold(scored) for scored in read_scores(stages, line)] for line in LINES}
-    for line, panel in LINES.items():
+    for line, panel in F1.items():
         f1_SX = np.array([f1_X for f1_X, *_ in runs[line]])
         table.curve(panel, "PRM", THRESHOLDS, f1_SX)
-        table.number(panel, "PRM, chosen here", [crossed(*halves) for _, *halves in runs[line]])
+        table.number(panel, "PRM, chosen there", [crossed(*halves) for _, *halves in runs[line]])
         table.number(panel, "PRM, .5", f1_SX[:, np.abs(THRESHOLDS - 0.5).argmin()])
     best_S = [f1_X.argmax() for f1_X, *_ in runs["home"]]
-    table.number(LONGER, "PRM, chosen at home", f1_SX[np.arange(len(f1_SX)), best_S])
+    table.number(F1["shifted"], "PRM, chosen at home", f1_SX[np.arange(len(f1_SX)), best_S])
     return table
 
 
@@ -138,16 +139,16 @@ def crossed(first, second) -> float:
 
 
 COMPARE = [
-    Difference(LONGER, "PRM, chosen here", "PRM, chosen at home"),
-    Difference(HOME, "PRM, chosen here", "PRM, .5"),
+    Difference(F1["shifted"], "PRM, chosen there", "PRM, chosen at home"),
+    Difference(F1["home"], "PRM, chosen there", "PRM, .5"),
 ]
-draw = partial(draw_panels, names=[HOME, LONGER], xlabel="threshold (F1 of the first wrong line)")
+draw = partial(draw_panels, names=list(F1.values()), xlabel="threshold on P(good)")
 THRESHOLD = Figure(STAGES, gather_threshold, draw, COMPARE)
 
 POOL = "evaluate.py task=best_of_n data=chain_shift checkpoint=[{prm}] fresh.outcome_model=null seed={seed}"
 COMPARE = [
-    Difference("solved", "PRM, best of n (prod)", "majority vote", x=64),
-    Difference("solved", "PRM, weighted vote", "majority vote", x=64),
+    Difference(best_of_n.SOLVED, "PRM", "majority vote", x=64),
+    Difference(best_of_n.SOLVED, "PRM, weighted vote", "majority vote", x=64),
 ]
 STAGES = PRM | {"pool": POOL}
 BEST_OF_N = Figure(STAGES, best_of_n.gather, best_of_n.draw, COMPARE)

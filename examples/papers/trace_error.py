@@ -11,11 +11,10 @@ from examples.papers.run import Difference, Figure, Table, draw_panels
 from prm_jax import rerank, votes
 from prm_jax.data.pools import read_pool
 from prm_jax.evals.pool_arrays import Pool, pool_arrays
-from prm_jax.evals.pool_metrics import right_traces
-from prm_jax.tasks.chain import CHAIN
 
-VERIFIERS = {"prm": "PRM", "orm": "ORM"}
-ERROR, ABSTAINING = "trace error", "abstaining"
+VERIFIERS = {"prm": "PRM", "orm": "outcome model"}
+ERROR, ABSTAINING = "trace error", "final-answer error after abstaining"
+RANDOM = "PRM, best of n = 1"
 SHARE_X = np.arange(0, 1, 0.05)  # of the problems that are left out, least sure first
 
 
@@ -32,28 +31,11 @@ def gather(stages: dict) -> Table:
         for k, n in enumerate(own[0]["best_of_n"]):
             error_S = 1 - trace_SX[:, k] / right_SX[:, k]
             table.number(ERROR, f"{name}, best of n = {n}", error_S, final_X[k])
-    scored = [labelled_pool(stage) for stage in stages["pool"]]
-    final_S, error_S = np.transpose([errors_at_random(pool) for pool in scored])
-    table.number(ERROR, "a sample at random", error_S, final_S.mean())
+    scored = [pool_arrays(read_pool(stage.folder / "pool.jsonl.gz")) for stage in stages["pool"]]
     errors = [abstaining(pool, "prm", how["prm"]) for pool in scored]
     for rule in errors[0]:
         table.curve(ABSTAINING, f"PRM, {rule}", SHARE_X, [own[rule] for own in errors])
     return table
-
-
-def labelled_pool(stage) -> Pool:
-    """The pool that a stage of task=best_of_n has scored and written, with the exact labels of its steps."""
-    pool = read_pool(stage.folder / "pool.jsonl.gz")
-    rows = {(p.problem, c.steps) for p in pool for c in p.candidates}
-    return pool_arrays(pool, step_labels={row: CHAIN.step_labels(*row) for row in rows})
-
-
-def errors_at_random(pool: Pool) -> tuple[float, float]:
-    """(final error, trace error) of a sample at random: its answer is wrong; a right one has a wrong step."""
-    chance_PN = pool.present_PN / pool.present_PN.sum(-1, keepdims=True)
-    right = float((chance_PN * pool.right_PN).sum())
-    sound = float((chance_PN * right_traces(pool)).sum())
-    return 1 - right / len(pool.right_PN), 1 - sound / right
 
 
 def abstaining(pool: Pool, scorer: str, how: str) -> dict[str, list[float]]:
@@ -82,14 +64,18 @@ def selective(sure_P, wrong_P) -> list[float]:
 
 
 def draw(table):
+    table = table[table.x < 0.71]  # with more left out, few problems are left
     table = table.assign(series=table.series.str.replace(r" = \d+$", "", regex=True))
-    return draw_panels(table, [ERROR, ABSTAINING], "final-answer error; share left out")
+    figure = draw_panels(table, [ERROR, ABSTAINING], "final-answer error")
+    figure.axes[0].set_ylim(-0.05)
+    figure.axes[1].set_xlabel("share of problems left out")
+    return figure
 
 
 COMPARE = [
-    Difference(ERROR, "PRM, best of n = 64", "ORM, best of n = 64"),
-    Difference(ERROR, "PRM, best of n = 64", "a sample at random"),
-    Difference(ERROR, "ORM, best of n = 64", "a sample at random"),
+    Difference(ERROR, "PRM, best of n = 64", "outcome model, best of n = 64"),
+    Difference(ERROR, "PRM, best of n = 64", RANDOM),
+    Difference(ERROR, "outcome model, best of n = 64", RANDOM),
     Difference(ABSTAINING, "PRM, weighted vote", "PRM, best of n", x=0.3),
 ]
 FIGURES = {"trace_error": Figure(STAGES, gather, draw, COMPARE)}

@@ -101,7 +101,7 @@ class Search(Task):
     def figures(self, results: dict, folder: Path) -> list[Path]:
         from prm_jax.figures.search import search_figures
 
-        return search_figures(results, folder, CHOICES[results["choice"]])
+        return search_figures(results, folder)
 
     def metric(self, results: dict) -> float | None:
         """The largest share solved under the first verifier."""

@@ -29,13 +29,10 @@ TITLES = {  # {rule: the title of its panel}
 
 
 def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
-    about = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
-    about += f" ({Path(results['pool']).name}); graded: {results['grading']['checker']}; "
-    solved = about + "bands: 95 % bootstrap intervals over problems"
-    bins = about + "15 equal bins, larger dots hold more; dashed: perfect calibration"
+    """Draws curves over n in 95 % bootstrap bands over problems, and calibration in 15 equal bins."""
     return [
-        save(curves(results), folder / "best_of_n.png", solved, results),
-        save(calibration(results), folder / "calibration.png", bins, results),
+        save(curves(results), folder / "best_of_n.png"),
+        save(calibration(results), folder / "calibration.png"),
     ]
 
 

@@ -32,8 +32,8 @@ def histories(folders: Sequence[Path]) -> list[dict[str, list[float]]]:
     return [{name: [run[step].get(name, np.nan) for step in steps] for name in names} for run in runs]
 
 
-def learning_figure(folder: Path, cost: int, summary: dict) -> Path:
-    """Draws the evaluations of a run; `cost`: the tokens of its verifiers' training samples."""
+def learning_figure(folder: Path) -> Path:
+    """Draws a run's evaluations on held-out problems."""
     (run,) = histories([folder])
     measured = {name: title for name, title in PANELS.items() if np.isfinite(run[name]).any()}
     rows = -(-len(measured) // 2)
@@ -42,8 +42,5 @@ def learning_figure(folder: Path, cost: int, summary: dict) -> Path:
     for axes, (name, title) in zip(axes_RC.flat, measured.items(), strict=False):
         axes.plot(tokens, run[name], **line_style(0))
         axes.set(title=title, xlabel="thousand policy tokens")
-    text = "evaluations on held-out problems"
-    if cost:
-        text += f"; the verifiers' training samples are {cost:,} tokens more"
     (folder / "figures").mkdir(exist_ok=True)
-    return save(figure, folder / "figures" / "learning.png", text, summary)
+    return save(figure, folder / "figures" / "learning.png")

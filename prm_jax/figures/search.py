@@ -5,8 +5,8 @@ from pathlib import Path
 from prm_jax.figures.style import GREY, legend_above, line_style, panels, plain, save, size_axis
 
 
-def search_figures(results: dict, folder: Path, choice: str) -> list[Path]:
-    """Draws a panel a verifier. choice: the final one, in words."""
+def search_figures(results: dict, folder: Path) -> list[Path]:
+    """Draws a panel a verifier; dotted: the policy alone."""
     rule, verifiers = results["choice"], results["verifiers"]
     figure, axes_V = panels(1, len(verifiers), 3.3, 1 + 3.4 * len(verifiers), sharey=True)
     for v, axes in zip(verifiers, axes_V[0], strict=True):
@@ -19,6 +19,4 @@ def search_figures(results: dict, folder: Path, choice: str) -> list[Path]:
         size_axis(axes, sorted({s["budget"] for s in v["searches"]}), "policy tokens a problem")
     axes_V[0, 0].set_ylabel("share solved")
     legend_above(figure, axes_V[0, 0], 3)
-    names = ", ".join(f"{v['verifier']} ({v['aggregator']})" for v in verifiers)
-    text = f"{names}; final choice: {choice}; dotted: the policy alone"
-    return [save(figure, folder / "search.png", text, results)]
+    return [save(figure, folder / "search.png")]

@@ -13,11 +13,7 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
     for i, group in enumerate(groups):
         runs = [results["runs"][k] for k in group["members"]]
         name = f"steps_{i}.png" if len(groups) > 1 else "steps.png"
-        steps = f"{group['means']['n_steps']:.0f} steps of the {runs[0]['data']['name']} data"
-        text = f"{runs[0]['verifier']}; {steps}"
-        if len(runs) > 1:
-            text += f"; means over {len(runs)} runs"
-        paths.append(save(step_page(group["means"], runs), folder / name, text, results))
+        paths.append(save(step_page(group["means"], runs), folder / name))
     return paths
 
 

@@ -1,10 +1,9 @@
-"""What every figure shares: colours, markers, curves over runs, captions, saving.
+"""What every figure shares: one colour a role, curves over runs, names at the ends of lines, saving.
 
 Figures take numbers from results.json, where nan is null. S: runs that differ in their seed.
 """
 
-import re
-import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -23,6 +22,7 @@ plt.rcParams.update(
         "legend.frameon": False,
         "legend.fontsize": 8,
         "figure.dpi": 150,
+        "savefig.dpi": 300,
         "figure.constrained_layout.use": True,
         "savefig.bbox": "tight",
         "pdf.fonttype": 42,  # text stays text
@@ -35,6 +35,15 @@ LINES = tuple(zip(COLOURS, "os^DvPX", strict=True))
 BLUE, ORANGE, GREY = *COLOURS[:2], "#666666"
 OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  # a legend beside its axes
 NO_LINE = {"linestyle": "none"}
+ROLES = {  # {words in a series' name: (colour, marker, dashes)}; the first that fit
+    "oracle": (GREY, "", "-."),
+    "majority vote": (GREY, "", "--"),
+    "outcome model": (ORANGE, "s", "-"),
+    "likelihood": (COLOURS[2], "^", "-"),
+    "PRM": (BLUE, "o", "-"),
+    "best of n": (BLUE, "o", "-"),
+    "checker (": (COLOURS[6], "X", "-"),
+}
 FEWEST_SEEDS = 8  # of an interval over seeds: of fewer a t interval covers too seldom where runs are skewed
 WIDTH = 6.4  # inches of a paper's figure: legible at 600 pixels
 
@@ -44,6 +53,42 @@ def line_style(i: int) -> dict:
     colour, marker = LINES[i]
     style = {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 1.4}
     return style | {"linestyle": ("-", "--", ":")[turn % 3]}  # the eighth line is no first one again
+
+
+def role_of(name: str) -> str | None:
+    return next((words for words in ROLES if words in name), None)
+
+
+def role_styles(names: Sequence[str]) -> dict[str, dict]:
+    """{series: its style}. A role has one colour in all figures, and dashes for its second and third series;
+    series without a role share the other colours."""
+    styles, roles = {}, []
+    for name in names:
+        role = role_of(name)
+        turn = roles.count(role)
+        colour, marker, dashes = ROLES.get(role, (*LINES[3 + turn % 4], "-"))
+        if role and turn:
+            dashes = ("--", ":")[turn % 2 - 1]
+        styles[name] = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5}
+        roles.append(role)
+    return styles
+
+
+def label_ends(axes):
+    """Writes each line's name behind its last point, in its colour, neighbours a line of text apart."""
+    lines = sorted(axes.get_lines(), key=lambda line: line.get_ydata()[-1])
+    y_L = np.array([line.get_ydata()[-1] for line in lines])
+    low, high = axes.get_ylim()
+    gap = 0.17 * (high - low) / axes.get_figure().get_figheight()  # of 0.17 inches
+    for _ in range(200):
+        push_L = np.maximum(gap - np.diff(y_L), 0) / 2
+        y_L[:-1] -= push_L
+        y_L[1:] += push_L
+    behind = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+    for line, y in zip(lines, y_L, strict=True):
+        x = line.get_xdata()
+        y -= gap if x[-1] < x[0] else 0  # below a line that runs to the left
+        axes.annotate(line.get_label(), (x[-1], y), color=line.get_color(), **behind)
 
 
 def floats(x) -> np.ndarray:
@@ -82,23 +127,13 @@ def legend_above(figure, axes, columns: int):
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns)
 
 
-def caption(figure, text: str, results: dict):
-    """Writes below the figure what it was made from, of absolute paths the last two parts, and the commit."""
-    text = re.sub(r"(?<![\w.:/-])/(?:[^\s/,;]+/)*(?=[^\s/,;]+/[^\s/,;]+)", "", text)
-    text += f". Commit {results['versions']['commit']}."
-    text = textwrap.fill(text, int(17 * figure.get_figwidth()))  # characters of this size
-    figure.text(0, -0.02, plain(text), fontsize=6.5, color=GREY, va="top")
-
-
 def plain(text: str) -> str:
     """Text with $ escaped: matplotlib would read text between two $ as mathematics, and fail on \\boxed."""
     return text.replace("$", r"\$")
 
 
-def save(figure, path: Path, text: str = "", results: dict | None = None) -> Path:
-    """Writes a PNG, and beside it a PDF for a paper, with the caption `text` if any; returns the PNG."""
-    if text:
-        caption(figure, text, results)
+def save(figure, path: Path) -> Path:
+    """Writes a PNG, and beside it a PDF for a paper; returns the PNG."""
     figure.savefig(path)
     figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
     plt.close(figure)

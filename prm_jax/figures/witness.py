@@ -17,13 +17,9 @@ def witness_figures(results: dict, folder: Path) -> list[Path]:
     """Draws the mass of the traces by beta and the winner by beta, error and aggregator; writes the page."""
     drawn = "by_beta", "plane", "versions"  # the page has grids of its own
     page = witness.page(folder / "witness.html", {key: x for key, x in results.items() if key not in drawn})
-    dashed = f"Dashed: beta = {results['beta']:g}"
-    mass = f"Four toy traces, score by {results['aggregator']}. {dashed}"
-    mass += f". Hacked: an error of size 1 on {results['plane']['trace']}"
-    phases = f"Four toy traces under the process verifier. {dashed}"
     return [
-        save(witness_mass(results), folder / "witness_mass.png", mass, results),
-        save(witness_phases(results), folder / "witness_phases.png", phases, results),
+        save(witness_mass(results), folder / "witness_mass.png"),
+        save(witness_phases(results), folder / "witness_phases.png"),
         page,
     ]
 

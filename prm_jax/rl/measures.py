@@ -69,5 +69,5 @@ def show_summary(run: Path, summary: dict):
     if jax.process_index() == 0:
         from prm_jax.figures.learning import learning_figure  # imports matplotlib
 
-        print(f"figures     {learning_figure(run, summary['verifier_tokens'] or 0, summary)}")
+        print(f"figures     {learning_figure(run)}")
     print(f"next        python -m prm_jax.sampling checkpoint={run} input=FILE")
