@@ -114,8 +114,8 @@ class ModelScorer:
         scores = self.score_encoded(encoded) if distinct else []
         for (problem, _), score_T in zip(distinct, scores, strict=True):
             if not np.isfinite(score_T).all():
-                where = f"step scores of a solution of {problem[:60]!r}"
-                raise InputError(f"{self.name}: gives {score_T} as {where}, expected numbers")
+                where = f"scores of a solution of {problem[:60]!r}"
+                raise InputError(f"{self.name}: {where}: got {score_T}, expected numbers; try dtype=float32")
         # An outcome's one score is every step's.
         times = [len(steps) if self.format.outcome else 1 for _, steps in rows]
         return [np.repeat(scores[distinct[row]], n) for row, n in zip(rows, times, strict=True)]

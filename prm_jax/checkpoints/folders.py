@@ -63,7 +63,7 @@ def locate(name: str, weights: bool = True) -> Path:
     if folder.is_file():
         raise no_checkpoint(folder)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise InputError(f"{name}: no such folder")
+        raise InputError(f"{name}: no such folder, expected a run, a Hugging Face folder or OWNER/NAME")
     from huggingface_hub import snapshot_download
 
     files = ["*.json", "*.txt", "*.jinja", "tokenizer.model"]
@@ -145,7 +145,7 @@ def open_weights(folder: Path) -> dict:
         b_Or, a_rI = parts.get("B.weight"), parts.get("A.weight")
         shape = None if b_Or is None or a_rI is None else [len(b_Or), a_rI.shape[1]]
         if name not in tensors or shape != list(tensors[name].get_shape()):
-            raise InputError(f"{path}: {module}: updates no matrix of the base model {base}")
+            raise InputError(f"{path}: {module}: updates no matrix of {base}; is that its base model?")
         r = len(a_rI)
         scale = settings["lora_alpha"] / (r**0.5 if settings.get("use_rslora") else r)
         tensors[name] = Updated(tensors[name], np.float32(scale) * b_Or, a_rI)
@@ -174,7 +174,7 @@ def open_file(path: Path) -> dict:
     try:
         stored = safe_open(path, framework="np", backend="pread")
     except SafetensorError as error:
-        raise InputError(f"{path}: not a whole safetensors file ({error})") from error
+        raise InputError(f"{path}: not a whole safetensors file ({error}); download it again") from error
     return {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118 (no dictionary)
 
 

@@ -211,7 +211,7 @@ def check_unused(unused: set[str], cfg: ModelConfig, folder: Path):
         ignored += [fmt.layer.split(".")[0] for fmt in all_formats()]
     lost = [name for name in sorted(unused) if not name.startswith(tuple(ignored))]
     lost = [name for name in lost if not name.endswith("rotary_emb.inv_freq")]
-    expect(not lost, f"{folder}: tensors", lost[:3], f"a place in a {cfg.family} PRM")
+    expect(not lost, f"{folder}: tensors", lost[:3], f"those of a {cfg.family} PRM alone")
 
 
 def check_names(state: dict, cfg: ModelConfig):

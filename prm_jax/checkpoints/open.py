@@ -75,7 +75,7 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
         fmt = dataclasses.replace(loaded.format, **said)
     elif not is_implicit:
         return loaded
-    expect(loaded.objective in ("lm", "implicit"), f"{path}: format", fmt.name, "another: it has a step head")
+    expect(loaded.objective in ("lm", "implicit"), "format", fmt.name, f"none: {path} has a step head")
     second = open_checkpoint(reference, "best", None, dtype).model
     is_wide = second.cfg.vocab >= len(loaded.tokenizer)
     expect(is_wide, "reference", reference, f"a model with the tokens of {path}")

@@ -169,7 +169,7 @@ def save_description(folder: Path, cfg: ModelConfig, tokenizer):
 def read_model(folder: Path, **changes) -> ModelConfig:
     """The configuration of a run's model, with `changes`."""
     path = folder / "model" / MODEL
-    expect(path.is_file(), str(path), None, "the model of a run that has made its first step")
+    expect(path.is_file(), str(path), "no file", "the model of a run that has made its first step")
     try:
         return parse(read_json(path) | changes, ModelConfig)
     except (InputError, AssertionError) as error:
@@ -188,5 +188,5 @@ def restore_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, Dict
         model = jax.eval_shape(lambda model: attach(model, updates, 0), model)
     with manager(saved, read_only=True) as steps:
         restored = restore_newest(steps, model=model)
-    expect(restored is not None, str(saved), None, "a checkpoint")
+    expect(restored is not None, str(saved), "no step", "a checkpoint; resume the run to make one")
     return merge(model), load_tokenizer(folder / "model"), run, restored[0]

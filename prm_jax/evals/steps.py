@@ -117,7 +117,7 @@ def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
     known_R = known_rows(name, test)
     print_counts(data.counts, totals=TOTALS)
     if not any(y is not None for s in test for y in s.labels):
-        raise InputError("data: the test split has no labelled solution")
+        raise InputError("data: no labelled solution in the test split, expected at least one")
     rows = [(s.id, s.problem, s.steps) for s in test]
     p = list(map(probability, score_into(setup.folder / f"scores_{number}.jsonl", scorer, rows, len(rows))))
     run = step_results(cfg.threshold, kind, test, p)

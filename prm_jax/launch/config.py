@@ -33,7 +33,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     hints = typing.get_type_hints(cls, include_extras=True)
     dot = f"{key}." if key else ""
     for unknown in sorted(values.keys() - hints.keys(), key=str):
-        raise InputError(f"{dot}{unknown}: unknown key")
+        raise InputError(f"{dot}{unknown}: unknown key; --help lists those that exist")
     for field in dataclasses.fields(cls):
         if field.name not in {*values, *done} and not has_default(field):
             raise InputError(f"{dot}{field.name}: missing key, expected {type_name(hints[field.name])}")

@@ -136,7 +136,7 @@ def run_config(folder: Path, key: str = "") -> DictConfig:
     """The stored configuration of a run or an evaluation; an error begins with `key`."""
     path = folder / ".hydra/config.yaml"
     if not path.exists():
-        raise InputError(f"{key}{folder} is no run folder (it has no .hydra/config.yaml)")
+        raise InputError(f"{key}{folder}: has no .hydra/config.yaml, expected a run's folder")
     return read_yaml(path)
 
 
