@@ -7,11 +7,13 @@ from functools import partial
 from types import SimpleNamespace
 
 import hydra
+import pandas as pd
 import pytest
 
 import evaluate
 from examples.papers import run
 from examples.papers.run import Difference, Figure, Table, differences, draw_panels, read_table, statements
+from prm_jax.figures.style import BLUE, ORANGE
 from prm_jax.launch.config import CONF, store_defaults
 
 FIGURES = {
@@ -124,6 +126,17 @@ def gather(stages: dict) -> Table:
         table.number("x", kind, [stage.results()["x"] for stage in own], 1)
     table.curve("y", "a", [1, 2], [[0.0, 1.0]])
     return table
+
+
+def test_lines_are_named_at_their_ends_in_the_colour_of_their_role():
+    table = Table()
+    for series, y in {"PRM": 0.9, "PRM + 0.5 log p": 0.9, "outcome model": 0.4}.items():
+        table.curve("solved", series, [1, 2], [[0.5, y]] * 2)
+    (axes,) = draw_panels(pd.DataFrame(table), ["solved"], "n").axes
+    colour_of = {text.get_text(): text.get_color() for text in axes.texts}
+    assert colour_of["PRM"] == colour_of["PRM + 0.5 log p"] == BLUE and colour_of["outcome model"] == ORANGE
+    y_of = {text.get_text(): text.xy[1] for text in axes.texts}
+    assert abs(y_of["PRM"] - y_of["PRM + 0.5 log p"]) > 0.02 and y_of["outcome model"] == pytest.approx(0.4)
 
 
 @pytest.fixture
