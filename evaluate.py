@@ -13,23 +13,28 @@ import sys
 import jax
 from omegaconf import OmegaConf
 
+from prm_jax.critics.prompts import CriticFormat
 from prm_jax.evals.setup import EvaluateConfig, Setup, check_inputs
 from prm_jax.evals.task import Task
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import CONF, parse, store_defaults
+from prm_jax.launch.config import CONF, parse
+from prm_jax.launch.devices import make_mesh
+from prm_jax.launch.files import write_json
 from prm_jax.launch.hosts import writable_folder
-from prm_jax.launch.mesh import make_mesh
 from prm_jax.launch.run_folder import start_command
 
 COMMON = [field.name for field in dataclasses.fields(EvaluateConfig)]
 ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read by the command, or by the task itself
+cli.store_defaults(
+    "critic_defaults", CriticFormat
+)  # conf/format/judge.yaml and the other critics begin with it
 
 
 def main():
     """Starts the command, with the defaults of the task that the command line names among its keys."""
     named = [word.partition("=")[2] for word in sys.argv if word.startswith("task=")] or ["report"]
     is_task = (CONF / "task" / f"{named[-1]}.yaml").exists()
-    store_defaults("task_defaults", task_class(named[-1]).Config if is_task else EvaluateConfig)
+    cli.store_defaults("task_defaults", task_class(named[-1]).Config if is_task else EvaluateConfig)
     evaluate()
 
 
@@ -61,7 +66,7 @@ def evaluate(cfg) -> float | None:
         results = task.run(Setup(common, names, cfg.data, folder, files))
         results |= {"task": cfg.task, "seed": common.seed} | run_folder.made_by(folder)
     results["metric"] = task.metric(results)
-    run_folder.write_json(folder / "results.json", results)
+    write_json(folder / "results.json", results)
     with (folder / "report.txt").open("w") as report, contextlib.redirect_stdout(report):
         task.show(results)
         task.detail(results)

@@ -27,8 +27,10 @@ from prm_jax.examples import Example, make_examples, row_limit
 from prm_jax.formats import Format, policy_format
 from prm_jax.launch import cli, run_folder, run_log
 from prm_jax.launch.config import Count, Seed, expect, parse
-from prm_jax.launch.hosts import max_over_processes, return_large_blocks, writable_folder
-from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, shard_batch
+from prm_jax.launch.devices import MeshConfig, make_mesh, return_large_blocks
+from prm_jax.launch.files import write_json
+from prm_jax.launch.hosts import max_over_processes, writable_folder
+from prm_jax.launch.mesh import check_divides, local_rows, shard_batch
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.sharding import platform
 from prm_jax.lora import LoraConfig
@@ -44,7 +46,6 @@ class TrainBatch:
     tokens: Count | None
     accumulate: Count
     too_long: Literal["error", "drop", "cut"] | None
-    step_weights: Literal["uniform", "later"]
     share_prefixes: bool | Literal["auto"]
 
 
@@ -166,7 +167,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     summary |= {"seed": cfg.seed, **best, "metric": metric}
     summary |= {"parameters": n_all, "trained_parameters": n_trained, "counts": examples.counts}
     summary["examples"] = {"train": len(examples.train), "validation": len(examples.validation)}
-    run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
+    write_json(texts / "summary.json", summary | run_folder.made_by(run))
     numbers = f"eval loss {best['eval_loss']:.4f}, accuracy {best['eval_accuracy']:.4f}"
     print(f"finished    {numbers} at step {best['best_step']}")
     is_policy = cfg.objective == "lm"
@@ -236,10 +237,9 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) 
         limit = row_limit(solutions, fmt, tokenizer, positions)
     about = {"fmt": fmt, "tokenizer": tokenizer, "objective": cfg.objective}
     about |= {"limit": limit, "too_long": too_long}
-    teaching = {"weights": cfg.batch.step_weights, "outcome_at": cfg.outcome_at}
     train, parts, counts, start = None, {}, collections.Counter(), 0
     for source, n in (data.parts or {"": len(solutions)}).items():
-        made, lost = make_examples(solutions[start : start + n], **about, **teaching)
+        made, lost = make_examples(solutions[start : start + n], **about, outcome_at=cfg.outcome_at)
         train = made if train is None else train + made
         counts.update({f"train_{name}": n_lost for name, n_lost in lost.items()})
         start += n

@@ -22,12 +22,12 @@ import numpy as np
 import prm_jax
 from prm_jax import metrics, tasks
 from prm_jax.api import Verifier
-from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import TaskData, data_config, load_splits
+from prm_jax.data.writing import native_row, write_rows
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import CONF
 from prm_jax.rerank import solution_scores
-from prm_jax.solutions import native_row, relabel_after_error
+from prm_jax.solutions import relabel_after_error
 
 SOLUTIONS = 1000  # that are attacked
 

@@ -10,14 +10,14 @@ A critique is the step's operations done one by one and the verdict (hops), or t
 import sys
 from collections.abc import Iterator, Sequence
 
+from prm_jax.critics.prompts import prompt_text, with_critic
 from prm_jax.data import sources
-from prm_jax.data.critiques import prompt_text
-from prm_jax.data.rows import write_rows
+from prm_jax.data.writing import write_rows
 from prm_jax.formats import read_format
 from prm_jax.solutions import Solution
 from prm_jax.tasks import chain
 
-FORMAT = read_format("lab_critic")
+FORMAT = with_critic(read_format("lab_critic"))
 
 
 def written_out(problem: str, steps: Sequence[str]) -> list[list[str]]:

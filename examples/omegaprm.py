@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 
 from prm_jax.data.pools import Problem, read_pool
-from prm_jax.data.rows import write_rows
+from prm_jax.data.writing import write_rows
 from prm_jax.formats import read_format
 from prm_jax.generate.labeling import complete_steps
 from prm_jax.generate.sampling import Sampling, open_policy

@@ -13,8 +13,9 @@ import jax
 from flax import nnx
 
 from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.encoding import encode
 from prm_jax.examples import make_example
-from prm_jax.formats import encode, policy_format
+from prm_jax.formats import policy_format
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch
@@ -79,7 +80,7 @@ class OnlineTrainer(Trainer):
     def example(self, encoded, problem, steps, outcome):
         """A roll-out as a training example, the outcome at every step."""
         solution = Solution(problem, steps, (outcome,) * len(steps), outcome=outcome)
-        return make_example(encoded, solution, self.loss.objective, "uniform")
+        return make_example(encoded, solution, self.loss.objective)
 
 
 @cli.command("rl")

@@ -18,10 +18,10 @@ import numpy as np
 
 import prm_jax
 from prm_jax import tasks
-from prm_jax.data.rows import write_rows
+from prm_jax.data.writing import native_row, write_rows
 from prm_jax.generate.labeling import read_input
 from prm_jax.launch.config import expect
-from prm_jax.solutions import Solution, native_row, relabel_after_error
+from prm_jax.solutions import Solution, relabel_after_error
 from prm_jax.tasks.checkers import is_own, own_function
 
 

@@ -40,7 +40,7 @@ import prm_jax
 from prm_jax import InputError
 from prm_jax.api import Verifier
 from prm_jax.data.units import probability
-from prm_jax.formats import encode
+from prm_jax.encoding import encode
 from prm_jax.rerank import AGGREGATORS, solution_scores
 from prm_jax.scoring import ModelScorer
 

@@ -15,20 +15,19 @@ from typing import Annotated, Literal
 
 import jax
 import numpy as np
-import pandas as pd
 from flax import nnx
 
 from prm_jax import training
 from prm_jax.checkpoints.folders import EMBEDDED
-from prm_jax.checkpoints.open import has_bfloat16_unit
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.questions import read_questions
 from prm_jax.examples import Example
 from prm_jax.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling, open_policy
-from prm_jax.launch import cli, hosts, mesh, run_folder
+from prm_jax.launch import cli, devices, mesh, run_folder
 from prm_jax.launch.config import Count, expect, one_of, parse
-from prm_jax.model import PRM, ModelConfig, cast_backbone, choose_remat
+from prm_jax.launch.files import write_json
+from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.packing import TrainingRows, make_plan, pack_batch, train_batches
 from prm_jax.scoring import HeadScorer
 
@@ -57,7 +56,7 @@ Numbers = dict[str, float]  # a name that ends with the unit -> the number
 
 @dataclasses.dataclass(frozen=True)
 class BenchConfig:  # conf/bench.yaml says what each key means
-    what: Literal["train", "score", "sampling", "memory", "accelerator", "compare"]
+    what: Literal["train", "score", "sampling", "memory", "accelerator"]
     shape: Annotated[str, one_of(SHAPES)]
     dtype: Literal["float32", "bfloat16"]
     rows: Count
@@ -67,8 +66,7 @@ class BenchConfig:  # conf/bench.yaml says what each key means
     problems: Count
     checkpoint: str | None
     input: str | None
-    files: list[str]
-    mesh: mesh.MeshConfig
+    mesh: devices.MeshConfig
     repeats: Count
 
     def __post_init__(self):
@@ -79,7 +77,7 @@ class BenchConfig:  # conf/bench.yaml says what each key means
 def model_config(cfg: BenchConfig, **more) -> ModelConfig:
     fields = dict(zip(SHAPE_FIELDS, SHAPES[cfg.shape], strict=True)) | {"dtype": cfg.dtype, "head": "binary"}
     fields |= {"rope_theta": 1e4, "norm_eps": 1e-6, "qkv_bias": True, "tied": True}
-    return ModelConfig(**fields | {"remat": choose_remat("auto")} | more)
+    return ModelConfig(**fields | {"remat": devices.choose_remat("auto")} | more)
 
 
 def measure(f: Callable[[], int], repeats: int) -> Numbers:
@@ -220,7 +218,7 @@ JOBS = {"train": bench_train, "score": bench_score, "sampling": bench_sampling, 
 
 def run_jobs(cfg: BenchConfig) -> dict[str, Numbers]:
     """The numbers by job, printed as they are known. What fails is printed, too, and the others go on."""
-    emulates = jax.default_backend() == "cpu" and not has_bfloat16_unit()
+    emulates = jax.default_backend() == "cpu" and not devices.has_bfloat16_unit()
     shapes, jobs, numbers = (cfg.shape,), (cfg.what,), {}
     if cfg.what == "accelerator":
         shapes, jobs = ACCELERATOR_SHAPES, ("score", "sampling", "train")
@@ -240,24 +238,12 @@ def run_jobs(cfg: BenchConfig) -> dict[str, Numbers]:
     return numbers
 
 
-def compare(files: list[str]):
-    """Prints the numbers that two results.json share, and the second by the first."""
-    expect(len(files) == 2, "files", files, "two results.json")
-    stored = [run_folder.read_json(Path(name), about=dict, numbers=dict) for name in files]
-    print(*[x["about"] for x in stored], sep="\n")
-    columns = [pd.json_normalize(x["numbers"], sep=" ").T[0] for x in stored]
-    table = pd.concat(columns, axis=1, keys=["first", "second"]).dropna()
-    print(table.assign(ratio=table["second"] / table["first"]).to_string(float_format="{:,.4g}".format))
-
-
 @cli.command("bench", BenchConfig)
 def main(cfg):
     """Prints numbers and writes results.json."""
     raw_cfg, cfg = cfg, parse(cfg, BenchConfig, elsewhere=("cpu_devices", "distributed"))
-    if cfg.what == "compare":
-        return compare(cfg.files)
-    hosts.set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
-    folder, used = run_folder.output_dir(), mesh.modest_mesh(cfg.rows, cfg.mesh)
+    devices.set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
+    folder, used = run_folder.output_dir(), devices.modest_mesh(cfg.rows, cfg.mesh)
     run_folder.claim_folder(folder, raw_cfg)
     with jax.set_mesh(used):
         numbers = run_jobs(cfg)
@@ -265,7 +251,7 @@ def main(cfg):
     if name == "cpu" and info.exists():
         name = re.search(r"model name\s*: (.*)|$", info.read_text())[1]
     about = {"processor": name, "cpus": os.cpu_count(), "devices": used.size} | run_folder.versions()
-    run_folder.write_json(folder / "results.json", {"about": about, "numbers": numbers})
+    write_json(folder / "results.json", {"about": about, "numbers": numbers})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from prm_jax.formats import Encoded, Format, encode, unwritten_note
+from prm_jax.encoding import Encoded, encode, unwritten_note
+from prm_jax.formats import Format
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Packed, Solution
 
@@ -31,15 +32,7 @@ class Example(Encoded):
     targets: dict[str, np.ndarray]
 
 
-def step_weights(n: int, scheme: str) -> np.ndarray:
-    """Loss weights of n labelled steps, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
-    weight_n = np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)
-    return weight_n.astype(np.float32)
-
-
-def make_example(
-    encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last"
-) -> Example:
+def make_example(encoded: Encoded, solution: Solution, objective: str, outcome_at="last") -> Example:
     """Adds the objective's targets: labels of the steps that `encoded` has (prm), the outcome at the last
     step or, with outcome_at=tokens, at every token of the solution (orm, implicit; Cobbe et al. 2021), or
     none (lm), and next-token targets for the solution's tokens."""
@@ -55,33 +48,35 @@ def make_example(
         everywhere = (solution.outcome,) * n
         labels = everywhere if outcome_at == "tokens" else (*unlabelled[1:], solution.outcome)
     label_T, rating_T = (np.array(values, np.float32)[:n] for values in (labels, ratings))  # None: NaN
-    return _with_targets(encoded, label_T, rating_T, objective, weights)
+    return with_targets(encoded, label_T, rating_T, objective)
 
 
-def _with_targets(encoded: Encoded, label_T, rating_T, objective: str, weights: str) -> Example:
-    n = len(label_T)
-    weight_T, token_weight_L = np.zeros(n, np.float32), np.zeros(len(encoded.ids_L), np.float32)
-    labelled_T = ~np.isnan(label_T)
-    weight_T[labelled_T] = step_weights(labelled_T.sum(), weights)
+def with_targets(encoded: Encoded, label_T, rating_T, objective: str) -> Example:
+    token_weight_L = np.zeros(len(encoded.ids_L), np.float32)
     token_weight_L[max(encoded.start, 1) :] = 1  # nothing comes before the first token to predict it from
-    targets = {"label": label_T, "rating": rating_T, "weight": weight_T, "token_weight": token_weight_L}
-    targets["depth"] = np.arange(n) * (objective == "prm")
+    targets = {
+        "label": label_T,
+        "rating": rating_T,
+        "weight": (~np.isnan(label_T)).astype(np.float32),
+        "depth": np.arange(len(label_T)) * (objective == "prm"),
+        "token_weight": token_weight_L,
+    }
     return Example(encoded.ids_L, encoded.step_end_T, encoded.start, targets)
 
 
 def _pack(e: Example) -> bytes:
-    """The bytes of an example without what `_with_targets` adds."""
+    """The bytes of an example without what `with_targets` adds."""
     kind = np.uint16 if e.ids_L.max() < 1 << 16 else np.int32
     # A float32 holds every place below 2^24, far beyond the longest row.
     step_3T = np.stack([e.step_end_T, e.targets["label"], e.targets["rating"]])
     return pickle.dumps((e.start, kind, e.ids_L.astype(kind).tobytes(), step_3T.astype(np.float32).tobytes()))
 
 
-def _unpack(row: bytes, **options) -> Example:
+def _unpack(row: bytes, objective: str) -> Example:
     start, kind, ids, steps = pickle.loads(row)
     end_T, label_T, rating_T = np.frombuffer(steps, np.float32).reshape(3, -1)
     encoded = Encoded(np.frombuffer(ids, kind).astype(np.int32), end_T.astype(np.int32), start)
-    return _with_targets(encoded, label_T, rating_T, **options)
+    return with_targets(encoded, label_T, rating_T, objective)
 
 
 def encode_all(solutions, fmt: Format, tokenizer, **options) -> Iterator[tuple[Solution, Encoded]]:
@@ -101,20 +96,13 @@ def row_limit(solutions: Packed, fmt: Format, tokenizer, positions: int) -> int:
 
 
 def make_examples(
-    solutions,
-    fmt: Format,
-    tokenizer,
-    objective: str,
-    limit=None,
-    too_long="error",
-    weights="uniform",
-    outcome_at="last",
+    solutions, fmt: Format, tokenizer, objective: str, limit=None, too_long="error", outcome_at="last"
 ) -> tuple[Packed, dict[str, int]]:
     """Tokenises solutions; returns (examples, counts of what was lost). One of more than `limit` tokens
     raises, is dropped, or loses its last steps (`cut`); one without a target is dropped."""
     is_trainable = not fmt.outcome or objective == "lm"
     expect(is_trainable, "format", fmt.name, "one with step marks to train at, such as plain")
-    examples = Packed(_pack, functools.partial(_unpack, objective=objective, weights=weights))
+    examples = Packed(_pack, functools.partial(_unpack, objective=objective))
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
     unwritten = Counter()
     options = {"end": objective == "lm", "unwritten": unwritten}
@@ -129,7 +117,7 @@ def make_examples(
                 continue
             counts["too_long_cut"] += 1
             counts["steps_cut"] += n_steps - len(encoded.step_end_T)
-        example = make_example(encoded, solution, objective, weights, outcome_at)
+        example = make_example(encoded, solution, objective, outcome_at)
         if objective != "lm" and not example.targets["weight"].any():
             counts["without_target_dropped"] += 1
             continue

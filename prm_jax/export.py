@@ -1,23 +1,20 @@
 """Exports a run of train.py to the Hugging Face layout: python -m prm_jax.export checkpoint=RUN to=FOLDER"""
 
 import dataclasses
-import json
-import re
 import shutil
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
-from omegaconf import OmegaConf
 
-from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.hf import save
 from prm_jax.checkpoints.hf_config import architecture
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.formats import with_pad
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
+from prm_jax.launch.runs import newest_run
 
 ROW = "3 + 4 * 2 = ?", ("4 * 2 = 8", "3 + 8 = 11")  # the solution that an export scores again
 MEANING = {
@@ -51,14 +48,14 @@ def main(cfg):
     raw_cfg, cfg = cfg, parse(cfg, ExportConfig)
     to = Path(cfg.to)
     run_folder.claim_folder(run_folder.output_dir(), raw_cfg)
-    run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
+    run = Path(cfg.checkpoint) if cfg.checkpoint else newest_run()
     loaded = open_checkpoint(run, cfg.which, None, "float32")
-    export(loaded, run, to)
+    export(loaded, to)
     size = sum(path.stat().st_size for path in to.iterdir())
     print(f"exported    {loaded.name} to {to}, {size / 2**20:.2f} MiB")
 
 
-def export(loaded: Loaded, run: Path, to: Path):
+def export(loaded: Loaded, to: Path):
     """Writes a run's model to a new folder, which gets its name once it has been read back."""
     is_free = not to.exists() or to.is_dir() and not any(to.iterdir())
     expect(is_free, "to", str(to), "a new or an empty folder")
@@ -67,15 +64,13 @@ def export(loaded: Loaded, run: Path, to: Path):
         "label_kind": loaded.label_kind,
         "objective": loaded.objective,
         "step_tag_id": step_tag(loaded.format, loaded.tokenizer),
-        "policy_tokens": training_tokens(str(run)),
     }
-    new, summary = Path(f"{to.absolute()}.unfinished"), run / "summary.json"
+    new = Path(f"{to.absolute()}.unfinished")
     shutil.rmtree(new, ignore_errors=True)  # of a call that was killed
     try:
         save(new, loaded.model, loaded.tokenizer, **notes)
         read_back(new, loaded)
-        numbers = run_folder.read_json(summary) if summary.exists() else {}
-        model_card(to.name, loaded, numbers, notes["step_tag_id"]).save(new / "README.md")
+        model_card(to.name, loaded, notes["step_tag_id"]).save(new / "README.md")
         new.replace(to)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -102,25 +97,16 @@ def score_row(loaded: Loaded) -> np.ndarray:
     return scorer.score([ROW])[0]
 
 
-def model_card(name: str, loaded: Loaded, summary: dict, tag: int | None) -> ModelCard:
-    """The README.md of an export: what its scores mean, how to get them, its data, metrics and versions;
-    `tag`: the step tag's id."""
-    run, kind, is_lm = loaded.config, loaded.label_kind, loaded.objective == "lm"
+def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:
+    """The README.md of an export: what its scores mean and how to get them; `tag`: the step tag's id."""
+    kind, is_lm = loaded.label_kind, loaded.objective == "lm"
     task = "text-generation" if is_lm else "token-classification"
     about = ModelCardData(library_name="transformers", pipeline_tag=task, tags=["process-reward-model"])
     text = f"---\n{about.to_yaml()}\n---\n# {name}\n\nMade with prm_jax from {Path(loaded.name).name}, "
-    text += f"objective {run.objective}, laid out for the class {architecture(loaded.model.cfg)}.\n"
+    text += f"objective {loaded.config.objective}, laid out for the class {architecture(loaded.model.cfg)}.\n"
     if not is_lm:
         text += SCORES.format(meaning=MEANING[kind], kind=kind, tag=tag, name=name)
-    facts = {
-        "format": OmegaConf.to_container(run.format, resolve=True),
-        "data": OmegaConf.to_container(run.data, resolve=True),
-        "metrics": {key: x for key, x in summary.items() if type(x) in (int, float)},
-        "versions": summary.get("versions", run_folder.versions()),
-    }
-    facts = json.dumps(facts, indent=2, ensure_ascii=False)
-    facts = re.sub(r'"/[^"]*/', '"', facts)  # names of files, not their folders on this machine
-    return ModelCard(f"{text}\n```json\n{facts}\n```\n", ignore_metadata_errors=True)
+    return ModelCard(text, ignore_metadata_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,20 @@
-"""Turns a solution into token ids and step marks. One function serves training, scoring, search and RL.
+"""Conventions of text: how a problem and steps are written, and what the scores of a model mean.
 
-The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format
-with keys of `Format`, which names its source. Released PRMs tokenise in two ways, followed exactly:
+A format is one file of conf/format with keys of `Format`, which names its source; encoding.py makes ids of
+it."""
 
-apart: every step by itself, then the ids of its separator. The mark cannot fuse with text, as `.` and a
-newline do in BPE when TRL's documented inference example tokenises them together (4 points of ProcessBench
-F1). together: one text, one call, as the authors' code does. Marks are found by their place in the text,
-never by their id; a mark that fused with the text beside it raises."""
-
-import collections
 import dataclasses
 import functools
 import re
-from array import array
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data.critiques import CriticFormat, conversation
 from prm_jax.data.thoughts import THOUGHT_START
 from prm_jax.data.units import UNITS
-from prm_jax.launch.config import CONF, expect, one_of, parse, store_defaults
+from prm_jax.launch.config import CONF, expect, one_of, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +50,7 @@ class Format:
     label_kind: Literal["correctness", "value", "advantage", "unknown"] = "unknown"  # what it learned
     auto: bool = True  # format=auto may choose it; false: another format is more common for its head
     changes: dict[str, object] | None = None  # auto: keys that replace those of the chosen format
-    critic: CriticFormat | None = None  # of a language model that writes before it judges (data/critiques.py)
+    critic: object = None  # keys of CriticFormat (critics/prompts.py): of a model that writes and then judges
 
     @staticmethod
     def from_keys(keys: dict) -> dict:
@@ -92,23 +82,6 @@ class Format:
         expect(is_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
 
 
-@dataclasses.dataclass(frozen=True)
-class PolicyFormat:
-    """The keys of `Format` that mean something of a language model that solves and brings no format."""
-
-    separator: str = "\n"  # a step ends with any token that holds this text
-    # Before the first step, with a chat template the user's message; null: {problem}
-    prefix: str | None = None
-    number: str = ""
-    bos: bool = True
-    chat: bool | str | None = None  # null: the model's own chat template, if it has one | true | false | FILE
-    system: str | None = None
-    strip: bool = False
-
-    def whole(self) -> Format:
-        return Format("plain", **{key: x for key, x in vars(self).items() if x is not None})
-
-
 def read_format(name: str, **changes) -> Format:
     """The format of conf/format/NAME.yaml, with changes of its keys."""
     paths = {path.stem: path for path in sorted(CONF.glob("format/*.yaml"))}
@@ -116,10 +89,6 @@ def read_format(name: str, **changes) -> Format:
     keys = OmegaConf.load(paths[name])
     keys.pop("defaults", None)  # of Hydra
     return parse(OmegaConf.merge(keys, changes), Format, "format")
-
-
-# conf/format/judge.yaml and the other critics begin with it.
-store_defaults("critic_defaults", CriticFormat)
 
 
 @functools.cache
@@ -139,15 +108,6 @@ def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
     return tuple(token for (token,) in ids) or None
 
 
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-    """One tokenised solution."""
-
-    ids_L: np.ndarray
-    step_end_T: np.ndarray  # the index of each step's mark in ids_L
-    start: int  # that of the solution's first token
-
-
 def with_pad(fmt: Format, tokenizer) -> Format:
     """The format with the tokenizer's padding token for {pad}."""
     if "{pad}" not in fmt.prefix + fmt.separator:
@@ -157,156 +117,7 @@ def with_pad(fmt: Format, tokenizer) -> Format:
     return dataclasses.replace(fmt, **pad)
 
 
-def encode(
-    fmt: Format,
-    tokenizer,
-    rows: Iterable[tuple[str, tuple[str, ...]]],
-    end: bool = False,
-    unwritten: collections.Counter | None = None,
-) -> list[Encoded]:
-    """Encodes (problem, steps) rows; `end` appends the token that ends a turn or a text, for language-model
-    training. `unwritten` counts as `count_unwritten`. InputError if a step or the separator has no token, a
-    mark fused with text, marks and steps differ in number, or, in a text tokenised together, a problem or
-    step contains the separator."""
-    expect(fmt.name != "auto", "format", "auto", "the name of a convention, unless a checkpoint says it")
-    fmt = with_pad(fmt, tokenizer)
-    # A chat template writes its own beginning.
-    has_bos = fmt.bos and not fmt.chat and tokenizer.bos_token_id is not None
-    begin = [tokenizer.bos_token_id] if has_bos else []
-    finish = []
-    if end:
-        finish = sorted(turn_end(fmt, tokenizer)) or [tokenizer.eos_token_id]
-    expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
-    rows = [(unix_lines(problem), numbered(fmt, tuple(map(unix_lines, steps)))) for problem, steps in rows]
-    found = count_unwritten(tokenizer, rows)
-    if unwritten is not None:
-        unwritten.update(found)
-    encode_rows = _encode_together if fmt.tokenized == "together" else _encode_apart
-    encoded = []
-    for (problem, steps), (ids, marks, start) in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
-        step_end_T = np.array(marks, np.int32) + len(begin) + fmt.shift
-        encoded.append(Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin)))
-        check_marks(encoded[-1], 1 if fmt.outcome else len(steps), repr(problem[:60]))
-    return encoded
-
-
-def unix_lines(text: str) -> str:
-    """The text with line ends as most files have them: a file of Windows gets the same scores."""
-    return text.replace("\r\n", "\n")
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def has_token(tokenizer, character: str) -> bool:
-    """Whether the tokens of a character, the unknown one aside, say anything of it."""
-    ids = tokenizer.encode(character, add_special_tokens=False)
-    known = [i for i in ids if i != tokenizer.unk_token_id]
-    return character.isspace() or tokenizer.decode(known).strip() != ""
-
-
-def count_unwritten(tokenizer, rows) -> collections.Counter:
-    """How often each character of (problem, steps) rows has no token: it is unknown to the tokenizer, or left
-    out; "" counts blank steps. InputError where no character of another step has one."""
-    characters = set().union(*(text for problem, steps in rows for text in (problem, *steps)))
-    lost, total = {c for c in characters if not has_token(tokenizer, c)}, collections.Counter()
-
-    def lost_of(text: str) -> list[str]:
-        return [c for c in text if c in lost] if lost else []
-
-    for problem, steps in rows:
-        total.update(lost_of(problem))
-        for t, step in enumerate(steps):
-            text, unknown = "".join(step.split()), lost_of(step)
-            expected = "a text that has a token in this tokenizer"
-            expect(not text or len(unknown) < len(text), f"{problem[:60]!r}: steps[{t}]", step, expected)
-            total.update(unknown if text else [""])
-    return total
-
-
-def unwritten_note(unwritten: collections.Counter) -> str:
-    """What a command says of what `count_unwritten` found."""
-    notes = [f"{unwritten['']:,} steps are blank"] if unwritten[""] else []
-    lost = [(c, n) for c, n in unwritten.most_common() if c]
-    if lost:
-        some = " ".join(repr(c) for c, _ in lost[:5])
-        notes.append(f"{sum(n for _, n in lost):,} characters have no token: {some}")
-    return "; ".join(notes)
-
-
-def numbered(fmt: Format, steps: tuple[str, ...]) -> tuple[str, ...]:
-    """The steps as the format writes them: stripped, and numbered unless they have a number."""
-    if fmt.strip:
-        steps = tuple(step.strip() for step in steps)
-    if fmt.number:
-        number = re.compile(re.escape(fmt.number.rstrip()).replace(r"\{n\}", r"\d+"), re.IGNORECASE)
-        numbers = (fmt.number.replace("{n}", str(n)) for n in range(1, len(steps) + 1))
-        steps = tuple(step if number.match(step) else text + step for text, step in zip(numbers, steps))
-    return tuple(step.rstrip(" ") for step in steps) if fmt.strip else steps
-
-
-def _encode_apart(fmt: Format, tokenizer, rows):
-    """Yields (ids, marks, start) of rows, whose prefix and steps are tokenised one by one."""
-
-    def parts(step):
-        return step.split(fmt.separator) if fmt.tokenized == "lines" else [step]
-
-    distinct = dict.fromkeys((problem, steps[:1]) for problem, steps in rows)
-    head_of = {beginning: opening(fmt, tokenizer, *beginning) for beginning in distinct}
-    heads = [head_of[problem, steps[:1]] for problem, steps in rows]
-    # Each distinct text is tokenised once, thousands in a call, which takes 100 times the memory of the ids.
-    texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
-    ids_of, size = {}, 4096
-    for group in (texts[i : i + size] for i in range(0, len(texts), size)):
-        ids = tokenizer(group, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-        ids_of |= zip(group, (array("i", ids_L) for ids_L in ids), strict=True)
-    separator = tokenizer.encode(fmt.separator, add_special_tokens=False)
-    expect(separator, "format.separator", fmt.separator, "a text that has a token in this tokenizer")
-    for head, (_, steps) in zip(heads, rows, strict=True):
-        ids, marks = [*ids_of[head]], []
-        for step in steps:
-            for part in parts(step):
-                ids += [*ids_of[part], *separator]
-            marks.append(len(ids) - 1)
-        yield ids, marks, len(ids_of[head])
-
-
-def _encode_together(fmt: Format, tokenizer, rows):
-    """Yields (ids, marks, start) of rows, each tokenised as one text."""
-    expect(tokenizer.is_fast, "tokenizer", "a slow one", f"a fast one, with offsets, for format={fmt.name}")
-    mark_id = tokenizer.encode(fmt.separator, add_special_tokens=False)[-1:]
-    for problem, steps in rows:
-        where = f"{problem[:60]!r}"
-        if fmt.separator and any(fmt.separator in text for text in (problem, *steps)):
-            raise InputError(f"{where}: contains {fmt.separator!r}, which format={fmt.name} reads as a mark")
-        text, suffix = fmt.prefix.replace("{problem}", problem), fmt.suffix
-        if fmt.outcome:
-            yield _encode_outcome(fmt, tokenizer, text, steps)
-            continue
-        if fmt.chat:
-            text, suffix = as_chat(fmt, tokenizer, text, ANSWER).rsplit(ANSWER, 1)
-        first, ends = len(text), []
-        for t, step in enumerate(steps):
-            text += fmt.between if t else ""
-            if fmt.strip and not step:  # its separator brings the blank before it
-                text = text.rstrip(" ")
-                first = min(first, len(text))
-            text += step + fmt.separator
-            ends.append(len(text))
-        encoding = tokenizer(text + suffix, add_special_tokens=False, return_offsets_mapping=True)
-        ids, spans = encoding["input_ids"], np.array(encoding["offset_mapping"]).reshape(-1, 2)
-        start = int((spans[:, 0] < first).sum())
-        if fmt.probe:
-            probes = [fmt.probe] * (len(ends) - 1) + [fmt.probe.rstrip()]
-            cuts = [text[:end] + probe for end, probe in zip(ends, probes, strict=True)]
-            marks = [len(tokenizer.encode(cut, add_special_tokens=False)) - 1 for cut in cuts]
-        else:
-            marks = [_mark(fmt, mark_id, ids, spans, end, where) for end in ends]
-        if fmt.drop_separator:
-            dropped = {_mark(fmt, mark_id, ids, spans, first, where), *marks}
-            ids = [token for i, token in enumerate(ids) if i not in dropped]
-            marks = [mark - 2 - t for t, mark in enumerate(marks)]  # t + 1 separators were before it
-            start -= 1
-        yield ids, marks, start
-
+# Chat templates
 
 ANSWER = "<the answer stands here>"
 
@@ -316,6 +127,20 @@ def as_chat(fmt: Format, tokenizer, question: str, answer: str | None) -> str:
     turns = {"system": fmt.system, "user": question, "assistant": answer}
     messages = [{"role": role, "content": text} for role, text in turns.items() if text is not None]
     return conversation(fmt, tokenizer, messages, asks=answer is None)
+
+
+def conversation(fmt, tokenizer, turns: list[dict], asks: bool) -> str:
+    """The turns by the tokenizer's chat template, or by that in a file; `asks`: the assistant's next turn
+    begins."""
+    template = Path(fmt.chat).read_text() if isinstance(fmt.chat, str) else None
+    try:
+        return tokenizer.apply_chat_template(
+            turns, chat_template=template, tokenize=False, add_generation_prompt=asks
+        )
+    except Exception as error:  # no template, one that cannot be read, or one that raises at a role
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        hint = "format.chat=false does without, format.chat=FILE.jinja names another"
+        raise InputError(f"format={fmt.name}: the chat template fails ({reason}); {hint}") from error
 
 
 def opening(fmt: Format, tokenizer, problem: str, steps: tuple[str, ...] = ()) -> str:
@@ -364,38 +189,3 @@ def turn_end(fmt: Format, tokenizer) -> set[int]:
     ids = tokenizer.encode(after.lstrip(), add_special_tokens=False)[:1] if found else []
     known = tokenizer.added_tokens_decoder
     return {token for token in ids if token in known and known[token].special}
-
-
-def _encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...]):
-    """(ids, [index of the last one], start) of a whole solution."""
-    answer = fmt.between.join(step + fmt.separator for step in steps)
-    text = as_chat(fmt, tokenizer, prefix, answer) if fmt.chat else prefix + answer + fmt.suffix
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    spans = np.array(encoding["offset_mapping"]).reshape(-1, 2)
-    start = int((spans[:, 0] < max(text.rfind(answer.strip()), 0)).sum())
-    return encoding["input_ids"], [len(spans) - 1], start
-
-
-def _mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, where: str) -> int:
-    """Index of the token that ends at `end`; InputError unless it is the mark and nothing else."""
-    i, mark = int(np.searchsorted(spans[:, 1], end, side="right")) - 1, fmt.mark or fmt.separator
-    is_whole = ids[i : i + 1] == mark_id and tuple(spans[i]) == (end - len(mark), end)
-    if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
-        raise InputError(f"{where}: the mark {mark!r} of a step is no token of its own (format={fmt.name})")
-    return i
-
-
-def check_marks(encoded: Encoded, n_steps: int, where: str):
-    """Raises InputError unless there is exactly one mark a step, in order and inside the row."""
-    marks, n_tokens = encoded.step_end_T.tolist(), len(encoded.ids_L)
-    if len(marks) != n_steps or (np.diff([-1, *marks, n_tokens]) <= 0).any():
-        raise InputError(f"{where}: {len(marks)} step marks {marks} for {n_steps} steps in {n_tokens} tokens")
-
-
-def train_tokenizer(texts: Iterable[str], vocab: int):
-    """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a
-    token. It is of the class with which transformers reads every `qwen2` folder, whatever its files say."""
-    from transformers import Qwen2Tokenizer
-
-    untrained = Qwen2Tokenizer(eos_token="<|endoftext|>", pad_token="<|endoftext|>", unk_token=None)
-    return untrained.train_new_from_iterator(texts, vocab, show_progress=False)

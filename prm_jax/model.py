@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.heads import HEADS
 from prm_jax.kernels.cpu import (
@@ -150,6 +149,12 @@ class Cache(NamedTuple):
     visible_until_BS: jax.Array  # last slot that sees each slot's token; -1 where there is none yet
     length_B: jax.Array  # number of filled slots
 
+    def next_slots(self, visible_until_BL):
+        """The slots of a row's next tokens, slot_BL, and visible_until_BS with theirs."""
+        B, L = visible_until_BL.shape
+        slot_BL = self.length_B[:, None] + jnp.arange(L)
+        return slot_BL, self.visible_until_BS.at[jnp.arange(B)[:, None], slot_BL].set(visible_until_BL)
+
     def take(self, row_b):
         """A copy of rows row_b: a prompt once for each of its samples, or the rows that go on."""
         return jax.tree.map(lambda x_B: x_B[row_b], self)
@@ -198,63 +203,81 @@ class Block(nnx.Module):
     def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
         D, F, H, G, K = cfg.dim, cfg.ffn, cfg.heads, cfg.kv_heads, cfg.head_dim
         each = (cfg.experts,) if cfg.experts else ()
+
+        def gain(n: int, wanted: bool = True):
+            return nnx.Param(jnp.ones(n)) if wanted else None
+
+        def bias(n: int, wanted: bool):
+            return nnx.Param(jnp.zeros(n)) if wanted else None
+
         self.cfg = cfg
-        self.norm_attn = nnx.Param(jnp.ones(D))
+        self.norm_attn = gain(D)
         self.w_q = matrix(rngs, (D, H * K), D**-0.5, OUT_SPLIT)
         self.w_k = matrix(rngs, (D, G * K), D**-0.5, OUT_SPLIT)
         self.w_v = matrix(rngs, (D, G * K), D**-0.5, OUT_SPLIT)
-        self.b_q = nnx.Param(jnp.zeros(H * K)) if cfg.qkv_bias else None
-        self.b_k = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
-        self.b_v = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
-        self.norm_q = nnx.Param(jnp.ones(K)) if cfg.qk_norm else None
-        self.norm_k = nnx.Param(jnp.ones(K)) if cfg.qk_norm else None
+        self.b_q = bias(H * K, cfg.qkv_bias)
+        self.b_k = bias(G * K, cfg.qkv_bias)
+        self.b_v = bias(G * K, cfg.qkv_bias)
+        self.norm_q = gain(K, cfg.qk_norm)
+        self.norm_k = gain(K, cfg.qk_norm)
         self.w_o = matrix(rngs, (H * K, D), (H * K) ** -0.5, IN_SPLIT)
-        self.b_o = nnx.Param(jnp.zeros(D)) if cfg.o_bias else None
-        self.norm_attn_out = nnx.Param(jnp.ones(D)) if cfg.post_norms else None
-        self.norm_ffn = nnx.Param(jnp.ones(D))
+        self.b_o = bias(D, cfg.o_bias)
+        self.norm_attn_out = gain(D, cfg.post_norms)
+        self.norm_ffn = gain(D)
         self.w_router = matrix(rngs, (D, cfg.experts), D**-0.5) if cfg.experts else None
         self.w_gate = matrix(rngs, (*each, D, F), D**-0.5, OUT_SPLIT)
         self.w_up = matrix(rngs, (*each, D, F), D**-0.5, OUT_SPLIT)
         self.w_down = matrix(rngs, (*each, F, D), F**-0.5, IN_SPLIT)
-        self.b_gate = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
-        self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
-        self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
-        self.norm_ffn_out = nnx.Param(jnp.ones(D)) if cfg.post_norms else None
+        self.b_gate = bias(F, cfg.mlp_bias)
+        self.b_up = bias(F, cfg.mlp_bias)
+        self.b_down = bias(D, cfg.mlp_bias)
+        self.norm_ffn_out = gain(D, cfg.post_norms)
 
     def __call__(self, x_BLD, rope, visible_until_BS, slot_BL=None, past=None):
         """The residual stream after this block, x_BLD, and `past`, keys and values (k_BGKS, v_BGSK) of the
         tokens before, with those of these tokens in the slots slot_BL."""
-        cfg, (B, L, _) = self.cfg, x_BLD.shape
+        cfg = self.cfg
         h_BLD = norm(x_BLD, self.norm_attn, cfg)
-        q_BLHK = norm(linear(h_BLD, self.w_q, self.b_q).reshape(B, L, -1, cfg.head_dim), self.norm_q, cfg)
-        k_BLGK = norm(linear(h_BLD, self.w_k, self.b_k).reshape(B, L, -1, cfg.head_dim), self.norm_k, cfg)
+        h_BLD, past = self.attention(h_BLD, rope, visible_until_BS, slot_BL, past)
+        x_BLD += cfg.residual_scale * norm(h_BLD, self.norm_attn_out, cfg)
+        h_BLD = self.feed_forward(norm(x_BLD, self.norm_ffn, cfg))
+        return x_BLD + cfg.residual_scale * norm(h_BLD, self.norm_ffn_out, cfg), past
+
+    def attention(self, h_BLD, rope, visible_until_BS, slot_BL, past):
+        """What each token reads of those that it sees, h_BLD; and `past` with these tokens."""
+        cfg, (B, L, _) = self.cfg, h_BLD.shape
+        q_BLHK = linear(h_BLD, self.w_q, self.b_q).reshape(B, L, -1, cfg.head_dim)
+        k_BLGK = linear(h_BLD, self.w_k, self.b_k).reshape(B, L, -1, cfg.head_dim)
         v_BLGK = linear(h_BLD, self.w_v, self.b_v).reshape(B, L, -1, cfg.head_dim)
-        q_BLHK, k_BLGK = rotate(q_BLHK, *rope), rotate(k_BLGK, *rope)
+        q_BLHK = rotate(norm(q_BLHK, self.norm_q, cfg), *rope)
+        k_BLGK = rotate(norm(k_BLGK, self.norm_k, cfg), *rope)
         if not cfg.qk_norm:  # the norm's backward pass keeps its own inputs, and these would be kept besides
-            q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
+            q_BLHK = save_for_backward(q_BLHK, "attention")
+            k_BLGK = save_for_backward(k_BLGK, "attention")
         k_BSGK, v_BSGK = k_BLGK, v_BLGK
         if past is not None:
             row_B1 = jnp.arange(B)[:, None]
             k_BGKS = past[0].at[row_B1, :, :, slot_BL].set(k_BLGK.astype(past[0].dtype))
             v_BGSK = past[1].at[row_B1, :, slot_BL].set(v_BLGK.astype(past[1].dtype))
-            past, k_BSGK, v_BSGK = (k_BGKS, v_BGSK), k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
+            past = k_BGKS, v_BGSK
+            k_BSGK, v_BSGK = k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
         capped_attend = partial(attend, cap=cfg.attn_logit_softcap)
         q_BLHK = cfg.query_scale * q_BLHK
         o_BLHK = shard_heads(capped_attend, q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
-        h_BLD = linear(o_BLHK.reshape(B, L, -1), self.w_o, self.b_o)
-        x_BLD += cfg.residual_scale * norm(h_BLD, self.norm_attn_out, cfg)
+        return linear(o_BLHK.reshape(B, L, -1), self.w_o, self.b_o), past
 
-        def ffn(h_nD, dot):
-            h_nF = gated(dot(h_nD, self.w_gate, self.b_gate), dot(h_nD, self.w_up, self.b_up), cfg.activation)
-            return dot(h_nF, self.w_down, self.b_down)
+    def feed_forward(self, h_BLD):
+        """The gated layer, or a mixture of them."""
+        cfg = self.cfg
 
-        h_BLD = norm(x_BLD, self.norm_ffn, cfg)
-        if cfg.experts:
-            logit_BLE = linear(h_BLD, self.w_router)
-            h_BLD = mixture(h_BLD, logit_BLE, cfg.experts_per_token, cfg.norm_topk_prob, ffn)
-        else:
-            h_BLD = ffn(h_BLD, linear)
-        return x_BLD + cfg.residual_scale * norm(h_BLD, self.norm_ffn_out, cfg), past
+        def layer(h_nD, dot):
+            gate_nF, up_nF = dot(h_nD, self.w_gate, self.b_gate), dot(h_nD, self.w_up, self.b_up)
+            return dot(gated(gate_nF, up_nF, cfg.activation), self.w_down, self.b_down)
+
+        if not cfg.experts:
+            return layer(h_BLD, linear)
+        logit_BLE = linear(h_BLD, self.w_router)
+        return mixture(h_BLD, logit_BLE, cfg.experts_per_token, cfg.norm_topk_prob, layer)
 
 
 class PRM(nnx.Module):
@@ -288,17 +311,11 @@ class PRM(nnx.Module):
         cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
         x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:
-            B, L = ids_BL.shape
-            slot_BL = cache.length_B[:, None] + jnp.arange(L)
-            visible_until_BS = cache.visible_until_BS.at[jnp.arange(B)[:, None], slot_BL].set(
-                visible_until_BL
-            )
-            x_BLD = jnp.where(
-                (slot_BL < visible_until_BS.shape[1])[..., None], x_BLD, jnp.nan
-            )  # no slots are left
-        if cfg.window is not None:
-            local_BS = jnp.minimum(visible_until_BS, jnp.arange(visible_until_BS.shape[1]) + cfg.window - 1)
+            slot_BL, visible_until_BS = cache.next_slots(visible_until_BL)
+            has_slot_BL = slot_BL < visible_until_BS.shape[1]
+            x_BLD = jnp.where(has_slot_BL[..., None], x_BLD, jnp.nan)
         rope, local_rope = ropes or self.ropes(pos_BL)
+        place_S = jnp.arange(visible_until_BS.shape[1])
 
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
@@ -308,6 +325,7 @@ class PRM(nnx.Module):
             if cfg.local_rope_theta is not None:
                 layer_rope = jax.tree.map(partial(jnp.where, is_sliding), local_rope, rope)
             if cfg.window is not None:
+                local_BS = jnp.minimum(visible_until_BS, place_S + cfg.window - 1)
                 layer_visible_BS = jnp.where(is_sliding, local_BS, visible_until_BS)
             x_BLD, past = block(x_BLD, layer_rope, layer_visible_BS, slot_BL, past)
             return constrain_rows(x_BLD), past
@@ -380,22 +398,6 @@ def read_logits(cfg: ModelConfig, w_DV, x_BLD):
     """Logits of a vocabulary projection: factors in the compute dtype, sums in float32."""
     logit_BLV = cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32)
     return soft_cap(logit_BLV, cfg.final_logit_softcap)
-
-
-def choose_dtype(name: str) -> str:
-    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU, float32 on CPU."""
-    if name == "auto":
-        return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
-    if name not in ("float32", "bfloat16"):
-        raise InputError(f"dtype: got {name!r}, expected auto, float32 or bfloat16")
-    return name
-
-
-def choose_remat(name: str) -> str:
-    """The remat of a ModelConfig: `auto` is dots on CPU, and full on GPU and TPU, whose memory is scarce."""
-    if name == "auto":
-        return "dots" if jax.devices()[0].platform == "cpu" else "full"
-    return name
 
 
 def cast_backbone(model: PRM) -> PRM:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import grain
 import numpy as np
 
+from prm_jax.encoding import Encoded
 from prm_jax.examples import STEP_TARGETS, TOKEN_TARGETS, Example
-from prm_jax.formats import Encoded
 from prm_jax.launch.config import expect
 from prm_jax.visibility import is_causal
 
@@ -152,10 +152,10 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
     return packs
 
 
-def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> tuple[list[list[int]], int]:
-    """Rows that share prefixes: (indices of the sequences in each row, number of tokens laid out). Depth
-    first, each sequence goes to that one of the OPEN newest rows where it adds the fewest tokens, of several
-    to the fullest: a row holds few problems, and small ones fill the gaps of large ones."""
+def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> list[list[int]]:
+    """Rows that share prefixes: lists of indices. Depth first, each sequence goes to that one of the OPEN
+    newest rows where it adds the fewest tokens, of several to the fullest: a row holds few problems, and small
+    ones fill the gaps of large ones."""
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
     free = np.full(n, row_tokens)
     common = np.zeros(n, int)  # of each row's last sequence with this one
@@ -172,16 +172,16 @@ def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> tuple[list[list[i
         rows[r].append(i)
         free[r] -= len(ids_L) - common[r]
         common[r], last_L = len(ids_L), ids_L
-    return rows, int((row_tokens - free).sum())
+    return rows
 
 
-def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tuple[list[list[int]], int]:
+def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> list[list[int]]:
     """`plan_tree`, or without shared prefixes the tightest packing: whole sequences, the longest first."""
     if share:
         return plan_tree(sequences, row_tokens)
     lengths = [len(ids_L) for ids_L in sequences]
     order = np.argsort([-n for n in lengths], kind="stable")
-    return plan_packs(lengths, [0] * len(lengths), order, row_tokens, 0), sum(lengths)
+    return plan_packs(lengths, [0] * len(lengths), order, row_tokens, 0)
 
 
 def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:

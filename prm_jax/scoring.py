@@ -12,7 +12,8 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.units import log_p_to_log_odds
-from prm_jax.formats import Encoded, Format, encode, unwritten_note
+from prm_jax.encoding import Encoded, encode, unwritten_note
+from prm_jax.formats import Format
 from prm_jax.heads import good_logit
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
 from prm_jax.model import PRM
@@ -48,20 +49,14 @@ def step_ratios(beta: float, ratio_L: np.ndarray, encoded: Encoded) -> np.ndarra
 class ScoringStats:
     """What scoring computed."""
 
-    solutions: int = 0
-    tokens: int = 0  # of the solutions
-    computed: int = 0  # tokens left after sharing
-    places: int = 0  # in the rows, for tokens
-    widths: set[int] = dataclasses.field(default_factory=set)  # of the rows
+    solutions: int = 0  # distinct ones
+    tokens: int = 0
     too_long: int = 0  # solutions with more tokens than the model has positions
     longest: int = 0  # tokens of a solution
-    unwritten: Counter = dataclasses.field(default_factory=Counter)  # formats.count_unwritten
+    unwritten: Counter = dataclasses.field(default_factory=Counter)  # encoding.count_unwritten
 
     def summary(self) -> str:
-        widths = ", ".join(f"{width:,}" for width in sorted(self.widths))
-        saved, padding = 1 - self.computed / self.tokens, 1 - self.computed / self.places
-        text = f"scored      {self.solutions:,} distinct solutions in rows of {widths} tokens: "
-        text += f"shared prefixes save {saved:.1%} of the tokens, {padding:.1%} padding"
+        text = f"scored      {self.solutions:,} distinct solutions of {self.tokens:,} tokens"
         if self.too_long:
             text += f"; {self.too_long:,} longer than the model's positions, up to {self.longest:,} tokens"
         if self.unwritten:
@@ -131,6 +126,8 @@ class ModelScorer:
         stats, positions = self.stats, self.model.cfg.max_positions
         lengths = [len(e.ids_L) for e in encoded]
         n_long = sum(n > positions for n in lengths)
+        stats.solutions += len(encoded)
+        stats.tokens += sum(lengths)
         stats.too_long += n_long
         stats.longest = max([stats.longest, *lengths])
         stats.unwritten.update(unwritten)
@@ -146,7 +143,7 @@ class ModelScorer:
         longest = max(map(len, sequences))
         if self.row_tokens is not None:
             return doubled(self.row_tokens, longest)
-        return choose_width(longest, lambda width: plan_rows(sequences, width, self.shares(width))[0])
+        return choose_width(longest, lambda width: plan_rows(sequences, width, self.shares(width)))
 
 
 class HeadScorer(ModelScorer):
@@ -193,13 +190,9 @@ class LikelihoodScorer(ModelScorer):
 def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
     """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows."""
     check_divides(scorer.model.cfg, scorer.batch_rows, "batch.rows")
-    L, stats, shards = scorer.row_tokens, scorer.stats, row_shards()
+    L, shards = scorer.row_tokens, row_shards()
     sequences = [e.ids_L for e in encoded]
-    packs, computed = plan_rows(sequences, L, scorer.shares(L))
-    stats.solutions += len(encoded)
-    stats.tokens += sum(map(len, sequences))
-    stats.computed += computed
-    stats.widths.add(L)
+    packs = plan_rows(sequences, L, scorer.shares(L))
     values: list[np.ndarray] = [None] * len(encoded)
 
     def finish(value_Bn, packs, found):
@@ -215,7 +208,6 @@ def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
         some += [[]] * (B - len(some))
         batch, found = scorer.lay_out([[encoded[i] for i in pack] for pack in some], L)
         value_Bn = scorer.values(shard_batch(batch, B))
-        stats.places += B * L
         if pending is not None:  # read one batch late, while the device computes the next
             finish(*pending)
         pending = value_Bn, some, found

@@ -78,11 +78,6 @@ def first_error(labels: Sequence[float | None], threshold: float = 0.5) -> int:
     return next((index for index, label in enumerate(labels) if label is not None and label < threshold), -1)
 
 
-def up_to_error(n: int, error: int | None) -> tuple[float | None, ...]:
-    """Labels of n steps with the first error at this index (None: all good), unlabelled after it."""
-    return (1.0,) * n if error is None else (1.0,) * error + (0.0,) + (None,) * (n - error - 1)
-
-
 def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
     """The solution with labels and ratings after its first bad step: `mask`, `bad`, or `keep`."""
     error = first_error(solution.labels or ())
@@ -93,11 +88,3 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
     labels = solution.labels[: error + 1] + (label,) * rest
     ratings = solution.ratings and solution.ratings[: error + 1] + (rating,) * rest
     return dataclasses.replace(solution, labels=labels, ratings=ratings)
-
-
-def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dict:
-    """The native row, which `sources.load` reads back as equal; new `labels` replace ratings too."""
-    row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps)}
-    row |= {"outcome": s.outcome, "answer": s.answer}
-    row |= {"labels": s.labels, "ratings": s.ratings} if labels is None else {"labels": list(labels)}
-    return row if s.task is None else row | {"task": s.task}

@@ -5,6 +5,7 @@ Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C hea
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import jax
@@ -16,10 +17,9 @@ from flax import nnx
 from prm_jax.examples import Example
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
-from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch, shardings
+from prm_jax.launch.mesh import constrain, make_sharded, replicate, shardings
 from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_tokens
 from prm_jax.model import PRM, at_step_ends, read_logits
-from prm_jax.packing import layout_tokens, plan_rows
 from prm_jax.vocabulary import vocabulary_sums
 
 
@@ -185,22 +185,16 @@ def plan_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> dict[
     return {name: x / 1e9 for name, x in used.items()}
 
 
-def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
+def with_reference(examples: Sequence[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
     """The examples with a target `reference`, their tokens' log p under this model before it trains."""
-    from prm_jax.scoring import log_ratio  # not above: only implicit PRMs read themselves before they train
+    from prm_jax.scoring import LikelihoodScorer, run_packed  # not above: only implicit PRMs read themselves
 
-    packs, _ = plan_rows([e.ids_L for e in examples], row_tokens, share=False)
-    packs += [[]] * (-len(packs) % rows)
-    results = list(examples)
-    for start in range(0, len(packs), rows):
-        batch_packs = packs[start : start + rows]
-        batch, places, _ = layout_tokens([[examples[i] for i in pack] for pack in batch_packs], row_tokens)
-        next_BL = log_ratio(model, None, shard_batch(batch, rows))
-        logp_BL = np.roll(next_BL, 1, axis=1)  # of each token itself
-        for logp_L, pack, places_b in zip(logp_BL, batch_packs, places, strict=True):
-            for i, place_L in zip(pack, places_b, strict=True):
-                targets = examples[i].targets | {"reference": logp_L[place_L]}
-                results[i] = dataclasses.replace(examples[i], targets=targets)
+    about = {"tokenizer": None, "format": None, "label_kind": "unknown", "name": "reference"}
+    scorer = LikelihoodScorer(model=model, batch_rows=rows, row_tokens=row_tokens, **about)
+    examples, results = list(examples), []
+    for e, next_L in zip(examples, run_packed(scorer, examples), strict=True):
+        logp_L = np.roll(next_L, 1)  # of each token itself; the first has none
+        results.append(dataclasses.replace(e, targets=e.targets | {"reference": logp_L}))
     return results
 
 

@@ -27,7 +27,7 @@ def sums_in_blocks(read: Callable, w_DV, x_BLD, target_BL, weight_BL):
     """`vocabulary_sums` of blocks of places, of those alone that have a weight."""
 
     def add(total, w_DV, _, x_BbD, *block):
-        return jax.tree.map(jnp.add, total, block_sums(read(w_DV, x_BbD), *block)[0])
+        return jax.tree.map(jnp.add, total, next_token_sums(read(w_DV, x_BbD), *block))
 
     def own(*arrays):
         return over_blocks(add, (jnp.zeros(()), 0), *arrays), ()
@@ -35,27 +35,20 @@ def sums_in_blocks(read: Callable, w_DV, x_BLD, target_BL, weight_BL):
     return map_rows(own, w_DV, x_BLD, target_BL, weight_BL)[0]
 
 
-def block_sums(logit_BbV, target_Bb, weight_Bb):
-    """((loss, right), lse_Bb1) of a block."""
-    lse_Bb1 = jax.nn.logsumexp(logit_BbV, axis=-1, keepdims=True)
-    target_logit_Bb1 = jnp.take_along_axis(logit_BbV, target_Bb[..., None], axis=-1)
-    loss = (weight_Bb * (lse_Bb1 - target_logit_Bb1)[..., 0]).sum()
-    is_right_Bb = (target_logit_Bb1 >= logit_BbV.max(-1, keepdims=True))[..., 0] & (weight_Bb != 0)
-    return (loss, is_right_Bb.sum()), lse_Bb1
-
-
 def _sums_forward(read, w_DV, x_BLD, target_BL, weight_BL):
     """Computes the gradients as well, which are those of a sum, so that no logits are computed again."""
 
-    def add(carry, w_DV, place_Bb, x_BbD, target_Bb, weight_Bb):
-        total, dw_DV, dx_BLD = carry
-        logit_BbV, pull = jax.vjp(read, w_DV, x_BbD)
-        sums, lse_Bb1 = block_sums(logit_BbV, target_Bb, weight_Bb)
-        is_target_BbV = jnp.arange(w_DV.shape[1]) == target_Bb[..., None]
-        more_DV, dx_BbD = pull(weight_Bb[..., None] * (jnp.exp(logit_BbV - lse_Bb1) - is_target_BbV))
+    def add(carry, w_DV, place_Bb, x_BbD, *block):
+        (loss, right), dw_DV, dx_BLD = carry
+
+        def sums(w_DV, x_BbD):
+            return next_token_sums(read(w_DV, x_BbD), *block)
+
+        more, pull, more_right = jax.vjp(sums, w_DV, x_BbD, has_aux=True)
+        more_DV, dx_BbD = pull(jnp.ones_like(more))
         row_B1 = jnp.arange(len(place_Bb))[:, None]
         dx_BLD = dx_BLD.at[row_B1, place_Bb].add(dx_BbD)
-        return jax.tree.map(jnp.add, total, sums), dw_DV + more_DV, dx_BLD
+        return (loss + more, right + more_right), dw_DV + more_DV, dx_BLD
 
     def own(w_DV, x_BLD, *rows):
         start = (jnp.zeros(()), 0), jnp.zeros(w_DV.shape), jnp.zeros(x_BLD.shape)

@@ -19,9 +19,11 @@ from prm_jax import vocabulary
 from prm_jax.attention import SHORT
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.orbax import Checkpoints
-from prm_jax.formats import Encoded, Format
+from prm_jax.encoding import Encoded
+from prm_jax.formats import Format
 from prm_jax.kernels.cpu import matmul
-from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded, shard_batch, shardings
+from prm_jax.launch.devices import MeshConfig, make_mesh
+from prm_jax.launch.mesh import make_sharded, shard_batch, shardings
 from prm_jax.model import PRM, make_cache
 from prm_jax.scoring import HeadScorer, RatioScorer, step_log_odds
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step

@@ -12,7 +12,7 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.folders import EMBEDDED, SHIPPED, open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.tokenizer import load_tokenizer
-from prm_jax.formats import encode
+from prm_jax.encoding import encode
 from prm_jax.launch.config import CONF, parse
 from prm_jax.packing import layout_tokens
 from prm_jax.tasks import chain

@@ -11,6 +11,8 @@ import pytest
 from conftest import TINY
 
 from prm_jax import InputError, packing, visibility
+from prm_jax.checkpoints.tokenizer import train_tokenizer
+from prm_jax.encoding import Encoded, encode
 from prm_jax.examples import (
     STEP_TARGETS,
     TOKEN_TARGETS,
@@ -20,7 +22,7 @@ from prm_jax.examples import (
     row_limit,
     truncate,
 )
-from prm_jax.formats import Encoded, Format, encode, train_tokenizer
+from prm_jax.formats import Format
 from prm_jax.packing import (
     TrainingRows,
     choose_width,
@@ -62,8 +64,8 @@ def random_examples(rng, n):
 def test_pack_batch_by_hand():
     first = Solution("p", ("a", "b"), labels=(1.0, None), ratings=(1, None))
     second = Solution("p", ("a",), (0.25,))
-    a = make_example(Encoded(np.array([5, 6, 7]), np.array([1, 2]), 1), first, "prm", "uniform")
-    b = make_example(Encoded(np.array([8, 9]), np.array([1]), 0), second, "prm", "uniform")
+    a = make_example(Encoded(np.array([5, 6, 7]), np.array([1, 2]), 1), first, "prm")
+    b = make_example(Encoded(np.array([8, 9]), np.array([1]), 0), second, "prm")
     batch = pack_batch([[a, b], []], 7, 4)
     assert batch["ids"].tolist() == [[5, 6, 7, 8, 9, 0, 0], [0] * 7]
     assert batch["pos"].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0] * 7]
@@ -179,10 +181,10 @@ def test_in_a_tree_a_token_sees_its_own_path_alone(rng):
 def test_the_narrowest_width_that_costs_little_is_chosen(rng):
     lengths = np.clip(rng.lognormal(np.log(204) - 0.125, 0.5, 500), 8, 759).astype(int)
     sequences = [np.arange(n) for n in lengths]
-    plan = lambda sequences: lambda width: plan_rows(sequences, width, share=False)[0]
+    plan = lambda sequences: lambda width: plan_rows(sequences, width, share=False)
     width = choose_width(lengths.max(), plan(sequences))
-    rows, tokens = plan_rows(sequences, width, share=False)
-    assert width == 768 and 1 - tokens / (len(rows) * width) < 0.05
+    rows = plan_rows(sequences, width, share=False)
+    assert width == 768 and 1 - lengths.sum() / (len(rows) * width) < 0.05
     assert choose_width(500, plan([np.arange(500)] * 3)) == 512  # two do not fit 768
     assert choose_width(340, plan([np.arange(340)] * 9)) == 1024  # which three fill
     examples = [Encoded(s, np.array([0]), 1) for s in sequences]
@@ -219,7 +221,7 @@ def test_shared_prefixes_change_no_loss(tiny_model, rng, name):
     for k in range(12):
         ids = np.concatenate([prompts[k % 3], rng.integers(0, 3, 6)]).astype(np.int32)
         solution = Solution("p", ("a", "b", "c"), tuple(rng.random(3)))
-        examples.append(make_example(Encoded(ids, np.array([7, 9, 11]), 6), solution, "prm", "later"))
+        examples.append(make_example(Encoded(ids, np.array([7, 9, 11]), 6), solution, "prm"))
     examples.append(examples[0])
 
     def loss_and_gradient(share):
@@ -239,22 +241,22 @@ def test_targets_of_each_objective():
     s = Solution("p", ("a", "b", "c"), labels=(1.0, 0.5, None), ratings=(1, 0, None), outcome=0.0)
     encoded = Encoded(np.arange(9), np.array([4, 6, 8]), 2)
     for objective, label_T, rating_T, weight_T in [
-        ("prm", [1, 0.5, nan], [1, 0, nan], [2 / 3, 4 / 3, 0]),
+        ("prm", [1, 0.5, nan], [1, 0, nan], [1, 1, 0]),
         ("orm", [nan, nan, 0], [nan] * 3, [0, 0, 1]),
         ("lm", [nan] * 3, [nan] * 3, [0] * 3),
     ]:
-        targets = make_example(encoded, s, objective, "later").targets
+        targets = make_example(encoded, s, objective).targets
         assert targets["depth"].tolist() == ([0, 1, 2] if objective == "prm" else [0, 0, 0])
         np.testing.assert_array_equal(targets["label"], label_T)
         np.testing.assert_array_equal(targets["rating"], rating_T)
         np.testing.assert_array_equal(targets["weight"], np.array(weight_T, np.float32))
         assert targets["token_weight"].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1]
-    everywhere = make_example(encoded, s, "orm", "uniform", "tokens")  # but at the problem's tokens
+    everywhere = make_example(encoded, s, "orm", "tokens")  # but at the problem's tokens
     assert everywhere.step_end_T.tolist() == list(range(2, 9))
     assert everywhere.targets["label"].tolist() == [0] * 7 and everywhere.targets["weight"].all()
     assert truncate(encoded, 4) is None
     assert [len(truncate(encoded, limit).ids_L) for limit in (9, 8, 5)] == [9, 7, 5]
-    cut = make_example(truncate(encoded, 7), s, "orm", "uniform")  # the outcome's place is cut off
+    cut = make_example(truncate(encoded, 7), s, "orm")  # the outcome's place is cut off
     assert not cut.targets["weight"].any() and len(cut.targets["token_weight"]) == 7
 
 
@@ -289,13 +291,13 @@ def test_kept_examples_are_those_of_their_solutions(tokenizer, monkeypatch, obje
     monkeypatch.setattr("prm_jax.examples.CHUNK", 2)
     labels, ratings = (1.0, None, 0.25), (1, None, -1)
     rows = [Solution(f"{i}+1", ("7", "5", "2"), labels, ratings, 1.0) for i in range(5)]
-    examples, _ = make_examples(rows, PLAIN, tokenizer, objective, None, "error", "later", outcome_at)
+    examples, _ = make_examples(rows, PLAIN, tokenizer, objective, None, "error", outcome_at)
     encoded = encode(PLAIN, tokenizer, [(s.problem, s.steps) for s in rows], end=objective == "lm")
     large = dataclasses.replace(encoded[0], ids_L=encoded[0].ids_L + (1 << 16))  # more than two bytes hold
-    examples.append(make_example(large, rows[0], objective, "later", outcome_at))
+    examples.append(make_example(large, rows[0], objective, outcome_at))
     assert len(examples) == 6 and len(examples[1:] + examples[:1]) == 6
     for kept, e, s in zip(examples, [*encoded, large], [*rows, rows[0]], strict=True):
-        expected = make_example(e, s, objective, "later", outcome_at)
+        expected = make_example(e, s, objective, outcome_at)
         assert kept.start == expected.start and kept.targets.keys() == expected.targets.keys()
         pairs = [(kept.ids_L, expected.ids_L), (kept.step_end_T, expected.step_end_T)]
         pairs += [(x, expected.targets[name]) for name, x in kept.targets.items()]

@@ -32,17 +32,9 @@ def test_jobs_count_useful_tokens(monkeypatch, tmp_path, what, capsys):
 
 
 def test_a_dtype_that_is_emulated_is_skipped(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bench, "has_bfloat16_unit", lambda: False)
+    monkeypatch.setattr(bench.devices, "has_bfloat16_unit", lambda: False)
     assert numbers_of(monkeypatch, tmp_path / "bench", "dtype=bfloat16") == {}
     assert "skipped" in capsys.readouterr().out
-
-
-def test_two_results_are_compared(tmp_path, capsys):
-    files = [tmp_path / name for name in ("a.json", "b.json")]
-    for path, rate in zip(files, (2.0, 3.0), strict=True):
-        path.write_text(json.dumps({"about": {}, "numbers": {"train/small": {"tokens_per_second": rate}}}))
-    bench.compare(list(map(str, files)))
-    assert capsys.readouterr().out.split()[-4:] == ["tokens_per_second", "2", "3", "1.5"]
 
 
 @pytest.mark.slow

@@ -12,15 +12,15 @@ from flax import nnx
 
 import evaluate
 from prm_jax.checkpoints import hf
-from prm_jax.data.score_files import stored_scores
+from prm_jax.checkpoints.tokenizer import train_tokenizer
 from prm_jax.data.splits import problem_hashes
 from prm_jax.data.units import probability
+from prm_jax.data.writing import stored_scores
 from prm_jax.evals import benchmarks
 from prm_jax.evals.baselines import Row, compare_apart, compare_with_rules
 from prm_jax.evals.benchmarks import Source
 from prm_jax.evals.prmbench import Prmbench
 from prm_jax.evals.processbench import Processbench
-from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
 from prm_jax.solutions import Solution
 

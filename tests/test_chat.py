@@ -10,11 +10,12 @@ from conftest import printed, real_model
 from test_hf import torch_model
 
 from prm_jax import InputError
+from prm_jax.checkpoints.tokenizer import train_tokenizer
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.questions import Question, make_candidate
-from prm_jax.data.rows import write_rows
 from prm_jax.data.steps import format_steps
-from prm_jax.formats import read_format, train_tokenizer
+from prm_jax.data.writing import write_rows
+from prm_jax.formats import read_format
 from prm_jax.generate import pools
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import Policy, open_policy

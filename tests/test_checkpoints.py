@@ -18,7 +18,8 @@ from prm_jax import InputError, export
 from prm_jax.checkpoints import folders, hf, hf_config, orbax
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import Checkpoints, restore_run
-from prm_jax.formats import Format, read_format, train_tokenizer
+from prm_jax.checkpoints.tokenizer import train_tokenizer
+from prm_jax.formats import Format, read_format
 from prm_jax.model import PRM, ModelConfig
 from prm_jax.training import make_optimizer
 
@@ -167,14 +168,14 @@ def test_an_export_is_read_back_and_scores_as_its_run_does(tmp_path, objective):
     head = {"head": "none", "lm_head": True} if objective == "lm" else {"head": "binary"}
     run_folder(tmp_path / "run", 2, objective=objective, tied=False, **head)
     loaded = open_checkpoint(tmp_path / "run", "best", None, "float32")
-    export.export(loaded, tmp_path / "run", tmp_path / "out")
+    export.export(loaded, tmp_path / "out")
     again = open_checkpoint(tmp_path / "out", "best", None, "float32")
     assert (again.objective, again.format) == (objective, loaded.format)
     np.testing.assert_allclose(export.score_row(again), export.score_row(loaded), atol=1e-6)
     names = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert names <= {path.name for path in (tmp_path / "out").iterdir()}
     with pytest.raises(InputError, match="^to: "):  # nothing is written over
-        export.export(loaded, tmp_path / "run", tmp_path / "out")
+        export.export(loaded, tmp_path / "out")
 
 
 def wrong_numbers(arrays, path, **settings):
@@ -191,7 +192,7 @@ def test_a_broken_write_is_no_export(tmp_path, monkeypatch, write, named):
     loaded = open_checkpoint(tmp_path / "run", "best", None, "float32")
     monkeypatch.setattr(folders, "save_file", write)
     with pytest.raises(InputError, match=named):
-        export.export(loaded, tmp_path / "run", tmp_path / "out")
+        export.export(loaded, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

@@ -15,8 +15,8 @@ from prm_jax import InputError
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.critics.critic import Critic
+from prm_jax.critics.prompts import CriticFormat, cut_at, fill, messages, prompt_text, verdict_at, with_critic
 from prm_jax.critics.writers import LocalWriter
-from prm_jax.data.critiques import CriticFormat, cut_at, fill, messages, prompt_text, verdict_at
 from prm_jax.formats import all_formats, read_format
 from prm_jax.protocols import Continuation
 
@@ -129,7 +129,7 @@ def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, loaded,
 
 
 def critic_of(loaded, folder, name, **more):
-    fmt = read_format(name)
+    fmt = with_critic(read_format(name))
     fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, votes=more.pop("votes", 1), **more))
     return Critic(LocalWriter(loaded, str(folder), fmt, 2, None), fmt)
 
@@ -172,19 +172,21 @@ def test_what_is_not_forced_is_counted_and_left_out(critic_folder, loaded, capsy
 
 
 def test_thinkprm_numbers_steps_anew():
-    (turn,) = messages(read_format("thinkprm"), "1+1?", ("Step 1: a  ", "b", " Step 7: c Step 2: d"))
+    (turn,) = messages(
+        with_critic(read_format("thinkprm")), "1+1?", ("Step 1: a  ", "b", " Step 7: c Step 2: d")
+    )
     assert "[Solution]\n\nStep 1: a\nStep 2: b\nStep 3: c  d\n\nReview" in turn["content"]
 
 
 def test_where_the_verdict_stands():
-    genprm, judge = read_format("genprm"), read_format("judge")
+    genprm, judge = map(with_critic, map(read_format, ("genprm", "judge")))
     assert verdict_at(genprm, "\\boxed{Yes} \\boxed{No}") == 19
     assert verdict_at(genprm, "Yes \\boxed{12} boxed{No}") is None
     assert verdict_at(judge, "Verdict: Yes\nVerdict: maybe") == 8 and verdict_at(judge, "Verdict:Yes") is None
 
 
 def test_a_critique_ends_before_what_it_goes_on_with():
-    fmt = read_format("thinkprm")
+    fmt = with_critic(read_format("thinkprm"))
     assert (
         cut_at(fmt, "all is well\nIs the solution correct? Yes</think>", 2) == 12
         and cut_at(fmt, "all is well", 2) is None
@@ -194,7 +196,7 @@ def test_a_critique_ends_before_what_it_goes_on_with():
 
 def test_templates_are_filled_once():
     assert fill("{problem} {n} {x}", problem="{n} {step}", n=2, step="?") == "{n} {step} 2 {x}"
-    fmt = read_format("judge")
+    fmt = with_critic(read_format("judge"))
     (turn,) = messages(fmt, "{step}?", ("{problem}",))
     assert "Problem:\n{step}?\n" in turn["content"] and "check:\n{problem}\n" in turn["content"]
     assert "Steps before:\n\n" in turn["content"]
@@ -205,5 +207,5 @@ def test_a_format_that_cannot_be_read_is_said():
         with pytest.raises(InputError, match="format.critic.force"):
             CriticFormat(prompt="", unscored=0.5, **writes_none)
     with pytest.raises(InputError, match="format.critic.tokenizer"):
-        prompt_text(read_format("genprm"), None, "1?", ("2",))
+        prompt_text(with_critic(read_format("genprm")), None, "1?", ("2",))
     assert not any(fmt.critic for fmt in all_formats())  # a step head is never taken for one

@@ -14,11 +14,11 @@ from examples.critic_rows import critiques, written_out
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier, with_format
 from prm_jax.critics.critic import Critic, combine
+from prm_jax.critics.prompts import CriticFormat, prompt_text, with_critic
 from prm_jax.critics.writers import LocalWriter
-from prm_jax.data.critiques import CriticFormat, prompt_text
-from prm_jax.data.score_files import score_into
+from prm_jax.data.writing import native_row, score_into
 from prm_jax.formats import Format, read_format
-from prm_jax.solutions import Solution, native_row
+from prm_jax.solutions import Solution
 
 # The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is
 # good and 2 is bad. So it comes to a verdict often and not always, and its critiques differ.
@@ -35,12 +35,12 @@ ROWS = [
 ]
 
 
-def with_critic(fmt, **more):
+def changed(fmt, **more):
     return dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more))
 
 
 # No critique: the verdict is read behind the prompt.
-AT_ONCE = with_critic(read_format("lab_critic"), max_tokens=0, force="")
+AT_ONCE = read_format("lab_critic", critic={"max_tokens": 0, "force": ""})
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def loaded():
 @pytest.fixture
 def critic(loaded):
     def make(seed=0, **more):
-        fmt = with_critic(ENDS_IN, **more)
+        fmt = changed(ENDS_IN, **more)
         return Critic(LocalWriter(loaded, "embedded", fmt, 2, None), fmt, seed)
 
     return make
@@ -183,5 +183,5 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
     monkeypatch.setattr("sys.argv", ["critic_rows", str(source), str(target), "verdict"])
     runpy.run_module("examples.critic_rows", run_name="__main__")
     assert [json.loads(line)["completions"] for line in target.open()] == [["Yes"], ["No"]]
-    fmt = read_format("lab_critic")
+    fmt = with_critic(read_format("lab_critic"))
     assert prompt_text(fmt, None, problem, steps[:2]) == "4 +5 *3 max2 -2 mod7?4+5*3=6\n6max2=6\n?"

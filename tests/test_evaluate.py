@@ -18,6 +18,7 @@ from prm_jax.data.splits import data_config, load_splits, problem_hashes
 from prm_jax.evals import steps
 from prm_jax.evals.verifiers import known_rows, new_name
 from prm_jax.launch import run_folder
+from prm_jax.launch.files import read_json, write_json
 from prm_jax.rl.problems import file_problems
 from prm_jax.solutions import Solution
 from prm_jax.tasks.chain import CHAIN
@@ -131,7 +132,7 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     verifier = () if task == "witness" else ("checkpoint=random",)
     printed(evaluate.main, monkeypatch, f"task={task}", *args, *verifier, "hydra.run.dir=out", cwd=tmp_path)
     first = sorted(path for path in (tmp_path / "out/figures").iterdir() if path.suffix != ".pdf")
-    results = run_folder.read_json(tmp_path / "out/results.json")
+    results = read_json(tmp_path / "out/results.json")
     if task == "steps":  # a file without a split to fit on
         assert list(results["runs"][0]["baselines"]) == ["position", "length"]
     (tmp_path / "again").mkdir()
@@ -166,7 +167,7 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
 
 def test_problems_that_a_run_was_trained_on_are_counted_and_said(capsys, tmp_path):
     rows = [Solution(problem, ("a",)) for problem in ("1 +  2?", "1 + 2 ?", "3?")]
-    run_folder.write_json(tmp_path / "data.json", {"files": {}, "problems": problem_hashes(rows[:1])})
+    write_json(tmp_path / "data.json", {"files": {}, "problems": problem_hashes(rows[:1])})
     assert known_rows(str(tmp_path), rows) == [True, True, False]
     assert f"{tmp_path} was trained on 1 " in capsys.readouterr().out
     assert not any(known_rows(str(tmp_path), rows[2:]) + known_rows("checker", rows))

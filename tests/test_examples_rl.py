@@ -9,7 +9,8 @@ from conftest import printed
 from test_hf import torch_model
 
 from examples import online
-from prm_jax.formats import PolicyFormat, train_tokenizer
+from prm_jax.checkpoints.tokenizer import train_tokenizer
+from prm_jax.generate.policies import PolicyFormat
 
 SMALL = ["problems=4", "n=4", "eval.problems=8", "eval.n=2", "eval.every=9", "batch_rows=32", "cpu_devices=1"]
 

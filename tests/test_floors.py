@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 FLOORS = [  # from the ground up; `core` is the rest of prm_jax's flat files
-    "launch visibility data tasks solutions formats examples protocols",
+    "launch visibility data tasks solutions formats encoding examples protocols",
     "kernels core",
     "figures checkpoints critics generate",
     "evals rl api bench sampling labeling export sweeps __main__",

@@ -12,11 +12,14 @@ from omegaconf import OmegaConf
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+import evaluate
 import train  # noqa: F401 (its keys)
 from prm_jax import InputError
-from prm_jax.checkpoints.tokenizer import load_tokenizer
+from prm_jax.checkpoints.tokenizer import load_tokenizer, train_tokenizer
+from prm_jax.critics.prompts import with_critic
+from prm_jax.encoding import Encoded, check_marks, encode
 from prm_jax.examples import make_examples
-from prm_jax.formats import Encoded, Format, check_marks, encode, read_format, train_tokenizer
+from prm_jax.formats import Format, read_format
 from prm_jax.launch.config import CONF, parse
 
 PLAIN = Format("plain", "\n")
@@ -107,12 +110,13 @@ def test_ids_are_those_of_tokenizer_json_whatever_class_it_names(tmp_path, capsy
 def test_every_key_of_a_format_is_a_key_of_the_configuration():
     keys = {field.name for field in dataclasses.fields(Format)} - {"changes", "critic"}
     assert OmegaConf.load(CONF / "format/auto.yaml").keys() == keys
+    evaluate.cli.store_defaults("task_defaults", evaluate.EvaluateConfig)
     changes = ["format=rlhflow", "format.number=A", "format.bos=false"]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         found = parse(hydra.compose("train", changes).format, Format)
-        critic = parse(hydra.compose("train", ["format=judge", "format.critic.opening=-"]).format, Format)
+        critic = parse(hydra.compose("evaluate", ["format=judge", "format.critic.opening=-"]).format, Format)
     assert found == dataclasses.replace(read_format("rlhflow"), number="A", bos=False)
-    assert critic.critic == dataclasses.replace(read_format("judge").critic, opening="-")
+    assert with_critic(critic) == with_critic(read_format("judge", critic={"opening": "-"}))
 
 
 def test_wrong_marks_raise():

@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 from conftest import TINY, refuses
 from flax import nnx
-from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save_file
 
 from prm_jax import InputError
 from prm_jax.checkpoints import folders, hf, hf_config, init
 from prm_jax.checkpoints.folders import open_tensors
-from prm_jax.checkpoints.open import Loaded, open_checkpoint
-from prm_jax.checkpoints.released import TwoTokenHead
-from prm_jax.checkpoints.tokenizer import load_tokenizer
-from prm_jax.export import model_card, step_tag
-from prm_jax.formats import Format, train_tokenizer
+from prm_jax.checkpoints.open import TwoTokenHead, open_checkpoint
+from prm_jax.checkpoints.tokenizer import load_tokenizer, train_tokenizer
+from prm_jax.export import step_tag
+from prm_jax.formats import Format
 from prm_jax.heads import good_logit
 from prm_jax.launch.config import parse
 from prm_jax.model import PRM, RopeScaling, make_cache
@@ -422,11 +420,11 @@ def test_a_bad_config_is_one_line(tmp_path, tokenizer, changes, named):
 @pytest.mark.parametrize(
     "file, said",
     [
-        ("m/tiny-prm.Q8_0.gguf", "m/tiny-prm.Q8_0.gguf: is GGUF"),
-        ("m/consolidated.pth", "consolidated.pth: is a pickle"),
-        ("m/onnx/model.onnx", "model.onnx: is ONNX"),
+        ("m/tiny-prm.Q8_0.gguf", "m/tiny-prm.Q8_0.gguf: .*safetensors"),
+        ("m/consolidated.pth", "consolidated.pth: .*safetensors"),
+        ("m/onnx/model.onnx", "model.onnx: .*safetensors"),
         ("m/notes.md", "m: has no config.json"),
-        ("m.tar.gz", "m.tar.gz: is an archive"),
+        ("m.tar.gz", "m.tar.gz: .*safetensors"),
         (None, "m: is empty"),
     ],
 )
@@ -552,13 +550,3 @@ def test_a_step_tag_is_the_token_that_pads():
     encode = lambda text, add_special_tokens: [7, len(text)]
     tokenizer = types.SimpleNamespace(pad_token="<pad>", encode=encode)
     assert step_tag(Format("padded", separator="{pad}"), tokenizer) == len("<pad>")
-
-
-def test_a_card_names_files_of_data_without_their_folders():
-    data = {"path": ["/home/ann/a.jsonl", "rows/b.jsonl"], "test_path": "/home/ann/t.jsonl", "hub": "me/rows"}
-    run = OmegaConf.create({"objective": "lm", "init": "embedded", "format": {"name": "plain"}, "data": data})
-    model = types.SimpleNamespace(cfg=dataclasses.replace(TINY, head="none"))
-    loaded = Loaded(model, None, None, "lm", "unknown", "/home/ann/runs/7 step 9", config=run)
-    card = str(model_card("x", loaded, {}, None))
-    assert "/home" not in card
-    assert all(f'"{name}"' in card for name in ("a.jsonl", "rows/b.jsonl", "t.jsonl", "me/rows"))

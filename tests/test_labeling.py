@@ -12,15 +12,14 @@ from test_search import Solver as NoisySolver
 
 from prm_jax import InputError, tasks
 from prm_jax.data import sources
-from prm_jax.data.rows import write_rows
 from prm_jax.data.units import UNITS, as_probability
+from prm_jax.data.writing import native_row, write_rows
 from prm_jax.formats import Format
 from prm_jax.generate import labeling
 from prm_jax.generate.labeling import LABELS, MC, Completions, Labels, label_file
 from prm_jax.generate.sampling import Sampling
 from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
-from prm_jax.solutions import native_row
 from prm_jax.tasks import chain
 from prm_jax.tasks.chain import CHAIN
 

@@ -35,17 +35,10 @@ def test_columns_name_those_of_the_file(tmp_path):
     assert (problem.problem, problem.candidates) == ("2+2?", (Candidate(("4",)),))
 
 
-@pytest.mark.parametrize(
-    ("kind", "row", "named"),
-    [
-        ("native", {"query": "p", "completions": ["a"]}, "prompt: .*query.*data.columns="),
-        ("native", {"conversations": [], "id": 1}, "prompt: .*data.name=conversations"),
-        ("text", {"input": "a ки", "value": ["+"]}, "problem: .*data.name=math_shepherd"),
-    ],
-)
-def test_a_missing_column_names_those_found_and_the_way(tmp_path, kind, row, named):
-    with pytest.raises(InputError, match=f"rows.jsonl line 1: {named}"):
-        load(jsonl(tmp_path, row), kind)
+def test_a_missing_column_names_those_found_and_the_way(tmp_path):
+    path = jsonl(tmp_path, {"query": "p", "completions": ["a"]})
+    with pytest.raises(InputError, match="rows.jsonl line 1: prompt: .*query.*data.columns="):
+        load(path, "native")
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import Question
 from prm_jax.data.steps import step_sums, token_steps
+from prm_jax.encoding import encode
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.pool_arrays import pool_arrays
-from prm_jax.formats import Format, encode
+from prm_jax.formats import Format
 from prm_jax.generate.pools import draw_pool
 from prm_jax.generate.sampling import Sampling, open_policy
 from prm_jax.generate.search import beam

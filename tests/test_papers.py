@@ -14,7 +14,8 @@ import evaluate
 from examples.papers import run
 from examples.papers.run import Difference, Figure, Table, differences, draw_panels, read_table, statements
 from prm_jax.figures.style import BLUE, ORANGE
-from prm_jax.launch.config import CONF, store_defaults
+from prm_jax.launch.cli import store_defaults
+from prm_jax.launch.config import CONF
 
 FIGURES = {
     name: figure

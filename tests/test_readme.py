@@ -12,7 +12,8 @@ import pytest
 from conftest import ROOT
 
 import evaluate
-from prm_jax.launch.config import CONF, store_defaults
+from prm_jax.launch.cli import store_defaults
+from prm_jax.launch.config import CONF
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()

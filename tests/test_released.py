@@ -22,7 +22,8 @@ from prm_jax.checkpoints.folders import SHIPPED, open_weights
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.units import UNITS
-from prm_jax.formats import Format, all_formats, encode, read_format
+from prm_jax.encoding import encode
+from prm_jax.formats import Format, all_formats, read_format
 from prm_jax.launch.config import parse
 
 torch = pytest.importorskip("torch")

@@ -15,8 +15,9 @@ from tokenizers.processors import TemplateProcessing
 
 import evaluate
 from prm_jax import InputError
+from prm_jax.checkpoints.tokenizer import train_tokenizer
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.formats import read_format, train_tokenizer
+from prm_jax.formats import read_format
 from prm_jax.generate import pools, sampling
 from prm_jax.generate import samples as lab
 from prm_jax.generate.policies import Sampling, Served, Server
@@ -247,7 +248,7 @@ def echo(token, logp):
 
 
 JUDGE = dataclasses.replace(read_format("judge"), chat=False)
-JUDGE = dataclasses.replace(JUDGE, critic=dataclasses.replace(JUDGE.critic, max_tokens=60))
+JUDGE = dataclasses.replace(JUDGE, critic=JUDGE.critic | {"max_tokens": 60})
 
 
 @pytest.fixture
@@ -255,7 +256,7 @@ def judge(stub):
     """JUDGE behind the stub, which is asked for one thing at a time."""
 
     def opened(fmt=JUDGE, **more):
-        fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more))
+        fmt = dataclasses.replace(fmt, critic=fmt.critic | more)
         critic = open_verifier(stub.url, OpenOptions(format=fmt))
         critic.writer.policy.server = Server(concurrency=1)
         return critic

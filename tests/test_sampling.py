@@ -16,14 +16,17 @@ from test_hf import torch_model
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
+from prm_jax.checkpoints.tokenizer import train_tokenizer
 from prm_jax.data.numbers import as_number
 from prm_jax.data.pools import Candidate, iter_pool
 from prm_jax.data.questions import make_candidate, read_questions
-from prm_jax.data.rows import write_rows
-from prm_jax.formats import Format, encode, read_format, train_tokenizer
+from prm_jax.data.writing import write_rows
+from prm_jax.encoding import encode
+from prm_jax.formats import Format, read_format
 from prm_jax.generate import decoding, pools, sampling
 from prm_jax.generate.sampling import Policy, Sampling
-from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded
+from prm_jax.launch.devices import MeshConfig, make_mesh
+from prm_jax.launch.mesh import make_sharded
 from prm_jax.model import PRM
 from prm_jax.protocols import Continuation
 

@@ -10,9 +10,11 @@ from conftest import TINY
 from flax import nnx
 
 from prm_jax import InputError, scoring
-from prm_jax.data import score_files
-from prm_jax.data.score_files import score_into, stored_scores
-from prm_jax.formats import Encoded, Format, train_tokenizer
+from prm_jax.checkpoints.tokenizer import train_tokenizer
+from prm_jax.data import writing
+from prm_jax.data.writing import score_into, stored_scores
+from prm_jax.encoding import Encoded
+from prm_jax.formats import Format
 from prm_jax.model import PRM
 from prm_jax.scorers import CheckerScorer, RandomScorer
 from prm_jax.scoring import HeadScorer, ScoringStats, step_ratios
@@ -74,7 +76,7 @@ def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, 
     rows = [(p, (*steps[:k], *more)) for p, steps in trunk for k in (1, 2) for _, more in random_rows(rng, 4)]
     rows += rows[:3]
     together = score(verifier, rows, 4, 256)
-    monkeypatch.setattr(score_files, "CHUNK", 7)
+    monkeypatch.setattr(writing, "CHUNK", 7)
     verifier = dataclasses.replace(verifier, batch_rows=4, row_tokens=256)
     score_into(tmp_path / "s.jsonl", verifier, ((str(i), *row) for i, row in enumerate(rows)), len(rows))
     stream = stored_scores(tmp_path / "s.jsonl")

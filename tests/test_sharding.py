@@ -26,8 +26,9 @@ from test_train import SMALL, THIN, records
 import evaluate
 import train
 from prm_jax.checkpoints import hf
-from prm_jax.formats import train_tokenizer
-from prm_jax.launch.mesh import map_layout, path_names
+from prm_jax.checkpoints.tokenizer import train_tokenizer
+from prm_jax.generate.sampling import path_names
+from prm_jax.launch.mesh import map_layout
 from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, platform, spec
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM

@@ -9,12 +9,13 @@ from conftest import jsonl, real_data
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data.rows import read_rows, write_rows
+from prm_jax.data.rows import read_rows
 from prm_jax.data.sources import load
-from prm_jax.data.splits import assign_fold, data_config, load_evaluation, load_splits, normal_text, template
+from prm_jax.data.splits import assign_fold, data_config, load_evaluation, load_splits, normal_text
+from prm_jax.data.writing import native_row as row_of
+from prm_jax.data.writing import write_rows
 from prm_jax.launch.config import CONF
 from prm_jax.solutions import Solution, first_error
-from prm_jax.solutions import native_row as row_of
 
 OPTIONS = {"after_first_error": "mask"}
 
@@ -264,11 +265,10 @@ def test_folds_are_stable_and_ignore_white_space():
     assert assign_fold(" a\n b\t", 1000) == assign_fold("a b", 1000) != assign_fold("ab", 1000)
 
 
-def test_problems_are_the_same_or_differ_in_their_numbers_alone():
+def test_problems_are_the_same_whatever_their_white_space_and_case():
     assert (
         normal_text("Tom has 3 pens .\n") == normal_text("tom has 3 pens.") != normal_text("Tom has 4 pens.")
     )
-    assert template("Tom has 3 pens, $1,200.50.") == template("Tom has 14 pens, $7.") == "tomhas#pens,$#."
 
 
 def file_config(**changes):

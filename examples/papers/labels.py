@@ -11,7 +11,8 @@ from scipy import stats
 
 from examples.papers.implicit import run_of
 from examples.papers.run import Difference, Figure, Table, by_value, draw_panels, draw_rows
-from prm_jax.data.rows import read_rows, write_rows
+from prm_jax.data.rows import read_rows
+from prm_jax.data.writing import write_rows
 from prm_jax.metrics import labelled_steps
 
 ERROR = "error of a label"

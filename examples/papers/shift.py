@@ -12,8 +12,8 @@ from scipy import optimize
 from examples.papers import best_of_n
 from examples.papers.run import Difference, Figure, Table, draw_panels, draw_rows
 from prm_jax.data.rows import read_rows
-from prm_jax.data.score_files import stored_scores
 from prm_jax.data.units import UNITS, probability
+from prm_jax.data.writing import stored_scores
 from prm_jax.evals.baselines import cut_chances, mean_f1
 from prm_jax.metrics import ece, labelled_steps, problem_numbers
 from prm_jax.solutions import first_error

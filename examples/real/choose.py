@@ -19,7 +19,7 @@ from examples.equations import holds
 from prm_jax import rerank, stats, votes
 from prm_jax.data.pools import read_pool
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
-from prm_jax.launch.run_folder import read_json
+from prm_jax.launch.files import read_json
 
 AGGREGATORS = "min", "prod", "last", "sum_logit"
 WEIGHTS = 0.0, 0.25, 0.5, 1.0  # w, of the policy's log p

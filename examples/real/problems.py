@@ -19,8 +19,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from prm_jax.data.rows import read_rows, write_rows
+from prm_jax.data.rows import read_rows
 from prm_jax.data.splits import normal_text
+from prm_jax.data.writing import write_rows
 
 FILES = "svamp", "multiarith", "singleeq", "singleop", "addsub"
 HUB = {"svamp": "ChilleD/SVAMP", "multiarith": "ChilleD/MultiArith", "singleeq": "MU-NLPC/Calc-mawps"}

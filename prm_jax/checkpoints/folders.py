@@ -29,23 +29,8 @@ ADAPTER = "adapter_config.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 SHARD = 5 * 10**9  # bytes of a written file at most, as in transformers; a larger tensor has one to itself
 INDEX = "model.safetensors.index.json"
-# End of a file's name -> what it is, and what to do with it.
-OTHERS = {
-    ".gguf": "GGUF, llama.cpp's format: make safetensors of it, as examples/real/smollm2.py does",
-    ".onnx": "ONNX, a compiled program: take the safetensors that it was made from",
-    ".npz": "MLX or NumPy: take the safetensors that it was made from",
-    **dict.fromkeys((".bin", ".pth", ".pt", ".ckpt"), "a pickle, which can run code: make safetensors of it"),
-    **dict.fromkeys((".zip", ".tar", ".tar.gz", ".tgz"), "an archive: unpack it and name its folder"),
-}
-
-
-def training_tokens(name: str) -> int | None:
-    """Policy tokens of the samples that a model was trained on, by its run or its export, if known."""
-    folder = SHIPPED.get(name) or Path(name)
-    for file, key in (("summary.json", "counts"), ("config.json", "prm_jax")):
-        if (folder / file).exists():
-            return (read_json(folder / file).get(key) or {}).get("policy_tokens")
-    return None
+# Weights that are not read: other layouts, pickles, which can run code, and archives.
+OTHERS = (".gguf", ".onnx", ".npz", ".bin", ".pth", ".pt", ".ckpt", ".zip", ".tar", ".tar.gz", ".tgz")
 
 
 def is_run(folder: str | Path) -> bool:
@@ -78,10 +63,10 @@ def locate(name: str, weights: bool = True) -> Path:
 def no_checkpoint(path: Path, missing: str = "config.json") -> InputError:
     """The error of a file, or of a folder without `missing`, that names what is there in its place."""
     files = [path] if path.is_file() else sorted([*path.iterdir(), *path.glob("onnx/*")])
-    for suffix, what in OTHERS.items():
-        for file in files:
-            if file.name.lower().endswith(suffix):
-                return InputError(f"{file}: is {what}")
+    for file in files:
+        if file.name.lower().endswith(OTHERS):
+            hint = "expected a folder with safetensors; examples/real/smollm2.py makes them of GGUF"
+            return InputError(f"{file}: is not read, {hint}")
     found = "is empty" if not files else f"has no {missing}"
     found = "is a file" if path.is_file() else found
     expected = "a run's folder, or a Hugging Face folder of config.json, safetensors and a tokenizer"

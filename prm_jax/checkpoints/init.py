@@ -15,14 +15,15 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.folders import SHIPPED, is_run, locate
 from prm_jax.checkpoints.orbax import read_model, restore_run
-from prm_jax.checkpoints.tokenizer import load_tokenizer
-from prm_jax.formats import Format, policy_format, train_tokenizer
+from prm_jax.checkpoints.tokenizer import load_tokenizer, train_tokenizer
+from prm_jax.formats import Format, policy_format
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import CONF, Count, expect, one_of, parse
+from prm_jax.launch.devices import choose_dtype, choose_remat
 from prm_jax.launch.mesh import make_sharded
 from prm_jax.launch.run_folder import run_config, section
 from prm_jax.lora import attach
-from prm_jax.model import PRM, REMAT, ModelConfig, cast_backbone, choose_dtype, choose_remat
+from prm_jax.model import PRM, REMAT, ModelConfig, cast_backbone
 
 HINTS = typing.get_type_hints(ModelConfig)
 FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items()}

@@ -1,22 +1,29 @@
 """Opens a run, an export of ours or a released Hugging Face checkpoint with all that its outputs mean.
 
 What a released checkpoint means is in its format (conf/format, formats.py); hf.py reads it, orbax.py a run.
+
+Dimension key: B rows, T step ends, D model, V vocabulary, C verdicts.
 """
 
 import dataclasses
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 from omegaconf import DictConfig
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.folders import is_run, locate, open_weights
 from prm_jax.checkpoints.orbax import restore_run
-from prm_jax.checkpoints.released import TokenShareHead, TwoTokenHead
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.formats import Format, all_formats, verdicts
+from prm_jax.kernels.cpu import soft_cap
 from prm_jax.launch.config import expect, parse
-from prm_jax.model import PRM, choose_dtype
+from prm_jax.launch.devices import choose_dtype, has_bfloat16_unit
+from prm_jax.model import PRM
 from prm_jax.scoring import HeadScorer, LikelihoodScorer, ModelScorer, RatioScorer
 
 OUTCOME = ("ForSequenceClassification", "ForRewardModel")  # classes that score a text at its last token
@@ -93,11 +100,6 @@ def resolve_dtype(name: str, path: str) -> str:
     return dtype
 
 
-def has_bfloat16_unit() -> bool:
-    cpu = Path("/proc/cpuinfo")
-    return cpu.is_file() and any(flag in cpu.read_text() for flag in ("avx512_bf16", "amx_bf16"))
-
-
 def load_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     model, tokenizer, run, step = restore_run(Path(path), which, dtype)
     stored, kind = parse(run.format, Format, "format"), run.data.label_kind
@@ -164,3 +166,41 @@ def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str)
     if others := " and ".join(f"format={f.name}" for f in fits if not f.auto):
         print(f"format      {where}: is read with format={defaults[0].name}; its head fits {others}, too")
     return parse(dataclasses.asdict(defaults[0]) | (fmt.changes or {}), Format, "format")
+
+
+# Step heads of released checkpoints that only score; training does not use them
+
+
+class ReleasedHead(nnx.Module):
+    """A PRM whose step logits a subclass computes from the hidden states x_BTD, with the ids of its
+    verdicts' tokens; HeadScorer takes it as `head`."""
+
+    head = "scalar"
+
+    def __init__(self, model: PRM, *ids: int):
+        self.model, self.ids, self.cfg = model, ids, dataclasses.replace(model.cfg, head=self.head)
+
+    def __call__(self, *args):
+        return self.model(*args)
+
+
+class TokenShareHead(ReleasedHead):
+    """P(good) is the probability of the good verdict's token among the whole vocabulary (Granite's PRMs)."""
+
+    def step_logits(self, x_BTD):
+        logit_BTV, (good,) = self.model.vocab_logits(x_BTD), self.ids
+        others_BTV = logit_BTV.at[..., good].set(-jnp.inf)
+        return logit_BTV[..., good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
+
+
+class TwoTokenHead(ReleasedHead):
+    """P(good) is the softmax over the logits of two tokens, the bad and the good verdict's."""
+
+    head = "binary"
+
+    def step_logits(self, x_BTD):
+        model, ids = self.model, np.array(self.ids)
+        w_DC = model.embed[...][ids].T if model.unembed is None else model.unembed[...][:, ids]
+        x_BTD, w_DC = x_BTD.astype(jnp.float32), w_DC.astype(jnp.float32)
+        logit_BTC = jnp.matmul(x_BTD, w_DC, precision=jax.lax.Precision.HIGHEST)
+        return soft_cap(self.cfg.logit_scale * logit_BTC, self.cfg.final_logit_softcap)

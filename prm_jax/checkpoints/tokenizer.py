@@ -1,5 +1,6 @@
-"""Loads the tokenizer of a checkpoint folder, whose ids are those of the folder's own files."""
+"""Loads a checkpoint's tokenizer, whose ids are those of the folder's own files; trains new ones."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from prm_jax import InputError
@@ -59,3 +60,12 @@ def with_own_ids(tokenizer, folder: Path):
     name = type(tokenizer).__name__
     print(f"tokenizer   {folder}: {name} splits text otherwise than tokenizer.json, which is used")
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int):
+    """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a
+    token. It is of the class with which transformers reads every `qwen2` folder, whatever its files say."""
+    from transformers import Qwen2Tokenizer
+
+    untrained = Qwen2Tokenizer(eos_token="<|endoftext|>", pad_token="<|endoftext|>", unk_token=None)
+    return untrained.train_new_from_iterator(texts, vocab, show_progress=False)

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from prm_jax import tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.critics.critic import Critic
+from prm_jax.critics.prompts import with_critic
 from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.splits import data_config
 from prm_jax.formats import Format, policy_format, read_format
@@ -97,6 +98,7 @@ def open_verifier(name: str, options: OpenOptions):
         expect(not is_server, f"{name}: format", fmt and fmt.name, expected)
         loaded = open_checkpoint(name, options.which, fmt, options.dtype, options.reference)
         return loaded.scorer(options.rows, options.tokens)
+    fmt = with_critic(fmt)
     if is_server:
         return Critic(RemoteWriter(name, fmt), fmt, options.seed)
     loaded = open_checkpoint(name, options.which, None, options.dtype)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from prm_jax.data.critiques import cut_at, fill, prompt_text
+from prm_jax.critics.prompts import cut_at, fill, prompt_text
 from prm_jax.data.units import CERTAIN, UNITS
 from prm_jax.formats import Format
 from prm_jax.protocols import Prefix, Rows

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax.checkpoints.folders import locate
-from prm_jax.checkpoints.open import Loaded
-from prm_jax.checkpoints.released import TwoTokenHead
+from prm_jax.checkpoints.open import Loaded, TwoTokenHead
 from prm_jax.checkpoints.tokenizer import load_tokenizer
-from prm_jax.data.critiques import verdict_at
-from prm_jax.formats import Encoded, Format, added_bos, verdicts
+from prm_jax.critics.prompts import verdict_at
+from prm_jax.encoding import Encoded
+from prm_jax.formats import Format, added_bos, verdicts
 from prm_jax.generate.policies import Sampling, Server
 from prm_jax.generate.sampling import as_policy
 from prm_jax.launch.config import expect

@@ -23,10 +23,10 @@ from prm_jax.data.rows import (
     short_text,
     texts,
     verdict,
-    write_rows,
 )
 from prm_jax.data.steps import split_steps
 from prm_jax.data.units import UNITS
+from prm_jax.data.writing import write_rows
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Solution
 
@@ -117,15 +117,12 @@ def join_sample(samples: dict[str, tuple[Problem, list]], sample: Problem):
     if candidate.answer is None:
         candidate = dataclasses.replace(candidate, answer=extract("\n".join(candidate.steps)))
     problem, candidates = samples.setdefault(" ".join(sample.id.split()), (sample, []))
-    hints = {
-        "problem": "another problem_id is another problem",
-        "answer": "the answer that a sample states is extracted_answer",
-        "scores_unit": "one of all samples of a problem",
-    }
-    for name, hint in hints.items():
-        value, first = getattr(sample, name), getattr(problem, name)
-        is_same = value == first or name == "problem" and value.split() == first.split()
-        expect(is_same, name, value, f"{first!r} as before; {hint}")
+    is_same = sample.problem.split() == problem.problem.split()
+    expect(is_same, "problem", sample.problem, f"{problem.problem!r}, which has this problem_id")
+    expected = f"{problem.answer!r} as before; the answer that a sample states is extracted_answer"
+    expect(sample.answer == problem.answer, "answer", sample.answer, expected)
+    unit = problem.scores_unit
+    expect(sample.scores_unit == unit, "scores_unit", sample.scores_unit, f"{unit}, as before")
     candidates.append(candidate)
 
 

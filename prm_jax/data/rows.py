@@ -1,4 +1,4 @@
-"""Reads and writes rows of data files (JSON Lines, JSON, Parquet, the hub); errors name file, line and field.
+"""Reads rows of data files (JSON Lines, JSON, Parquet, the hub); errors name file, line and field.
 
 datasets would force one type on all values of a column: PRM800K's and TRL's labels mix booleans and nulls.
 """
@@ -6,28 +6,21 @@ datasets would force one type on all values of a column: PRM800K's and TRL's lab
 import contextlib
 import gzip
 import hashlib
-import itertools
 import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from prm_jax import InputError
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import append_lines, decode_json, read_lines, replaced
+from prm_jax.launch.files import decode_json
 from prm_jax.solutions import is_probability
 
 KIND_WORDS = {str: "a text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 PROBLEM, TEXT = ("problem", "question", "prompt"), ("completion", "response", "solution")  # names of columns
-READER_OF = {  # what reads rows with a column, for errors
-    "conversations": "data.name=conversations",
-    "process": "data.name=math_shepherd",
-    "input": "data.name=math_shepherd",
-    **dict.fromkeys(TEXT, "data.name=text, or split_by= beside input=,"),
-}
 VERDICTS = {"true": 1.0, "false": 0.0, "+": 1.0, "-": 0.0, "1": 1.0, "0": 0.0}  # texts of labels and verdicts
 
 
@@ -72,8 +65,7 @@ def field(row: dict, names: str | tuple[str, ...], kind: type, inside: str = "",
         message = f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}"
         if not inside:
             message += f"; data.columns='{{{name}: COLUMN}}' (beside input=: columns) says which column it is"
-        told = [f"; {reader} reads rows with {found}" for found, reader in READER_OF.items() if found in row]
-        raise InputError("".join([message, *told[:1]]))
+        raise InputError(message)
     value = row[name]
     is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     expect(is_kind or (null and value is None), inside + name, value, KIND_WORDS[kind])
@@ -118,11 +110,6 @@ def texts(row: dict, names: str | tuple[str, ...]) -> tuple[str, ...]:
     for index, value in enumerate(values):
         expect(isinstance(value, str), f"{name}[{index}]", value, "a text")
     return tuple(values)
-
-
-def writable(text: str) -> str:
-    """The text with U+FFFD for half a pair of surrogates, which JSON may name and no file can hold."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Place(NamedTuple):
@@ -224,48 +211,6 @@ def load_hub(name: str, split: str) -> Iterator[tuple[int, dict]]:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise InputError(f"{name} split {split}: cannot be loaded ({str(error).splitlines()[0]})") from None
     yield from enumerate(rows, 1)
-
-
-def write_rows(path, rows: Iterable[dict]):
-    """Writes .jsonl or .jsonl.gz; the file appears only when it is complete."""
-    path = Path(path)
-    expect(path.name.endswith((".jsonl", ".jsonl.gz")), "output", str(path), "a file .jsonl or .jsonl.gz")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as temporary, open_file(temporary, "wb") as file:
-        file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
-
-
-def require_same(row: dict, **wanted):
-    """Raises InputError where a kept row has other values than those of its item."""
-    for name, value in wanted.items():
-        expect(row.get(name) == value, name, row.get(name), f"{value!r}: it was made from other input")
-
-
-def append_rows(path, items: Iterable, size: int | None, check: Callable, make: Callable) -> Iterator[tuple]:
-    """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them
-    it had). make(items, number of the first, how many have a row) gives the other rows; where it makes them
-    in fixed chunks, the file becomes byte for byte that of an undisturbed call. size=None: `items` are the
-    chunks, lists. InputError if a line is broken or check(row, item) raises."""
-    items, number, path, hint = iter(items), 0, Path(path), "delete the file to make it again"
-    chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
-    path.touch()
-    kept = read_lines(path, cuts=True)
-    for chunk in chunks:
-        rows = list(itertools.islice(kept, len(chunk)))
-        for i, (row, item) in enumerate(zip(rows, chunk, strict=False), number + 1):
-            try:
-                check(row, item)
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise InputError(f"{path} line {i}: {error}; {hint}") from None
-        old = len(rows)
-        if old < len(chunk):  # so the file has been read to its end
-            new = make(chunk, number, old)
-            append_lines(path, new)
-            rows += new
-        number += len(chunk)
-        yield rows, old
-    if next(kept, None) is not None:
-        raise InputError(f"{path} line {number + 1}: it was made from other input; {hint}")
 
 
 def file_fingerprint(path) -> str:

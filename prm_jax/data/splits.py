@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import hashlib
 import itertools
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,9 +12,8 @@ from omegaconf import OmegaConf
 
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.sources import READERS, AfterError, Reading, load_placed
-from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Positive, Rule, expect, parse
-from prm_jax.launch.files import sha256
+from prm_jax.launch.files import read_json, sha256, write_json
 from prm_jax.solutions import Packed, Solution, packed_solutions
 
 LabelKind = Literal["correctness", "value", "advantage"]
@@ -84,12 +82,12 @@ class Data:
         """Writes hashes of the files, which a resumed run must have again, and of the problems, which
         evaluations read and RL keeps apart from."""
         if path.exists():
-            old = run_folder.read_json(path, files=dict)["files"]
+            old = read_json(path, files=dict)["files"]
             changed = [name for name, x in self.fingerprints.items() if old.get(name) != x]
             expect(not changed, "resume", changed, "the files that the run began with")
         train, validation = (problem_hashes(self.splits[side]) for side in ("train", "validation"))
         hashes = {"files": self.fingerprints, "problems": train, "validation": validation}
-        run_folder.write_json(path, hashes)
+        write_json(path, hashes)
 
 
 def data_config(node, key: str = "data") -> DataConfig:
@@ -223,11 +221,6 @@ def normal_text(problem: str) -> str:
     return "".join(problem.split()).casefold()
 
 
-def template(problem: str) -> str:
-    """`normal_text` with # for each number; problems with equal ones differ in their numbers alone."""
-    return normal_text(re.sub(r"\d+(?:[.,]\d+)*", "#", problem))
-
-
 def problem_hash(problem: str) -> str:
     return sha256(normal_text(problem))[:16]
 
@@ -237,11 +230,9 @@ def problem_hashes(solutions: Iterable[Solution]) -> list[str]:
     return sorted({problem_hash(solution.problem) for solution in solutions})
 
 
-def count_known(solutions: Iterable[Solution], hashes: Iterable[str]) -> int:
-    """Number of distinct problems of `solutions` whose `problem_hashes` are among `hashes`."""
-    return len(set(problem_hashes(solutions)) & set(hashes))
-
-
 def count_overlaps(splits: dict) -> dict[str, int]:
-    known, sides = problem_hashes(splits["train"]), ("validation", "test")
-    return {f"{side}_problems_in_training": count_known(splits[side], known) for side in sides}
+    """Number of distinct problems of each other split that are in the training split, too."""
+    known, counts = set(problem_hashes(splits["train"])), {}
+    for side in ("validation", "test"):
+        counts[f"{side}_problems_in_training"] = len(known.intersection(problem_hashes(splits[side])))
+    return counts

@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data.rows import field, optional
-from prm_jax.data.score_files import score_into
 from prm_jax.data.sources import Reading, load_placed
 from prm_jax.data.splits import Files
 from prm_jax.data.units import probability
+from prm_jax.data.writing import score_into
 from prm_jax.evals.baselines import Row, compare_apart, show_comparison
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import interval_of, show_table, with_interval

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from prm_jax import tasks
 from prm_jax.data import grading, pools
-from prm_jax.data.score_files import score_into
+from prm_jax.data.writing import score_into
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.evals.setup import Setup

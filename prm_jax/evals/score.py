@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterable
 
 from prm_jax.data import pools, rows, sources
-from prm_jax.data.score_files import score_into
 from prm_jax.data.units import UNITS
+from prm_jax.data.writing import score_into
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
 from prm_jax.evals.task import Task

@@ -17,9 +17,8 @@ from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
 from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import describe, open_scorer, task_data
-from prm_jax.formats import PolicyFormat
 from prm_jax.generate import search
-from prm_jax.generate.policies import Server, show_prompt
+from prm_jax.generate.policies import PolicyFormat, Server, show_prompt
 from prm_jax.generate.pools import draw_pool
 from prm_jax.generate.sampling import Policy, Sampling, open_policy
 from prm_jax.generate.search_state import SearchState

@@ -9,9 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 from prm_jax import InputError
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.formats import Format
-from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Seed
-from prm_jax.launch.mesh import MeshConfig
+from prm_jax.launch.devices import MeshConfig
+from prm_jax.launch.files import read_json, write_json
 
 PATHS = ("input", "data.path")  # keys of files that an evaluation reads
 
@@ -66,7 +66,7 @@ def check_inputs(folder: Path, cfg: DictConfig) -> tuple[str, ...]:
 def check_unchanged(folder: Path, hashes: dict[str, str]):
     """Adds hashes of what an evaluation reads to inputs.json; InputError if it has others there."""
     path = folder / "inputs.json"
-    before = run_folder.read_json(path) if path.exists() else {}
+    before = read_json(path) if path.exists() else {}
     if changed := ", ".join(file for file, x in hashes.items() if before.get(file, x) != x):
         raise InputError(f"resume: {changed}: has changed since this evaluation began; start a new one")
-    run_folder.write_json(path, before | hashes)
+    write_json(path, before | hashes)

@@ -5,14 +5,13 @@ import dataclasses
 from typing import Literal
 
 from prm_jax import tasks
-from prm_jax.data.rows import write_rows
 from prm_jax.data.splits import TaskData, data_config, load_splits
+from prm_jax.data.writing import native_row, write_rows
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.task import Task
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import expect
 from prm_jax.launch.progress import print_counts
-from prm_jax.solutions import native_row
 
 
 @dataclasses.dataclass(frozen=True)

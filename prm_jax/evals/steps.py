@@ -8,9 +8,9 @@ import numpy as np
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.tokenizer import load_tokenizer
-from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
+from prm_jax.data.writing import score_into
 from prm_jax.evals.baselines import (
     Row,
     baseline_aurocs,

@@ -15,22 +15,23 @@ from prm_jax.checkpoints.verifiers import (
     needs_folder,
     open_verifier,
 )
-from prm_jax.data.score_files import score_into
 from prm_jax.data.splits import DataConfig, TaskData, data_config, problem_hash
+from prm_jax.data.writing import score_into
 from prm_jax.evals.setup import EvaluateConfig, Setup, check_unchanged
-from prm_jax.launch import run_folder
+from prm_jax.launch import run_folder, runs
 from prm_jax.launch.config import expect
+from prm_jax.launch.files import read_json
 
 
 def checkpoints(cfg: EvaluateConfig) -> list[str]:
     """The verifiers of the key `checkpoint`: a sweep's runs for its folder, the newest run for null."""
     if cfg.checkpoint is None:
-        return [str(run_folder.newest_run())]
+        return [str(runs.newest_run())]
     names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
     expect(names, "checkpoint", names, "at least one verifier")
     verifiers = []
     for name in map(str, names):
-        verifiers += map(str, run_folder.runs_of(Path(name))) if needs_folder(name) else [name]
+        verifiers += map(str, runs.runs_of(Path(name))) if needs_folder(name) else [name]
     for member in itertools.chain(*map(members_of, verifiers)):
         if needs_folder(member):
             locate(member)  # before another one works for an hour
@@ -101,7 +102,7 @@ def task_data(setup: Setup) -> TaskData:
 
 def settings_of(name: str) -> dict:
     """The settings of a run; another verifier is a setting itself."""
-    return run_folder.settings(name) if is_run(name) else {"verifier": name}
+    return runs.settings(name) if is_run(name) else {"verifier": name}
 
 
 def known_rows(name: str, rows: Sequence) -> list[bool]:
@@ -111,7 +112,7 @@ def known_rows(name: str, rows: Sequence) -> list[bool]:
     for member in members_of(name):
         path = Path(member) / "data.json"
         if path.exists():
-            known.update(run_folder.read_json(path, problems=list)["problems"])
+            known.update(read_json(path, problems=list)["problems"])
     hashes = [problem_hash(row.problem) for row in rows]
     if n := len(known & set(hashes)):
         print(f"note        {name} was trained on {n} of these problems: its numbers here are too good")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from prm_jax.figures import style
-from prm_jax.launch import cli, run_folder
+from prm_jax.launch import cli, run_folder, runs
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json, read_lines
 
@@ -113,7 +113,7 @@ def read_rows(cfg: Config) -> tuple[list[Row], pd.DataFrame, dict[str, str]]:
 def read_file(file: Path) -> list[Row]:
     """A run or an evaluation, or the steps of a run."""
     name, made = str(file.parent), file.stat().st_mtime
-    own = run_folder.settings(file.parent) | {"seed": run_folder.run_config(file.parent).get("seed")}
+    own = runs.settings(file.parent) | {"seed": run_folder.run_config(file.parent).get("seed")}
     if file.name == "metrics.jsonl":
         return [Row(name, made, own | {"step": line["step"]}, line) for line in read_lines(file)]
     return [Row(name, made, own, read_json(file))]

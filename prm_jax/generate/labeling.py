@@ -23,8 +23,9 @@ from prm_jax.data import sources
 from prm_jax.data.answers import extract
 from prm_jax.data.grading import RULES
 from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
-from prm_jax.data.rows import append_rows, is_pool, is_sample, read_rows, require_same
+from prm_jax.data.rows import is_pool, is_sample, read_rows
 from prm_jax.data.steps import format_steps
+from prm_jax.data.writing import append_rows, native_row, require_same
 from prm_jax.formats import Format
 from prm_jax.generate.pools import PolicyConfig, fix_dtype, keep_rows, policy_at_work
 from prm_jax.generate.sampling import describe
@@ -34,7 +35,7 @@ from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import start_command
 from prm_jax.protocols import Continuation, Prefix
-from prm_jax.solutions import Solution, native_row
+from prm_jax.solutions import Solution
 from prm_jax.tasks.checkers import choose_checker, is_own, open_grader
 
 

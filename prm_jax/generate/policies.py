@@ -23,6 +23,23 @@ class Sampling:
 
 
 @dataclasses.dataclass(frozen=True)
+class PolicyFormat:
+    """The keys of `Format` that mean something of a language model that solves and brings no format."""
+
+    separator: str = "\n"  # a step ends with any token that holds this text
+    # Before the first step, with a chat template the user's message; null: {problem}
+    prefix: str | None = None
+    number: str = ""
+    bos: bool = True
+    chat: bool | str | None = None  # null: the model's own chat template, if it has one | true | false | FILE
+    system: str | None = None
+    strip: bool = False
+
+    def whole(self) -> Format:
+        return Format("plain", **{key: x for key, x in vars(self).items() if x is not None})
+
+
+@dataclasses.dataclass(frozen=True)
 class Server:
     """A policy's server, and how it is asked."""
 

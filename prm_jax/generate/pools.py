@@ -13,16 +13,15 @@ import jax
 from prm_jax.checkpoints.open import resolve_dtype
 from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
-from prm_jax.data.rows import append_rows, require_same
-from prm_jax.formats import PolicyFormat
+from prm_jax.data.writing import append_rows, described_file, require_same
 from prm_jax.generate import policies
-from prm_jax.generate.policies import Sampling, SamplingStats, Server
+from prm_jax.generate.policies import PolicyFormat, Sampling, SamplingStats, Server
 from prm_jax.generate.sampling import describe, open_policy
-from prm_jax.launch import cli, mesh, run_folder
+from prm_jax.launch import cli, devices, run_folder
 from prm_jax.launch.config import Count, Seed, parse
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
-from prm_jax.launch.run_folder import described_file, start_command
+from prm_jax.launch.run_folder import start_command
 from prm_jax.tasks.checkers import CHECKERS, checker_rule, choose_checker, is_own, open_grader
 
 
@@ -76,7 +75,7 @@ class CommandConfig:
     format: PolicyFormat
     dtype: str
     batch_rows: Count
-    mesh: mesh.MeshConfig
+    mesh: devices.MeshConfig
     cpu_devices: Count
     distributed: str | dict | None
     resume: str | None
@@ -104,7 +103,7 @@ def fix_dtype(cfg: PolicyConfig, raw_cfg) -> PolicyConfig:
 @contextlib.contextmanager
 def policy_at_work(cfg: PolicyConfig, problem: str):
     """The policy, on the mesh; prints how it reads the first problem, and at the end its cost."""
-    with jax.set_mesh(mesh.make_mesh(cfg.mesh, cfg.batch_rows)):
+    with jax.set_mesh(devices.make_mesh(cfg.mesh, cfg.batch_rows)):
         how = cfg.format.whole(), cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
         policy = open_policy(cfg.checkpoint, cfg.which, *how)
         policies.show_prompt(policy, problem)

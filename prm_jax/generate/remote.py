@@ -23,9 +23,10 @@ import openai
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.tokenizer import load_tokenizer
-from prm_jax.data.rows import writable
 from prm_jax.data.steps import step_sums
-from prm_jax.formats import Format, added_bos, numbered, opening, policy_format, turn_end
+from prm_jax.data.writing import writable
+from prm_jax.encoding import numbered
+from prm_jax.formats import Format, added_bos, opening, policy_format, turn_end
 from prm_jax.generate import policies
 from prm_jax.generate.policies import Sampling, SamplingStats, Served, Server, with_thought
 from prm_jax.launch.config import expect

@@ -24,12 +24,14 @@ from prm_jax import InputError
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.data.steps import step_sums
-from prm_jax.formats import Format, encode, opening, policy_format, turn_end
+from prm_jax.encoding import encode
+from prm_jax.formats import Format, opening, policy_format, turn_end
 from prm_jax.generate import policies
 from prm_jax.generate.decoding import Places, Stops
 from prm_jax.generate.policies import Sampling, SamplingStats, Served, Server, with_thought
-from prm_jax.launch import mesh, run_folder
+from prm_jax.launch import mesh
 from prm_jax.launch.config import expect
+from prm_jax.launch.files import read_json
 from prm_jax.launch.progress import progress
 from prm_jax.launch.sharding import platform
 from prm_jax.model import PRM
@@ -217,10 +219,16 @@ def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling,
 def end_ids(folder: Path) -> set[int]:
     """The ids that end a text, by generation_config.json or else config.json of a Hugging Face folder."""
     for name in ("generation_config.json", "config.json"):
-        ids = run_folder.read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
+        ids = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
         if ids is not None:
             return set(ids if isinstance(ids, list) else [ids])
     return set()
+
+
+def path_names(path) -> list[str]:
+    """The names on a jax key path to a parameter or to a moment of it; the last is the parameter's."""
+    names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
+    return [name for name in names if name != "value"]
 
 
 def fingerprint(model: PRM | Served) -> str:
@@ -229,7 +237,7 @@ def fingerprint(model: PRM | Served) -> str:
         return f"not known: served as {model.name} by {model.server}"
     digest = hashlib.sha256()
     for path, x in jax.tree.leaves_with_path(model):
-        digest.update(f"{'.'.join(mesh.path_names(path))} {x.shape} {x.dtype} ".encode())
+        digest.update(f"{'.'.join(path_names(path))} {x.shape} {x.dtype} ".encode())
         digest.update(np.asarray(jax.jit(mesh.replicate)(x)).tobytes())
     return digest.hexdigest()
 

@@ -1,14 +1,17 @@
 """Starts commands: configuration and help are Hydra's, bad input ends in one line."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
 from hydra.experimental.callback import Callback
@@ -16,7 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from prm_jax import InputError
-from prm_jax.launch.config import CONF, store_defaults
+from prm_jax.launch.config import CONF, has_default
 from prm_jax.launch.files import cache_folder
 from prm_jax.launch.run_folder import output_dir
 
@@ -77,6 +80,24 @@ def command(config_name: str, config: type | None = None):
         return start
 
     return decorate
+
+
+def store_defaults(name: str, cls: type):
+    """Gives Hydra the defaults of a config dataclass as the node `name`, which its command's list begins
+    with: so a field with a default is a key without a line in YAML. Left out are `is_open` sections."""
+    ConfigStore.instance().store(name=name, node=defaults_of(cls))
+
+
+def defaults_of(cls: type) -> dict:
+    values = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        field = cls.__dataclass_fields__[name]
+        if has_default(field):
+            default = field.default_factory() if field.default is dataclasses.MISSING else field.default
+            values[name] = dataclasses.asdict(default) if dataclasses.is_dataclass(default) else default
+        elif dataclasses.is_dataclass(hint) and not hasattr(hint, "is_open"):
+            values[name] = defaults_of(hint)
+    return values
 
 
 def require_once(words: Sequence[str]):

@@ -7,8 +7,7 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
@@ -42,24 +41,6 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
 
 def has_default(field: dataclasses.Field) -> bool:
     return not (field.default is field.default_factory is dataclasses.MISSING)
-
-
-def store_defaults(name: str, cls: type, group: str | None = None):
-    """Gives Hydra the defaults of a config dataclass as the node `name`, which its command's list begins
-    with: so a field with a default is a key without a line in YAML. Left out are `is_open` sections."""
-    ConfigStore.instance().store(name=name, node=_defaults(cls), group=group)
-
-
-def _defaults(cls: type) -> dict:
-    values = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        field = cls.__dataclass_fields__[name]
-        if has_default(field):
-            default = field.default_factory() if field.default is dataclasses.MISSING else field.default
-            values[name] = dataclasses.asdict(default) if dataclasses.is_dataclass(default) else default
-        elif dataclasses.is_dataclass(hint) and not hasattr(hint, "is_open"):
-            values[name] = _defaults(hint)
-    return values
 
 
 class Rule(typing.NamedTuple):  # a condition on a value beside its type, for an annotation such as Count
@@ -120,15 +101,6 @@ def type_name(hint) -> str:
     """What an annotation allows: `int or NoneType`."""
     kinds = [typing.get_origin(kind) or kind for kind, _ in _kinds(hint)]
     return " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-
-
-def flatten(node, prefix: str = ""):
-    """(dotted key, value) pairs of a nested config."""
-    for key, value in node.items():
-        if isinstance(value, dict | DictConfig):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def expect(is_right: bool, key: str, value, expected: str):

@@ -1,8 +1,6 @@
 """Makes many processes work as one: starts them, shares files; only process 0 writes and prints."""
 
 import atexit
-import contextlib
-import ctypes
 import os
 import sys
 import tempfile
@@ -13,34 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from prm_jax import InputError
-from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import sharding
-
-
-def set_cpu_devices(n: int):
-    """Makes n devices of this process's CPU, before jax initialises its devices."""
-    expect(type(n) is int and 1 <= n <= 1024, "cpu_devices", n, "1 to 1024")
-    keep_freed_memory()
-    with contextlib.suppress(RuntimeError):  # a process makes its devices once, in a sweep for its first job
-        jax.config.update("jax_num_cpu_devices", n)
-
-
-def keep_freed_memory():
-    """Makes glibc keep what XLA frees for its next call, before jax starts threads. Page faults of
-    temporaries take 8 % of a training step of 26.7M parameters."""
-    libc, M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = ctypes.CDLL(None), -1, -4, -8
-    if hasattr(libc, "mallopt"):
-        for option, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
-            libc.mallopt(option, value)
-
-
-def return_large_blocks():
-    """Makes glibc return blocks of 32 MB and more. A wide model's step would find what it freed cut up by
-    small blocks, and take as much again; page faults are nothing beside its products."""
-    libc, M_MMAP_THRESHOLD, M_MMAP_MAX = ctypes.CDLL(None), -3, -4
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 25)
-        libc.mallopt(M_MMAP_MAX, 1 << 16)
 
 
 def init_distributed(cfg):

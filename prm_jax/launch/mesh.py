@@ -1,59 +1,18 @@
-"""Makes the mesh of all devices and processes, and places models and batches on it by the rule of
-sharding.py.
+"""Places models and batches on the mesh in use (launch/devices.py) by the rule of sharding.py.
 
 Without a mesh everything is on the first device."""
 
-import dataclasses
 import functools
 import math
 
 import jax
 import numpy as np
 from flax import nnx
-from jax.experimental.mesh_utils import create_device_mesh
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from prm_jax.launch.config import Count, expect
-from prm_jax.launch.sharding import AXES, ROWS, pin, spec
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:  # conf/train.yaml says what each key means
-    data: Count | None
-    fsdp: Count
-    tensor: Count
-
-
-def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -> Mesh:
-    """A mesh of `devices` (None: all) for batches of `rows` rows; on CPU of as many as divide them. A wide
-    model takes one device of a CPU, which uses all its cores: each would hold the model, and none would be
-    faster."""
-    devices = jax.devices() if devices is None else devices
-    inner = cfg.fsdp * cfg.tensor
-    data = cfg.data or len(devices) // inner
-    if devices[0].platform == "cpu" and jax.process_count() == 1:
-        while cfg.data is None and data > 1 and (is_wide or rows % (data * cfg.fsdp) != 0):
-            data -= 1
-        devices = devices[: data * inner]
-    expected = f"a product of the {len(devices)} devices there are"
-    expect(data * inner == len(devices) > 0, "mesh", vars(cfg), expected)
-    # An axis of 8 may need parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
-    grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
-    # Auto: XLA chooses the sharding of what model code leaves open.
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
-
-
-def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
-    """A mesh of as many devices as asked; data=null: one accelerator, or what of a CPU divides the rows."""
-    devices, n = jax.devices(), math.prod(filter(None, vars(cfg).values()))
-    return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
-
-
-def path_names(path) -> list[str]:
-    """The names on a jax key path to a parameter or to a moment of it; the last is the parameter's."""
-    names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
-    return [name for name in names if name != "value"]
+from prm_jax.launch.config import expect
+from prm_jax.launch.sharding import ROWS, pin, spec
 
 
 def sharding(*axes):

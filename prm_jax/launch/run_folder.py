@@ -1,12 +1,9 @@
 """Creates, finds and resumes the folders of runs and evaluations, and says how a run was made."""
 
-import collections
 import contextlib
-import json
 import platform
 import re
 import subprocess
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -17,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError, __version__
 from prm_jax.launch import hosts
-from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten
-from prm_jax.launch.files import read_json, read_yaml, replaced, write_json
+from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect
+from prm_jax.launch.devices import set_cpu_devices
+from prm_jax.launch.files import read_yaml, replaced
 
 # What a resumed run may have otherwise: it changes no number, or (the last two) the order of sums alone.
 FREE = ("resume", "log_every", "checkpoint_every", "wandb", "distributed", "server", "cpu_devices", "mesh")
@@ -45,7 +43,7 @@ def start_command(cfg: DictConfig) -> tuple[Path, DictConfig, bool]:
     resumes = cfg.resume is not None
     if resumes:
         folder, cfg = resumed(cfg)
-    hosts.set_cpu_devices(cfg.cpu_devices)
+    set_cpu_devices(cfg.cpu_devices)
     hosts.init_distributed(cfg)
     if jax.process_count() > 1 and not resumes:  # all use the folder of process 0
         made_by_hydra = folder.resolve()
@@ -91,47 +89,6 @@ def claim_folder(folder: Path, cfg: DictConfig, resumes: bool = False):
     (folder / "summary.json").unlink(missing_ok=True)  # of a run that is made longer
 
 
-@contextlib.contextmanager
-def described_file(path: Path, about: dict):
-    """Writes about.json beside a file of rows: `about`, at the end counts and versions. A file that a stopped
-    call left must have the same `about`."""
-    start, counts, beside = time.perf_counter(), collections.Counter(), path.with_name("about.json")
-    hosts.share_file(path)
-    hosts.share_file(beside)
-    if path.exists() and path.stat().st_size:
-        stored = read_json(beside)
-        changed = [name for name, x in json.loads(json.dumps(about)).items() if stored.get(name) != x]
-        expect(not changed, str(path), changed, "what it was begun with; write into another folder")
-    write_json(beside, about | {"finished": False})
-    yield counts
-    end = {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
-    write_json(beside, about | end | {"versions": versions()})
-
-
-def newest_run() -> Path:
-    """The training run under runs/ that finished last, language models aside, which could not score."""
-    summaries = sorted(Path("runs").glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
-    finished = [path.parent for path in summaries if read_json(path).get("objective") not in (None, "lm")]
-    if not finished:
-        raise InputError(f"checkpoint: no finished run in {Path('runs').resolve()}; name one or train first")
-    return finished[-1].resolve()
-
-
-def runs_of(folder: Path) -> list[Path]:
-    """The runs of a checkpoint argument: the finished ones of a sweep's folder, or the folder itself."""
-    if (folder / "checkpoints").is_dir():
-        return [folder]
-    runs = [path.parent for path in folder.glob("*/.hydra")]
-    runs.sort(key=lambda run: run.name.zfill(9))  # 2 before 10
-    if not runs:
-        return [folder]
-    finished = [run for run in runs if (run / "summary.json").exists()]
-    expect(finished, "checkpoint", str(folder), "a sweep with a run that is finished")
-    if len(finished) < len(runs):
-        print(f"left out    {len(runs) - len(finished)} runs of the sweep that are not finished")
-    return finished
-
-
 def run_config(folder: Path, key: str = "") -> DictConfig:
     """The stored configuration of a run or an evaluation; an error begins with `key`."""
     path = folder / ".hydra/config.yaml"
@@ -144,26 +101,6 @@ def overrides_of(folder: str | Path) -> list[str]:
     """The command-line overrides of a run or an evaluation; [] for other folders."""
     path = Path(folder) / OVERRIDES
     return list(map(str, read_yaml(path))) if path.exists() else []
-
-
-def settings(folder: str | Path) -> dict:
-    """{dotted key: value} of a run's configuration, without the seed and what changes no result."""
-    pairs = flatten(OmegaConf.to_container(run_config(Path(folder)), resolve=True))
-    return {key: value for key, value in pairs if section(key) not in ("seed", *FREE)}
-
-
-def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
-    """[(its {key: value} that differ from others, indices of its runs)] of each setting. A missing key is no
-    difference; `verifier`, of what is no run, always is one."""
-    values, groups = {}, {}
-    for setting in settings:
-        for key, value in setting.items():
-            values.setdefault(key, set()).add(repr(value))
-    varied = sorted(key for key in values if key == "verifier" or len(values[key]) > 1)
-    for i, setting in enumerate(settings):
-        differing = {key: setting[key] for key in varied if key in setting}
-        groups.setdefault(repr(differing), (differing, []))[1].append(i)
-    return list(groups.values())
 
 
 def versions() -> dict[str, str]:

@@ -20,24 +20,22 @@ import optax
 from flax import nnx
 
 from prm_jax import tasks
-from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.init import fill_optimizer
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import TaskData, data_config
-from prm_jax.formats import PolicyFormat
-from prm_jax.generate.policies import Sampling, SamplingStats, show_prompt
+from prm_jax.generate.policies import PolicyFormat, Sampling, SamplingStats, show_prompt
 from prm_jax.generate.pools import CommandConfig
 from prm_jax.generate.sampling import open_policy
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
-from prm_jax.launch.files import keep_steps
+from prm_jax.launch.devices import choose_dtype, make_mesh
+from prm_jax.launch.files import keep_steps, write_json
 from prm_jax.launch.hosts import max_over_processes, writable_folder
-from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
+from prm_jax.launch.mesh import check_divides, make_sharded, shard_batch
 from prm_jax.launch.progress import progress
 from prm_jax.launch.run_log import MetricsLog, StopSignal, leave, require_finite
 from prm_jax.lora import LoraConfig, attach
-from prm_jax.model import choose_dtype
 from prm_jax.packing import may_share, shuffled
 from prm_jax.rl.advantages import EstimatorConfig, Responses, keep_mixed
 from prm_jax.rl.measures import diagnose, show_summary, write_samples
@@ -302,12 +300,10 @@ def train_policy(raw_cfg, trainer: type = Trainer) -> float:
         print(f"run folder  {run}")
         save_description(texts / "model", training.policy.model.cfg, training.policy.tokenizer)
         final = training.fit(run, texts)
-    verifier = cfg.reward.prm_checkpoint
     summary = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed, **final}
     summary["metric"] = final["eval_pass_at_1"]
-    summary["verifier_tokens"] = verifier and training_tokens(verifier)  # None: not known
     summary |= run_folder.made_by(run)
-    run_folder.write_json(texts / "summary.json", summary)
+    write_json(texts / "summary.json", summary)
     show_summary(run, summary)
     return final["eval_pass_at_1"]
 

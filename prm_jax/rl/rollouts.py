@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax.data.steps import format_steps, token_steps
-from prm_jax.formats import Encoded
+from prm_jax.encoding import Encoded
 from prm_jax.generate.policies import thought_before
 from prm_jax.generate.sampling import Policy
 from prm_jax.packing import layout_tokens, plan_rows
@@ -102,7 +102,7 @@ class Layout:
 def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, share: bool = True) -> Layout:
     """The layout in micro-batches of `rows` rows, as many as `most` roll-outs need at worst."""
     sequences = [np.concatenate([r.prompt_L, r.ids_L]) for r in rollouts]
-    packs, _ = plan_rows(sequences, row_tokens, share)
+    packs = plan_rows(sequences, row_tokens, share)
     used = -(-len(packs) // rows)
     packs += [[]] * (-(-most // rows) * rows - len(packs))
     starts, none, place_of = [len(r.prompt_L) for r in rollouts], np.zeros(0, np.int32), {}

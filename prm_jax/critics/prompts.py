@@ -8,10 +8,9 @@ critique.
 import dataclasses
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from prm_jax import InputError
-from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect
+from prm_jax.formats import Format, conversation
+from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect, parse
 
 PLACE = re.compile(r"\{(problem|steps|before|step|n|next)\}")
 
@@ -45,6 +44,11 @@ class CriticFormat:
         expect(decides, "format.critic.force", None, "a text, or format.critic.unscored=P")
 
 
+def with_critic(fmt: Format) -> Format:
+    """The format with the keys of its critic as a CriticFormat."""
+    return dataclasses.replace(fmt, critic=parse(fmt.critic, CriticFormat, "format.critic"))
+
+
 def fill(template: str, **values) -> str:
     """The template with its places filled; braces in the values stay."""
     return PLACE.sub(lambda m: str(values.get(m[1], m[0])), template)
@@ -76,20 +80,6 @@ def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: S
     expected = "the folder of the tokenizer whose chat template writes the turns"
     expect(tokenizer is not None, "format.critic.tokenizer", None, expected)
     return conversation(fmt, tokenizer, turns, asks=True) + opening
-
-
-def conversation(fmt, tokenizer, turns: list[dict], asks: bool) -> str:
-    """The turns by the tokenizer's chat template, or by that in a file; `asks`: the assistant's next turn
-    begins."""
-    template = Path(fmt.chat).read_text() if isinstance(fmt.chat, str) else None
-    try:
-        return tokenizer.apply_chat_template(
-            turns, chat_template=template, tokenize=False, add_generation_prompt=asks
-        )
-    except Exception as error:  # no template, one that cannot be read, or one that raises at a role
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        hint = "format.chat=false does without, format.chat=FILE.jinja names another"
-        raise InputError(f"format={fmt.name}: the chat template fails ({reason}); {hint}") from error
 
 
 def verdict_at(fmt, text: str) -> int | None:

@@ -1,0 +1,92 @@
+"""The devices: how many, the mesh of them, and which types and memory suit them."""
+
+import contextlib
+import ctypes
+import dataclasses
+import math
+from pathlib import Path
+
+import jax
+from jax.experimental.mesh_utils import create_device_mesh
+from jax.sharding import AxisType, Mesh
+
+from prm_jax.launch.config import Count, expect
+from prm_jax.launch.sharding import AXES
+
+
+def set_cpu_devices(n: int):
+    """Makes n devices of this process's CPU, before jax initialises its devices."""
+    expect(type(n) is int and 1 <= n <= 1024, "cpu_devices", n, "1 to 1024")
+    keep_freed_memory()
+    with contextlib.suppress(RuntimeError):  # a process makes its devices once, in a sweep for its first job
+        jax.config.update("jax_num_cpu_devices", n)
+
+
+def keep_freed_memory():
+    """Makes glibc keep what XLA frees for its next call, before jax starts threads. Page faults of
+    temporaries take 8 % of a training step of 26.7M parameters."""
+    libc, M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = ctypes.CDLL(None), -1, -4, -8
+    if hasattr(libc, "mallopt"):
+        for option, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
+            libc.mallopt(option, value)
+
+
+def return_large_blocks():
+    """Makes glibc return blocks of 32 MB and more. A wide model's step would find what it freed cut up by
+    small blocks, and take as much again; page faults are nothing beside its products."""
+    libc, M_MMAP_THRESHOLD, M_MMAP_MAX = ctypes.CDLL(None), -3, -4
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 25)
+        libc.mallopt(M_MMAP_MAX, 1 << 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:  # conf/train.yaml says what each key means
+    data: Count | None
+    fsdp: Count
+    tensor: Count
+
+
+def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -> Mesh:
+    """A mesh of `devices` (None: all) for batches of `rows` rows; on CPU of as many as divide them. A wide
+    model takes one device of a CPU, which uses all its cores: each would hold the model, and none would be
+    faster."""
+    devices = jax.devices() if devices is None else devices
+    inner = cfg.fsdp * cfg.tensor
+    data = cfg.data or len(devices) // inner
+    if devices[0].platform == "cpu" and jax.process_count() == 1:
+        while cfg.data is None and data > 1 and (is_wide or rows % (data * cfg.fsdp) != 0):
+            data -= 1
+        devices = devices[: data * inner]
+    expected = f"a product of the {len(devices)} devices there are"
+    expect(data * inner == len(devices) > 0, "mesh", vars(cfg), expected)
+    # An axis of 8 may need parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
+    grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
+    # Auto: XLA chooses the sharding of what model code leaves open.
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
+    """A mesh of as many devices as asked; data=null: one accelerator, or what of a CPU divides the rows."""
+    devices, n = jax.devices(), math.prod(filter(None, vars(cfg).values()))
+    return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
+
+
+def choose_dtype(name: str) -> str:
+    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU, float32 on CPU."""
+    if name == "auto":
+        return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+    expect(name in ("float32", "bfloat16"), "dtype", name, "auto, float32 or bfloat16")
+    return name
+
+
+def choose_remat(name: str) -> str:
+    """The remat of a ModelConfig: `auto` is dots on CPU, and full on GPU and TPU, whose memory is scarce."""
+    if name == "auto":
+        return "dots" if jax.devices()[0].platform == "cpu" else "full"
+    return name
+
+
+def has_bfloat16_unit() -> bool:
+    cpu = Path("/proc/cpuinfo")
+    return cpu.is_file() and any(flag in cpu.read_text() for flag in ("avx512_bf16", "amx_bf16"))
