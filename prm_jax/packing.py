@@ -154,8 +154,8 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
 
 def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> list[list[int]]:
     """Rows that share prefixes: lists of indices. Depth first, each sequence goes to that one of the OPEN
-    newest rows where it adds the fewest tokens, of several to the fullest: a row holds few problems, and small
-    ones fill the gaps of large ones."""
+    newest rows where it adds the fewest tokens, of several to the fullest: a row holds few problems, and
+    small ones fill the gaps of large ones."""
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
     free = np.full(n, row_tokens)
     common = np.zeros(n, int)  # of each row's last sequence with this one
