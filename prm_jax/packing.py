@@ -291,7 +291,7 @@ class TrainingRows:
     def __init__(self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict | None = None):
         # A mixture's solutions are drawn one by one, by their numbers.
         is_single = not parts or all(group.indices == [i] for i, group in enumerate(plan.groups))
-        expect(is_single, "data", "mixture", "another with shared prefixes or a loss of pairs")
+        expect(is_single, "data", "mixture", "one data set, where solutions share prefixes or are paired")
         self.examples, self.plan, self.seed, self.parts = examples, plan, seed, parts or {}
         self.ends: list[int] = []  # number of rows up to and including each planned epoch
         self.packs: list[list[int]] = []
