@@ -42,7 +42,12 @@ class RewardConfig:  # weights of the sources, and what some ask; conf/rl.yaml s
     def __post_init__(self):
         for name, key in (("prm", "prm_checkpoint"), ("own", "own_function")):
             asked = getattr(self, key)
-            expect(not getattr(self, name) or asked, f"reward.{key}", asked, f"one, for reward.{name} has a weight")
+            expect(
+                not getattr(self, name) or asked,
+                f"reward.{key}",
+                asked,
+                f"one, for reward.{name} has a weight",
+            )
         has_source = any((self.answer, self.steps, self.prm, self.own))
         expect(has_source, "reward", 0, "a source with a weight")
 
