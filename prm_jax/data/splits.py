@@ -211,7 +211,7 @@ def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "v
         offset = (assign_fold(solution.problem, folds) - fold) % folds
         splits[sides[offset] if offset < len(sides) else "train"].rows.append(row)
     for side, members in splits.items():
-        expected = f"some that leave a {side} solution of {len(solutions)}, or data.{side}_path=FILE"
+        expected = f"a number that puts one of {len(solutions)} into {side}, or data.{side}_path=FILE"
         expect(len(members) > 0, "data.folds", folds, expected)
     return splits
 

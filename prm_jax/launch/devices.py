@@ -58,7 +58,7 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -
         while cfg.data is None and data > 1 and (is_wide or rows % (data * cfg.fsdp) != 0):
             data -= 1
         devices = devices[: data * inner]
-    expected = f"a product of the {len(devices)} devices there are"
+    expected = f"factors of {len(devices)}, the number of devices"
     expect(data * inner == len(devices) > 0, "mesh", vars(cfg), expected)
     # An axis of 8 may need parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
     grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
