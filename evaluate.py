@@ -2,7 +2,7 @@
 figures/*.png.
 
 A task is one class (prm_jax/evals/task.py): best_of_n is BestOfN of prm_jax/evals/best_of_n.py, its keys are
-conf/task/best_of_n.yaml.
+conf/task/best_of_n.yaml. Sets of labelled mistakes share one, Benchmarks.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from prm_jax.evals.task import Task
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import CONF, parse
 from prm_jax.launch.devices import make_mesh
-from prm_jax.launch.files import write_json
+from prm_jax.launch.files import read_yaml, write_json
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.run_folder import start_command
 
@@ -33,8 +33,9 @@ cli.store_defaults(
 def main():
     """Starts the command, with the defaults of the task that the command line names among its keys."""
     named = [word.partition("=")[2] for word in sys.argv if word.startswith("task=")] or ["report"]
-    is_task = (CONF / "task" / f"{named[-1]}.yaml").exists()
-    cli.store_defaults("task_defaults", task_class(named[-1]).Config if is_task else EvaluateConfig)
+    file = CONF / "task" / f"{named[-1]}.yaml"
+    keys = task_class(read_yaml(file).task).Config if file.exists() else EvaluateConfig
+    cli.store_defaults("task_defaults", keys)
     evaluate()
 
 

@@ -1,13 +1,11 @@
 """A script that does the work of `python -m prm_jax.bench` in PyTorch or TRL, at their best settings, on CPU.
 
     python -m examples.bench_peers what=train                    # or score, sampling: beside PyTorch
-    python -m venv TRL && TRL/bin/pip install torch==2.13.0 trl==1.13.0   # the last release with a PRMTrainer
-    python -m examples.bench_peers --peer trl --python TRL/bin/python what=train shape=smollm2 dtype=bfloat16
+    python -m examples.bench_peers --peer trl --python TRL/bin/python what=train   # TRL 1.13.0, the last with it
 
-Other keys are those of conf/bench.yaml; results.json has both sides, which have the same weights and texts.
-TRL trains on random batches and on batches of like length, PyTorch on the solutions of our rows, so that it
-must end at our loss. It scores solutions sorted by length. `generate` has our stops, and prompts sorted by
-length. The peer's side of this file (`--job`) imports nothing of ours. Dimension key: B rows, L tokens.
+Other keys are those of conf/bench.yaml. Both sides have the same weights and texts. TRL trains on random
+batches and by length, PyTorch on the solutions of our rows, so that it must end at our loss; it scores and
+samples by length. The peer's side (`--job`) imports nothing of ours. Dimension key: B rows, L tokens.
 """
 
 import argparse
@@ -133,9 +131,8 @@ def run_job(job: dict):
         result = globals()[job["work"]](model, job, tick)
     high = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())  # not the parent's, too
     result["peak_gb"] = 1024 * int(high[1]) / 1e9
-    Path(job["folder"], "result.json").write_text(
-        json.dumps(result | {"seconds": np.diff(ticks, axis=0).tolist()})
-    )
+    result["seconds"] = np.diff(ticks, axis=0).tolist()
+    Path(job["folder"], "result.json").write_text(json.dumps(result))
 
 
 def to_json(examples) -> list[dict]:
@@ -163,8 +160,8 @@ def training_batches(cfg, peer: str) -> dict[str, list[list[dict]]]:
 
 def jobs_beside(cfg, peer: str, folder: str) -> dict[str, dict]:
     """The jobs of the other side by name, with the model in a folder."""
-    job = {"work": f"{cfg.what}_{peer}", "folder": folder, "model": cfg.checkpoint or folder, "warmup": 0}
-    job["dtype"] = cfg.dtype
+    job = {"work": f"{cfg.what}_{peer}", "dtype": cfg.dtype, "warmup": 0}
+    job |= {"folder": folder, "model": cfg.checkpoint or folder}
     if cfg.what == "sampling":
         policy, prefixes = bench.sampling_work(cfg)
         if not cfg.checkpoint:

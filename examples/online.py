@@ -68,9 +68,8 @@ class OnlineTrainer(Trainer):
         plan = Plan(width, width, groups, share=False)
         packs = plan.rows(range(len(groups)))
         packs += [[]] * (doubled(ROWS, len(packs)) - len(packs))
-        batch = pack_batch(
-            [[examples[i] for i in pack] for pack in packs], width, plan.step_slots, share=False
-        )
+        packed = [[examples[i] for i in pack] for pack in packs]
+        batch = pack_batch(packed, width, plan.step_slots, share=False)
         batch = shard_batch({k: x.reshape(-1, ROWS, x.shape[1]) for k, x in batch.items()}, ROWS, axis=1)
         for _ in range(PASSES):
             new = train_step(self.verifier.model, self.verifier_opt, batch, self.loss, jax.random.key(0))

@@ -31,7 +31,7 @@ HACKED_TRACE = 1
 BETA = 0.7  # nats of score per nat of KL
 VERIFIERS = ("outcome", "process", "hacked")
 logit = UNITS["probability"].log_odds
-BETA_RANGE = 0.01, 100.0  # of the grids: from the arg max to the reference, to the eye
+BETA_RANGE = 0.01, 100.0  # of the grid: from the arg max to the reference, to the eye
 
 
 class Plane(NamedTuple):
@@ -77,32 +77,28 @@ def results(aggregator: str = "sum_logit", beta=BETA) -> dict:
     return found
 
 
-def over_beta(score_PN, beta_b) -> rerank.Reweighted:
-    """The policies by beta of several distributions over the traces: `weight_PN` is bPN."""
-    return jax.vmap(lambda beta: rerank.reweight(score_PN, beta, jnp.asarray(REF_N)))(jnp.asarray(beta_b))
-
-
 @functools.partial(jax.jit, static_argnames="aggregators")
 def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATORS)) -> Plane:
     """Every aggregator x beta (0 and inf too) x size of the process verifier's error on the HACKED_TRACE
     (`process_logits`)."""
-    hit_N = jnp.arange(len(TRACES)) == HACKED_TRACE
+    hit_N, beta_b = jnp.arange(len(TRACES)) == HACKED_TRACE, jnp.asarray(beta_b)
     logit_eNT = jax.vmap(lambda error: process_logits(error * hit_N))(jnp.asarray(error_e))
     mask_eNT = jnp.ones(logit_eNT.shape, bool)
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, name, unit="logit") for name in aggregators])
-    tilted = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
-    weight_hbeN = tilted.weight_PN
+
+    def policies(score_eN):
+        return jax.vmap(lambda beta: rerank.reweight(score_eN, beta, jnp.asarray(REF_N)).weight_PN)(beta_b)
+
+    weight_hbeN = jax.vmap(policies)(score_heN)
     valid_hbe = weight_hbeN @ STEP_RIGHT_NT.all(-1).astype(float)
     return Plane(score_heN, weight_hbeN, weight_hbeN.argmax(-1), valid_hbe)
 
 
-def grids(aggregator: str, betas: int, errors: int) -> dict:
-    """Every number behind the two figures, rounded to 6 digits: `by_beta`, the verifiers' policies, and
-    `plane`, for each aggregator lists by beta and error size: the winner, the misjudged trace's lead over the
-    best other in nats of score + beta log ref, and the mass on valid steps."""
+def grid(betas: int = 81, errors: int = 51) -> dict:
+    """Every number behind the figure, rounded to 6 digits, for each aggregator lists by beta and error size:
+    the winner, the misjudged trace's lead over the best other in nats of score + beta log ref, and the mass
+    on valid steps."""
     beta_b, error_e = np.geomspace(*BETA_RANGE, betas), np.linspace(0, 1, errors)
-    score_vN = jnp.stack([score(verifier, aggregator) for verifier in VERIFIERS])
-    weight_vbN = jnp.swapaxes(over_beta(score_vN, beta_b).weight_PN, 0, 1)
     whole = plane(beta_b, error_e, tuple(rerank.AGGREGATORS))
 
     def rounded(x):
@@ -114,9 +110,8 @@ def grids(aggregator: str, betas: int, errors: int) -> dict:
     panels = {}
     for h, name in enumerate(rerank.AGGREGATORS):
         panels[name] = {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}
-    grid = {"beta": rounded(beta_b), "error": rounded(error_e)}
-    by_beta = {"beta": grid["beta"]} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True))
-    return {"by_beta": by_beta, "plane": {"trace": TRACES[HACKED_TRACE], **grid, "by_aggregator": panels}}
+    places = {"beta": rounded(beta_b), "error": rounded(error_e)}
+    return {"trace": TRACES[HACKED_TRACE], **places, "by_aggregator": panels}
 
 
 def page(path: Path, expected: dict) -> Path:

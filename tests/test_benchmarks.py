@@ -18,9 +18,7 @@ from prm_jax.data.units import probability
 from prm_jax.data.writing import stored_scores
 from prm_jax.evals import benchmarks
 from prm_jax.evals.baselines import Row, compare_apart, compare_with_rules
-from prm_jax.evals.benchmarks import Source
-from prm_jax.evals.prmbench import Prmbench
-from prm_jax.evals.processbench import Processbench
+from prm_jax.evals.benchmarks import SETS, Source
 from prm_jax.model import PRM
 from prm_jax.solutions import Solution
 
@@ -39,10 +37,10 @@ def predicting(first_errors, n=3):
     return [np.where(np.arange(n) == error, 0.1, 0.9) for error in first_errors]
 
 
-def measure(task, rows, scores, threshold=0.5):
+def measure(name, rows, scores, threshold=0.5):
     """The benchmark's numbers, beside rules."""
     compared = compare_with_rules(rows, scores, None, threshold, 0)
-    return task(benchmarks.Config(threshold)).measure(rows, scores, 0) | compared
+    return benchmarks.measure(name, rows, scores, threshold, 0) | compared
 
 
 # ProcessBench
@@ -50,9 +48,9 @@ def measure(task, rows, scores, threshold=0.5):
 
 def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
     paths = [str(real_data(f"processbench/{name}.json")) for name in ("gsm8k", "math")]
-    rows, counts = benchmarks.read("processbench", Source(paths, None, "train"))
+    rows, counts = benchmarks.read(Source("processbench", paths, None, "train"))
     scores = random_scores(rng, rows)
-    found = measure(Processbench, rows, scores, 0.3)
+    found = measure("processbench", rows, scores, 0.3)
     by_id = {row.solution.id: score_T for row, score_T in zip(rows, scores, strict=True)}
     f1s = []
     for name, path in zip(("gsm8k", "math"), paths, strict=True):
@@ -63,7 +61,7 @@ def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
         a, b = np.mean(hits[True]), np.mean(hits[False])
         f1s.append(2 * a * b / (a + b))
         split = found["groups"][name]
-        numbers = [split[metric] for metric in Processbench.metrics]
+        numbers = [split[metric] for metric in SETS["processbench"].metrics]
         assert numbers == pytest.approx([a, b, f1s[-1]])
         low, high = split["first_error_f1_interval"]
         assert low < split["first_error_f1"] < high
@@ -78,10 +76,10 @@ def test_the_mean_is_plain_and_undefined_where_a_split_is():
     rows = [processbench_row("a", error) for error in (0, -1)] * 10 + [
         processbench_row("b", error) for error in (1, -1)
     ]
-    found = measure(Processbench, rows, predicting([0, -1] * 10 + [0, -1]))
+    found = measure("processbench", rows, predicting([0, -1] * 10 + [0, -1]))
     assert [found["groups"][name]["first_error_f1"] for name in "ab"] == [1, 0]
     assert found["judges"]["verifier"]["f1"] == 0.5
-    one_sided = measure(Processbench, [*rows, processbench_row("c", -1)], predicting([-1] * 23))
+    one_sided = measure("processbench", [*rows, processbench_row("c", -1)], predicting([-1] * 23))
     f1s = one_sided["groups"]["c"]["first_error_f1"], one_sided["judges"]["verifier"]["f1"]
     assert np.isnan(f1s).all()
 
@@ -139,9 +137,9 @@ def official_prmscore(is_bad, is_valid):
 def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
     real_data("prmbench")
     paths = sorted(str(path) for path in (DATA / "prmbench").glob("*.jsonl"))
-    rows, counts = benchmarks.read("prmbench", Source(paths, None, "train"))
+    rows, counts = benchmarks.read(Source("prmbench", paths, None, "train"))
     scores = [np.round(score_T, 1) for score_T in random_scores(rng, rows)]  # which tie with the threshold
-    found = measure(Prmbench, rows, scores, 0.3)
+    found = measure("prmbench", rows, scores, 0.3)
     items = [json.loads(line) for path in paths for line in Path(path).read_bytes().splitlines()]
     keys = [(item["classification"], item["idx"]) for item in items]
     first = [k for k, key in enumerate(keys) if key not in keys[:k]]
@@ -175,7 +173,7 @@ def prmbench_row(name, labels):
 def test_prmbench_literally():
     rows = [prmbench_row("circular", (1.0, 0.0, 1.0, 0.0)), prmbench_row("multi_solutions", (1.0, 1.0))]
     scores = [[0.9, 0.1, 0.2, 0.6], [0.9, 0.5]]
-    found = measure(Prmbench, rows, scores)
+    found = measure("prmbench", rows, scores)
     of = lambda found, name: found["groups"][name]["prmscore"]
     assert of(found, "circular") == 0.5
     assert of(found, "multi_solutions") == pytest.approx(2 / 3)  # one at the threshold is bad
@@ -184,10 +182,10 @@ def test_prmbench_literally():
         (2 * 2 / 3 * 0.5 / (2 / 3 + 0.5) + 2 / 3 / (1 / 3 + 0.5) / 2) / 2
     )
     assert np.isnan(list(found["categories"].values())).all()  # none is complete
-    calls_all_good = measure(Prmbench, rows, [[1.0] * 4, [1.0] * 2])
+    calls_all_good = measure("prmbench", rows, [[1.0] * 4, [1.0] * 2])
     assert of(calls_all_good, "circular") == pytest.approx((2 / 3 + 0) / 2)
-    assert of(measure(Prmbench, rows, [[0.0] * 4, [0.0] * 2]), "multi_solutions") == 0
-    all_wrong = measure(Prmbench, rows[:1], [[0.0, 1.0, 0.0, 1.0]])
+    assert of(measure("prmbench", rows, [[0.0] * 4, [0.0] * 2]), "multi_solutions") == 0
+    all_wrong = measure("prmbench", rows[:1], [[0.0, 1.0, 0.0, 1.0]])
     assert of(all_wrong, "all") == 0  # where the official code, dividing 0 by 0, has -1
 
 
@@ -228,7 +226,7 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     hf.save(tmp_path / "model", model, tokenizer, label_kind="value", format=pure)
     rows = [pb(f"x-{i}", [-1, 0, 1][i % 3], (f"{i} + 1", f"so {i + 1}")) for i in range(12)]
     path = write(tmp_path / "gsm8k.jsonl", *rows)
-    read, _ = benchmarks.read("processbench", Source(path, None, "train"))
+    read, _ = benchmarks.read(Source("processbench", path, None, "train"))
     known = problem_hashes(row.solution for row in read)
     (tmp_path / "model/data.json").write_text(json.dumps({"problems": known}))
     command = ["task=processbench", "checkpoint=model", f"data.path={path}"]
@@ -245,7 +243,7 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     scores = list(map(probability, stored_scores(tmp_path / "out/scores.jsonl")))
     assert np.ptp(scores) > 0.05
     assert {json.loads(line)["unit"] for line in (tmp_path / "out/scores.jsonl").open()} == {"logit"}
-    again = json.loads(json.dumps(measure(Processbench, read, scores)), parse_constant=lambda _: None)
+    again = json.loads(json.dumps(measure("processbench", read, scores)), parse_constant=lambda _: None)
     assert again["groups"] == results["groups"] and again["lead"] == results["lead"]
     assert results["published"]["Qwen2.5-Math-PRM-7B"] == pytest.approx(0.824)
     assert "published: Qwen2.5-Math-PRM-7B" in out
@@ -254,7 +252,7 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
 def test_prmbench_as_a_command(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "p.jsonl", prm("circular"), prm("multi_solutions", error_steps=[]))
-    monkeypatch.setattr(benchmarks, "one_scorer", lambda setup: Given([[3.0, -3.0]] * 2))
+    monkeypatch.setattr(benchmarks.verifiers, "one_scorer", lambda setup: Given([[3.0, -3.0]] * 2))
     given = "task=prmbench", "data=prmbench", f"data.path={path}", "checkpoint=random", "hydra.run.dir=out"
     monkeypatch.setattr("sys.argv", ["evaluate.py", *given])
     evaluate.main()

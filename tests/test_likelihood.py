@@ -4,7 +4,6 @@ KL."""
 import dataclasses
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.formats import Format
 from prm_jax.generate.pools import draw_pool
 from prm_jax.generate.sampling import Sampling, open_policy
-from prm_jax.generate.search import beam
-from prm_jax.generate.search_state import SearchState
-from prm_jax.scorers import RandomScorer
 
 PLAIN = Format("plain", separator="\n")
 PROBLEMS = ["2 +3 *4 mod7?", "5 -1 min3 *6 mod7?"]
@@ -48,13 +44,10 @@ def forced(policy, problem: str, steps: tuple, ends: bool) -> list[float]:
     return sums
 
 
-def test_pool_and_search_keep_log_p_of_each_step_as_teacher_forcing_has_it(policy, tmp_path):
+def test_a_pool_keeps_log_p_of_each_step_as_teacher_forcing_has_it(policy, tmp_path):
     questions = [Question(str(i), problem) for i, problem in enumerate(PROBLEMS)]
     draw_pool(tmp_path / "pool.jsonl", policy, questions, 6, 0, lambda ungraded: ungraded)
-    drawn = read_pool(tmp_path / "pool.jsonl")
-    state = SearchState(policy, RandomScorer(0), PROBLEMS, "prod", 20, jax.random.key(0))
-    beam(state, range(2), 4, 2, ahead=1)  # steps of their own, and lookahead
-    for p in [*drawn, *state.pool(["a", "b"], [None, None], "search")]:
+    for p in read_pool(tmp_path / "pool.jsonl"):
         for c in p.candidates:
             np.testing.assert_allclose(c.logp, forced(policy, p.problem, c.steps, c.finished), atol=1e-4)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prm_jax import metrics
-from prm_jax.evals.baselines import frequency_score, rule_scores, step_auroc
+from prm_jax.evals.baselines import rule_scores, step_auroc
 from prm_jax.solutions import Solution
 
 NAN = float("nan")
@@ -140,15 +140,6 @@ def test_step_metrics_at_one_half_and_the_lowest_step():
     assert metrics.step_metrics([sagging, flat], [[1, 0, 0], [1, 1, 1]], "aa")["within_problem_auroc"] == 1.0
     with pytest.raises(ValueError, match="solution 1"):
         metrics.step_metrics([[0.5], [NAN]], [[1], [1]], ["a", "a"])
-
-
-def test_what_training_steps_teach_of_a_small_number_of_each_step(rng):
-    key_n = rng.integers(1, 9, size=(2, 2000))
-    is_good_n = np.isin(key_n, (1, 4, 5, 8)) ^ (rng.random((2, 2000)) < 0.1)  # not linear in the number
-    learned = frequency_score(key_n[0], is_good_n[0], key_n[1])
-    assert metrics.auroc(learned, is_good_n[1]) > 0.8
-    unseen = frequency_score(key_n[0], is_good_n[0], np.array([30]))
-    assert unseen == pytest.approx(is_good_n[0].mean())  # the base rate
 
 
 def test_rules_that_are_fitted_to_nothing():

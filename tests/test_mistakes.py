@@ -58,7 +58,7 @@ def command(monkeypatch, tmp_path, kind, rows, scores):
     """(results.json, what is printed) of task=mistakes on these rows under these step scores."""
     path = write(tmp_path / "g.jsonl", *rows)
     given = Given([special.logit(score_T) for score_T in scores])
-    monkeypatch.setattr(benchmarks, "one_scorer", lambda setup: given)
+    monkeypatch.setattr(benchmarks.verifiers, "one_scorer", lambda setup: given)
     rows_are = ["data=files", f"data.name={kind}", f"data.path={path}"]
     asked = ["task=mistakes", *rows_are, "checkpoint=random", "hydra.run.dir=out"]
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)

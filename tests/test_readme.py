@@ -14,6 +14,7 @@ from conftest import ROOT
 import evaluate
 from prm_jax.launch.cli import store_defaults
 from prm_jax.launch.config import CONF
+from prm_jax.launch.files import read_yaml
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
@@ -67,7 +68,8 @@ def test_commands_of_the_pages_compose(name, words):
     modules = {"rl": "prm_jax.rl.__main__", "train": "train", "evaluate": "evaluate"}
     __import__(modules.get(name, f"prm_jax.{name}"))
     if name == "evaluate" and ("task", task[0]) not in ADDED:
-        store_defaults("task_defaults", evaluate.task_class(task[0]).Config)
+        chosen = read_yaml(CONF / "task" / f"{task[0]}.yaml").task
+        store_defaults("task_defaults", evaluate.task_class(chosen).Config)
     overrides = [x for x in words if "=" in x and not x.startswith(("-", "hydra.", "hydra/"))]
     overrides = [x.split(",")[0] if "-m" in words else x for x in overrides if "(" not in x]
     with hydra.initialize_config_dir(str(CONF), version_base=None):

@@ -29,9 +29,8 @@ def gather(stages: dict) -> Table:
         ends = [np.sqrt(law["kl"]) for law in laws]
         kl_X = np.linspace(max(map(min, ends)), min(map(max, ends)), 24) ** 2  # that all runs have
         for panel, key in NUMBERS.items():
-            table.curve(
-                panel, series, kl_X, [np.interp(kl_X, law["kl"][::-1], law[key][::-1]) for law in laws]
-            )
+            value_SX = [np.interp(kl_X, law["kl"][::-1], law[key][::-1]) for law in laws]
+            table.curve(panel, series, kl_X, value_SX)
         for n in (4, N):
             table.number("gold", f"{series}, best of {n}", [share_solved(*pair, n) for pair in pairs], n)
         solved_S = [share_solved(*pair, N, rule="with_policy") for pair in pairs]

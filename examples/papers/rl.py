@@ -3,39 +3,46 @@
 python -m examples.papers.run rl --redraw       # README.md: its question, what was expected
 """
 
-import itertools
-
 import numpy as np
+import pandas as pd
 
 from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
-from prm_jax.figures.learning import PANELS, histories
 
+PANELS = {
+    "eval_pass_at_1": "right (gold)",
+    "eval_pass_at_4": "right in one of 4",
+    "eval_sound": "right, no wrong step",
+    "eval_reward": "reward (proxy)",
+    "eval_steps_a_solution": "lines a solution",
+    "eval_kl": "KL from the first policy (nats a token)",
+}
 RIGHT = PANELS["eval_pass_at_1"]
+
+
+def evaluations(stage) -> pd.DataFrame:
+    """The lines of a run's evaluations; no tokens are written before the first."""
+    lines = pd.read_json(stage.folder / "metrics.jsonl", lines=True).fillna({"total_policy_tokens": 0})
+    return lines.dropna(subset=list(PANELS))
 
 
 def gather(stages: dict) -> Table:
     """Evaluations on problems that no policy learns from; x: thousand policy tokens."""
-    table, end_S = Table(), None
+    table, end_S, tokens_of = Table(), None, {}
+    for prm in stages["prm"]:  # its training samples cost tokens, too
+        counts = prm.results("summary.json")["counts"]
+        tokens_of[f"reward.prm_checkpoint={prm.folder}"] = counts["policy_tokens"]
     for kind, members in by_value(stages["policy"], "reward").items():
-        runs = histories([stage.folder for stage in members])
-        tokens_SX = np.array([run["tokens"] for run in runs]) / 1e3
+        runs = list(map(evaluations, members))
+        tokens_SX = np.array([run["total_policy_tokens"] for run in runs]) / 1e3
         for name, panel in PANELS.items():
-            if np.isfinite(y_SX := [run[name] for run in runs]).any():
-                table.curve(panel, kind, tokens_SX.mean(0), y_SX)
+            table.curve(panel, kind, tokens_SX.mean(0), [run[name] for run in runs])
         end_S = tokens_SX[:, -1] if end_S is None else end_S  # of the first arm
-        left_S = end_S - [verifier_tokens(stage, stages) / 1e3 for stage in members]
+        left_S = end_S - [sum(tokens_of.get(word, 0) for word in x.words) / 1e3 for x in members]
         if (left_S < end_S).any():
             triples = zip(left_S, tokens_SX, runs, strict=True)
             y_S = [np.interp(left, tokens_X, run["eval_pass_at_1"]) for left, tokens_X, run in triples]
             table.number(RIGHT, f"{kind} at equal tokens", y_S, left_S.mean())
     return table
-
-
-def verifier_tokens(stage, stages: dict) -> int:
-    """Policy tokens of the training samples of the verifier that rewards a policy, 0 where none does."""
-    every = itertools.chain(*stages.values())
-    used = [x for x in every if f"reward.prm_checkpoint={x.folder}" in stage.words]
-    return sum(x.results("summary.json")["counts"]["policy_tokens"] for x in used)
 
 
 CHECKER, PURE, PRIME = "checker (RLOO)", "PRM + checker (PURE)", "PRIME by steps"

@@ -24,9 +24,7 @@ def gather(stages: dict) -> Table:
     how = pools[0]["headline"]
     for scorer, name in VERIFIERS.items():
         own = [pool["scorers"][scorer][how[scorer]] for pool in pools]
-        right_SX, trace_SX = (
-            np.array([list(x[key].values()) for x in own]) for key in ("best_of_n", "trace")
-        )
+        right_SX, trace_SX = (np.array([list(x[y].values()) for x in own]) for y in ("best_of_n", "trace"))
         final_X = 1 - right_SX.mean(0)
         for k, n in enumerate(own[0]["best_of_n"]):
             error_S = 1 - trace_SX[:, k] / right_SX[:, k]

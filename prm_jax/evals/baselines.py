@@ -14,7 +14,6 @@ from prm_jax.solutions import Solution, first_error
 HALVES = 200  # random halves of the problems: a cut is fitted on one, and judges the other
 CUTS = 200
 THIRDS = ("short steps", "medium", "long")
-SMOOTHING_STEPS = 10.0  # pseudo-steps at the base rate: a length seen once in training must not rank first
 
 
 class Row(NamedTuple):
@@ -33,19 +32,25 @@ def rule_scores(solutions: list[Solution]) -> dict[str, list[np.ndarray]]:
     }
 
 
-def compare_with_rules(rows: list[Row], scores, likelihood, threshold: float, seed: int) -> dict:
+def compare_with_rules(
+    rows: list[Row], scores, likelihood, threshold: float, seed: int, kind: str = "correctness"
+) -> dict:
     """`judges`: of the verifier and of each rule the AUROC of its step scores, also within thirds of the
-    steps by length, and ProcessBench's F1 of first errors, with the cut that is best for other problems
-    (`cross_fitted`); the verifier's also at the threshold. `lead`: its cross-fitted F1 over that of the best
-    rule, with a paired 95 % bootstrap interval over problems. likelihood: step scores, or None."""
+    steps by length, and of correctness labels ProcessBench's F1 of first errors, with the cut that is best
+    for other problems (`cross_fitted`); the verifier's also at the threshold. `lead`: its cross-fitted F1
+    over that of the best rule, with a paired 95 % bootstrap interval over problems. likelihood: step scores,
+    or None. kind: of the labels."""
     solutions = [row.solution for row in rows]
-    error_R = np.array([first_error(s.labels) for s in solutions])
-    problem_R = problem_numbers(row.problem for row in rows)
-    group_R = problem_numbers(row.group for row in rows)
     scores_of = {"verifier": scores} | rule_scores(solutions)
     if likelihood is not None:
         scores_of["likelihood"] = likelihood
-    judges = {name: aurocs(score, solutions) for name, score in scores_of.items()} | {"hazard": {}}
+    judges = {name: aurocs(score, solutions, kind) for name, score in scores_of.items()}
+    if kind != "correctness":  # no step is the first wrong one
+        return {"judges": judges}
+    judges["hazard"] = {}
+    error_R = np.array([first_error(s.labels) for s in solutions])
+    problem_R = problem_numbers(row.problem for row in rows)
+    group_R = problem_numbers(row.group for row in rows)
     chances = {"hazard": hazard_chances(np.array([len(s.steps) for s in solutions]), error_R)}
     for name, score in scores_of.items():
         cut_C = np.unique(np.quantile(np.concatenate(score), np.linspace(0, 1, CUTS), method="lower"))
@@ -69,15 +74,15 @@ def compare_with_rules(rows: list[Row], scores, likelihood, threshold: float, se
     return {"judges": judges, "best_rule": rule, "lead": difference}
 
 
-def compare_apart(rows: list[Row], scores, likelihood, known_R, threshold: float, seed: int) -> dict:
+def compare_apart(rows: list[Row], scores, likelihood, known_R, *settings) -> dict:
     """`compare_with_rules` of the rows with a label, and as `unseen` the same of those that are not known,
-    where some are."""
+    where some are. settings: the threshold, the seed and the kind of labels."""
 
     def compare(members: list[int]) -> dict:
         part = [x and [x[i] for i in members] for x in (rows, scores, likelihood)]
-        return {"n": len(members)} | compare_with_rules(*part, threshold, seed)
+        return {"n": len(members)} | compare_with_rules(*part, *settings)
 
-    labelled = [i for i, row in enumerate(rows) if labelled_steps(row.solution.labels)[0]]
+    labelled = [i for i, row in enumerate(rows) if any(y is not None for y in row.solution.labels)]
     unseen, found = [i for i in labelled if not known_R[i]], compare(labelled)
     return found | {"unseen": compare(unseen)} if 0 < len(unseen) < len(labelled) else found
 
@@ -90,9 +95,12 @@ def show_comparison(results: dict, title: str = "beside rules"):
         row = {shown: judge[key] for key, shown in columns.items() if key in judge}
         if "f1" in judge:
             row["F1"] = with_interval(judge, "f1")
-        table[name] = row | {"F1, cross-fitted": judge["cross_fitted"]}
+        if "cross_fitted" in judge:
+            row["F1, cross-fitted"] = judge["cross_fitted"]
+        table[name] = row
     show_table(title, table)
-    print(f"verdict     {lead_text('cross-fitted, the verifier', results['best_rule'], results['lead'])}")
+    if "lead" in results:
+        print(f"verdict     {lead_text('cross-fitted, the verifier', results['best_rule'], results['lead'])}")
     if unseen := results.get("unseen"):
         show_comparison(unseen, f"unseen: {unseen['n']} rows")
 
@@ -114,11 +122,11 @@ def step_auroc(score, solutions: list[Solution], kind: str = "correctness") -> f
     return auroc(of_labelled_steps(score, solutions, kind), good_steps(solutions, kind))
 
 
-def aurocs(score, solutions: list[Solution]) -> dict[str, float]:
-    """AUROC of step scores against correctness labels, of all steps and within thirds by length."""
-    length_n = -of_labelled_steps(rule_scores(solutions)["length"], solutions)
+def aurocs(score, solutions: list[Solution], kind: str) -> dict[str, float]:
+    """AUROC of step scores against labels, of all steps and within thirds by length."""
+    length_n = -of_labelled_steps(rule_scores(solutions)["length"], solutions, kind)
     third_n = np.searchsorted(np.quantile(length_n, [1 / 3, 2 / 3]), length_n)
-    score_n, is_good_n = of_labelled_steps(score, solutions), good_steps(solutions)
+    score_n, is_good_n = of_labelled_steps(score, solutions, kind), good_steps(solutions, kind)
     found = {"step_auroc": auroc(score_n, is_good_n)}
     for i, name in enumerate(THIRDS):
         found[name] = auroc(score_n[third_n == i], is_good_n[third_n == i])
@@ -171,34 +179,3 @@ def mean_f1(hit_R, error_R, group_R) -> float:
         own, is_wrong_R = group_R == group, error_R != -1
         f1s.append(harmonic_mean(mean(hit_R[own & is_wrong_R]), mean(hit_R[own & ~is_wrong_R])))
     return float(np.mean(f1s))
-
-
-def baseline_aurocs(train: list[Solution], test: list[Solution], kind: str, tokenizer) -> dict[str, float]:
-    """Test AUROC of a step's position, and of its length in tokens, as far as training steps teach it; by
-    `rule_scores` where none is labelled."""
-    if not len(good_steps(train, kind)):
-        return {name: step_auroc(score, test, kind) for name, score in rule_scores(test).items()}
-    known, asked, found = step_keys(train, tokenizer), step_keys(test, tokenizer), {}
-    for name in known:
-        known_n = of_labelled_steps(known[name], train, kind).astype(int)
-        asked_n = of_labelled_steps(asked[name], test, kind).astype(int)
-        score_n = frequency_score(known_n, good_steps(train, kind), asked_n)
-        found[name] = auroc(score_n, good_steps(test, kind))
-    return found
-
-
-def step_keys(solutions: list[Solution], tokenizer) -> dict[str, list]:
-    """{rule: a small number of each step}: its position, and its length in tokens."""
-    steps = [step for s in solutions for step in s.steps]
-    lengths = [len(ids) for ids in tokenizer(steps, add_special_tokens=False)["input_ids"]]
-    ends = np.cumsum([len(s.steps) for s in solutions])
-    return {"position": [range(len(s.steps)) for s in solutions], "length": np.split(lengths, ends[:-1])}
-
-
-def frequency_score(train_key, is_good, test_key) -> np.ndarray:
-    """P(good) of each test step by the training steps with its key: (good_k + s * base) / (n_k + s) with
-    s = SMOOTHING_STEPS."""
-    size = int(max(np.max(train_key), np.max(test_key, initial=0))) + 1  # keys are small counts, from 0
-    n = np.bincount(train_key, minlength=size)
-    n_good = np.bincount(train_key, weights=is_good, minlength=size)
-    return ((n_good + SMOOTHING_STEPS * is_good.mean()) / (n + SMOOTHING_STEPS))[test_key]

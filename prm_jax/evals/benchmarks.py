@@ -1,4 +1,5 @@
-"""What the benchmarks share: their rows, a verifier's step scores, metrics by group, and rules beside them.
+"""task=processbench, prmbench, mistakes: published sets of labelled mistakes, each by its authors' metrics,
+beside rules that read nothing. data.name, a name of SETS, is the set.
 
 A score is P(step good) in [0, 1]. A step scored below the threshold is predicted bad, one at it good, except
 in PRMBench, as its authors have it. Shares and F1 lie in [0, 1].
@@ -6,44 +7,32 @@ in PRMBench, as its authors have it. Shares and F1 lie in [0, 1].
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from omegaconf import OmegaConf
 
-from prm_jax import InputError
+from prm_jax import InputError, metrics
 from prm_jax.data.rows import field, optional
 from prm_jax.data.sources import Reading, load_placed
 from prm_jax.data.splits import Files
 from prm_jax.data.units import probability
 from prm_jax.data.writing import score_into
+from prm_jax.evals import verifiers
 from prm_jax.evals.baselines import Row, compare_apart, show_comparison
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import interval_of, show_table, with_interval
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import (
-    backbone_of,
-    describe,
-    known_rows,
-    likelihood_scores,
-    note_seen,
-    one_scorer,
-)
-from prm_jax.launch.config import Share, expect, parse
+from prm_jax.launch.config import Share, expect, one_of, parse
+from prm_jax.launch.files import read_yaml
 from prm_jax.launch.progress import print_counts
-from prm_jax.metrics import (
-    first_error_f1,
-    harmonic_mean,
-    mcc,
-    mean,
-    predict_first_error,
-    prm_score,
-    problem_numbers,
-)
 from prm_jax.solutions import first_error
 
 GROUP_FIELDS = {"mr_gsm8k": "question_type", "prmbench": "classification"}  # other rows are grouped by file
+COUNTS = ("n", "n_error", "n_steps", "n_bad_steps")
+PUBLISHED = Path(__file__).parents[1] / "assets/published.yaml"  # numbers in per cent, with their sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,114 +40,153 @@ class Config:
     threshold: Share  # conf/task/processbench.yaml
 
 
+def balanced_f1(is_good, called_good) -> float:
+    """Harmonic mean of the accuracies on what is good and on what is bad."""
+    is_hit = called_good == is_good
+    return metrics.harmonic_mean(metrics.mean(is_hit[is_good]), metrics.mean(is_hit[~is_good]))
+
+
+# Of each solution's labelled and predicted first error, -1 where there is none; a sound one is positive.
+SOLUTION_METRICS = {
+    "accuracy_error": lambda error, predicted: metrics.mean((predicted == error)[error != -1]),
+    "accuracy_clean": lambda error, predicted: metrics.mean((predicted == error)[error == -1]),
+    "first_error_f1": lambda error, predicted: metrics.first_error_f1(predicted, error)["f1"],
+    "solution_balanced_f1": lambda error, predicted: balanced_f1(error == -1, predicted == -1),
+    "mcc": lambda error, predicted: metrics.mcc(error == -1, predicted == -1),
+}
+# Of each labelled step, after a first error too: is it good, is it called so.
+STEP_METRICS = {"step_balanced_f1": balanced_f1, "prmscore": metrics.prm_score}
+
+
+class Set(NamedTuple):
+    """How its authors measure a set."""
+
+    metrics: tuple[str, ...]  # the first one of all rows is the headline
+    calls_good: Callable = np.greater_equal  # (score, threshold) -> bool
+    is_mean_over_groups: bool = False  # the headline is the plain mean of F1 over the groups
+
+
+SETS = {
+    "processbench": Set(("accuracy_error", "accuracy_clean", "first_error_f1"), is_mean_over_groups=True),
+    # The mean of F1 on good and F1 on bad steps; of multi_solutions, which has no bad step, F1 on good steps
+    # alone. Every class is judged by validity, not by the redundancy ratings behind ReasonEval's published
+    # redundency and circular. As in the authors' evaluator (ssmisya/PRMBench at a1ae4ea), a step at the
+    # threshold is bad.
+    "prmbench": Set(("prmscore",), calls_good=np.greater),  # arXiv 2501.03124
+    # MR-Score = .2 max(0, MCC) + .3 accuracy of the step + .5 of the reason; PRMs give no reason (Zeng et
+    # al. 2023, section 3).
+    "mr_gsm8k": Set(("mcc", "accuracy_error")),
+    "hard2verify": Set(("step_balanced_f1", "solution_balanced_f1", "first_error_f1")),  # Pandit et al. 2025
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
+    name: Annotated[str, one_of(SETS)]
     path: Files
     hub: str | None
     hub_split: str
 
 
-def balanced_f1(is_good, called_good) -> float:
-    """Harmonic mean of the accuracies on what is good and on what is bad."""
-    is_hit = called_good == is_good
-    return harmonic_mean(mean(is_hit[is_good]), mean(is_hit[~is_good]))
-
-
-# Of each solution's labelled and predicted first error, -1 where there is none; a sound one is positive.
-SOLUTION_METRICS = {
-    "accuracy_error": lambda error, predicted: mean((predicted == error)[error != -1]),
-    "accuracy_clean": lambda error, predicted: mean((predicted == error)[error == -1]),
-    "first_error_f1": lambda error, predicted: first_error_f1(predicted, error)["f1"],
-    "solution_balanced_f1": lambda error, predicted: balanced_f1(error == -1, predicted == -1),
-    "mcc": lambda error, predicted: mcc(error == -1, predicted == -1),
-}
-# Of each labelled step, after a first error too: is it good, is it called so.
-STEP_METRICS = {"step_balanced_f1": balanced_f1, "prmscore": prm_score}
-COUNTS = ("n", "n_error", "n_steps", "n_bad_steps")
-PUBLISHED = Path(__file__).parents[1] / "assets/published.yaml"  # numbers in per cent, with their sources
-
-
-class Benchmark(Task):
-    """A task on published rows."""
-
+class Benchmarks(Task):
     Config = Config
-    kind: str  # the reader of its rows
-    metrics: tuple[str, ...]  # those that its authors report
-    calls_good = staticmethod(np.greater_equal)  # (score, threshold) -> bool
-    is_mean_over_groups = False  # else all rows are one
 
     def run(self, setup: Setup) -> dict:
-        data, threshold, seed = setup.data, self.cfg.threshold, setup.cfg.seed
-        expect(data.name in ("of_run", self.kind), "data", data.name, f"data={self.kind}, or data.path alone")
-        source = OmegaConf.masked_copy(data, [field.name for field in dataclasses.fields(Source)])
-        rows, counts = read(self.kind, parse(source, Source, "data"))
+        threshold, seed = self.cfg.threshold, setup.cfg.seed
+        section = OmegaConf.masked_copy(setup.data, [field.name for field in dataclasses.fields(Source)])
+        source = parse(section, Source, "data")
+        rows, counts = read(source)
         print_counts(counts)
-        scorer, name = one_scorer(setup), setup.checkpoints[0]
+        scorer, name = verifiers.one_scorer(setup), setup.checkpoints[0]
         solutions = [row.solution for row in rows]
         texts = [(s.id, s.problem, s.steps) for s in solutions]
         scores = list(map(probability, score_into(setup.folder / "scores.jsonl", scorer, texts, len(rows))))
-        likelihood = likelihood_scores(setup, backbone_of(name), texts, setup.folder / "likelihood.jsonl")
-        compared = rows if self.is_mean_over_groups else [row._replace(group="") for row in rows]
-        known_R = known_rows(name, solutions)
-        results = describe(scorer) | compare_apart(compared, scores, likelihood, known_R, threshold, seed)
-        results |= {"data": OmegaConf.to_container(source), "counts": counts, "n_rows": len(rows)}
-        results |= {"n_seen": sum(known_R)}
-        return results | {"threshold": threshold} | self.measure(rows, scores, seed)
-
-    def measure(self, rows: list[Row], scores, seed: int) -> dict:
-        """The authors' metrics of all rows and of each group, with 95 % bootstrap intervals over problems."""
-        groups = {} if self.is_mean_over_groups else {"all": list(range(len(rows)))}
-        for i, row in enumerate(rows):
-            groups.setdefault(row.group, []).append(i)
-        numbers = {}
-        for name, members in groups.items():
-            numbers[name] = self.numbers([rows[i] for i in members], [scores[i] for i in members], seed)
-        return {"metrics": self.metrics, "groups": numbers}
-
-    def numbers(self, rows: list[Row], scores, seed: int) -> dict:
-        """Counts, and the metrics with their intervals, of some rows. n: all their steps."""
-        threshold, problem = self.cfg.threshold, problem_numbers(row.problem for row in rows)
-        error = np.array([first_error(row.solution.labels) for row in rows])
-        predicted = np.array([predict_first_error(score_T, threshold) for score_T in scores])
-        label_n = np.concatenate([np.array(row.solution.labels, float) for row in rows])
-        is_labelled_n = ~np.isnan(label_n)
-        is_good_n = label_n[is_labelled_n] >= 0.5
-        called_good_n = self.calls_good(np.concatenate(scores, dtype=float), threshold)[is_labelled_n]
-        problem_n = np.repeat(problem, [len(score_T) for score_T in scores])[is_labelled_n]
-        numbers = {
-            "n": len(rows),
-            "n_error": int((error != -1).sum()),
-            "n_steps": len(is_good_n),
-            "n_bad_steps": int((~is_good_n).sum()),
-        }
-        for name in self.metrics:
-            if name in STEP_METRICS:
-                metric, owner, arrays = STEP_METRICS[name], problem_n, (is_good_n, called_good_n)
-            else:
-                metric, owner, arrays = SOLUTION_METRICS[name], problem, (error, predicted)
-            numbers[name] = float(metric(*arrays))
-            numbers[f"{name}_interval"] = interval_of(metric, owner, seed, *arrays)
-        return numbers
-
-    def rows_of_table(self, results: dict) -> dict[str, dict]:
-        table = {}
-        for name, x in results["groups"].items():
-            counts = {count: x[count] for count in COUNTS}
-            table[name] = counts | {metric: with_interval(x, metric) for metric in results["metrics"]}
-        for system, x in results.get("published", {}).items():
-            table[f"published: {system}"] = {results["metrics"][-1]: x}
-        return table
+        path = setup.folder / "likelihood.jsonl"
+        likelihood = verifiers.likelihood_scores(setup, verifiers.backbone_of(name), texts, path)
+        by_group = SETS[source.name].is_mean_over_groups
+        compared = rows if by_group else [row._replace(group="") for row in rows]
+        known_R = verifiers.known_rows(name, solutions)
+        results = verifiers.describe(scorer)
+        results |= compare_apart(compared, scores, likelihood, known_R, threshold, seed)
+        results |= {"data": dataclasses.asdict(source), "counts": counts, "n_rows": len(rows)}
+        results |= {"n_seen": sum(known_R), "threshold": threshold}
+        return results | measure(source.name, rows, scores, threshold, seed)
 
     def show(self, results: dict):
         print(f"verifier    {results['verifier']} ({results['label_kind']} labels)")
         print(f"threshold   {results['threshold']:.4g}")
-        show_table("rows", self.rows_of_table(results))
-        if "source" in results:
+        table = {}
+        for name, x in results["groups"].items():
+            counts = {count: x[count] for count in COUNTS}
+            table[name] = counts | {metric: with_interval(x, metric) for metric in results["metrics"]}
+        for system, x in results["published"].items():
+            table[f"published: {system}"] = {results["metrics"][-1]: x}
+        for name, prmscore in results["categories"].items():
+            table[f"{name}, mean of its classes"] = {"prmscore": prmscore}
+        show_table("rows", table)
+        if results["published"]:
             print(f"published   {results['source']}")
         show_comparison(results)
 
     def detail(self, results: dict):
-        note_seen(results["verifier"], results["n_seen"], "solutions' problems")
+        verifiers.note_seen(results["verifier"], results["n_seen"], "solutions' problems")
+
+    def metric(self, results: dict) -> float | None:
+        """ProcessBench's mean F1 over the groups, or of all rows the first of the set's metrics."""
+        if SETS[results["data"]["name"]].is_mean_over_groups:
+            return results["judges"]["verifier"]["f1"]
+        return results["groups"]["all"][results["metrics"][0]]
+
+
+def measure(name: str, rows: list[Row], scores, threshold: float, seed: int) -> dict:
+    """The authors' metrics of all rows and of each group, with 95 % bootstrap intervals over problems, and
+    what is published."""
+    groups = {} if SETS[name].is_mean_over_groups else {"all": list(range(len(rows)))}
+    for i, row in enumerate(rows):
+        groups.setdefault(row.group, []).append(i)
+    numbers = {}
+    for group, members in groups.items():
+        own = [rows[i] for i in members], [scores[i] for i in members]
+        numbers[group] = group_numbers(name, *own, threshold, seed)
+    table = read_yaml(PUBLISHED).get(name, {})
+    published, categories = {}, {}
+    if name == "processbench" and set(numbers) <= set(table.columns):
+        places = [table.columns.index(group) for group in numbers]
+        for system, f1 in table.f1.items():
+            published[system] = float(np.mean([f1[k] for k in places])) / 100
+    if name == "prmbench":
+        published = {system: overall / 100 for system, (overall, *_) in table.prmscore.items()}
+        for category, classes in table.groups.items():  # nan unless all classes are there
+            prmscores = [numbers[x]["prmscore"] if x in numbers else np.nan for x in classes]
+            categories[category] = float(np.mean(prmscores))
+    results = {"metrics": SETS[name].metrics, "groups": numbers, "categories": categories}
+    return results | {"published": published, "source": table.get("source")}
+
+
+def group_numbers(name: str, rows: list[Row], scores, threshold: float, seed: int) -> dict:
+    """Counts, and the metrics with their intervals, of some rows. n: all their steps."""
+    problem = metrics.problem_numbers(row.problem for row in rows)
+    error = np.array([first_error(row.solution.labels) for row in rows])
+    predicted = np.array([metrics.predict_first_error(score_T, threshold) for score_T in scores])
+    label_n = np.concatenate([np.array(row.solution.labels, float) for row in rows])
+    is_labelled_n = ~np.isnan(label_n)
+    is_good_n = label_n[is_labelled_n] >= 0.5
+    called_good_n = SETS[name].calls_good(np.concatenate(scores, dtype=float), threshold)[is_labelled_n]
+    problem_n = np.repeat(problem, [len(score_T) for score_T in scores])[is_labelled_n]
+    numbers = {
+        "n": len(rows),
+        "n_error": int((error != -1).sum()),
+        "n_steps": len(is_good_n),
+        "n_bad_steps": int((~is_good_n).sum()),
+    }
+    for metric in SETS[name].metrics:
+        if metric in STEP_METRICS:
+            f, owner, arrays = STEP_METRICS[metric], problem_n, (is_good_n, called_good_n)
+        else:
+            f, owner, arrays = SOLUTION_METRICS[metric], problem, (error, predicted)
+        numbers[metric] = float(f(*arrays))
+        numbers[f"{metric}_interval"] = interval_of(f, owner, seed, *arrays)
+    return numbers
 
 
 def places(source: Source) -> Iterator[tuple[str, str | None, str]]:
@@ -171,10 +199,10 @@ def places(source: Source) -> Iterator[tuple[str, str | None, str]]:
         yield path, None, Path(path.removesuffix(".gz")).stem
 
 
-def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
+def read(source: Source) -> tuple[list[Row], dict[str, int]]:
     """The rows of a benchmark as published, exact repeats too, and counts of its oddities. Where PRMBench
     repeats a row's class and idx the second is passed over, as by its authors."""
-    rows, counts, ids, seen = [], collections.Counter(), set(), set()
+    rows, counts, ids, seen, kind = [], collections.Counter(), set(), set(), source.name
     for place, split, group in places(source):
         for line, raw, solution in load_placed(place, Reading(name=kind), counts, split):
             try:

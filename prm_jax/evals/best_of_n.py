@@ -9,20 +9,11 @@ from typing import Annotated
 from prm_jax import tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.writing import score_into
-from prm_jax.evals import pool_metrics
+from prm_jax.evals import pool_metrics, verifiers
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import lead_text, over_seeds, show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import (
-    describe,
-    known_rows,
-    new_name,
-    note_seen,
-    open_scorer,
-    settings_of,
-    task_data,
-)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect
 from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
@@ -69,7 +60,7 @@ class BestOfN(Task):
         return self.cfg.input is None
 
     def run(self, setup: Setup) -> dict:
-        cfg, checkpoints, verifiers = self.cfg, list(setup.checkpoints), {}
+        cfg, checkpoints, scored_by = self.cfg, list(setup.checkpoints), {}
         if cfg.input is None:
             graded, outcome_model = fresh_pool(setup, cfg)
             checkpoints += [outcome_model] if outcome_model else []
@@ -84,25 +75,23 @@ class BestOfN(Task):
             expect(name in pool.scores, "scores", name, f"scores that all have: {', '.join(pool.scores)}")
         if checkpoints:
             taken = pool.scores.keys() | pool.lacking.keys()
-            problems, verifiers = score_pool(setup, checkpoints, graded.problems, taken)
+            problems, scored_by = score_pool(setup, checkpoints, graded.problems, taken)
             pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
             pool = dataclasses.replace(graded, problems=problems).arrays()
             print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
-        scorers = [*verifiers, *stored]
+        scorers = [*scored_by, *stored]
         if POLICY in pool.scores and POLICY not in scorers:  # what nobody taught stands beside it
             scorers.append(POLICY)
         expect(scorers, "scores", None, "step scores of every candidate; checkpoint=FOLDER scores it now")
-        results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, verifiers)
-        results |= {"pool": graded.source, "grading": graded.grading, "verifiers": verifiers}
-        return results | {"over_seeds": seeds_of_one_setting(results, verifiers)}
+        results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, scored_by)
+        results |= {"pool": graded.source, "grading": graded.grading, "verifiers": scored_by}
+        return results | {"over_seeds": seeds_of_one_setting(results)}
 
     def show(self, results: dict):
         N, tables = str(results["n_candidates"]), headline_tables(results)
         line = f"{results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}"
         losers = [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]
         print(f"pool        {line}" + (f"; cannot win: {', '.join(losers)}" if losers else ""))
-        if n := results["graded_both_ways"]:
-            print(f"note        {n} answers are graded right in one candidate and wrong in another")
         if n := results["votes_apart"]:
             print(f"note        {n} answers equal others as numbers; checker=number lets them vote as one")
         curves = {}
@@ -119,8 +108,8 @@ class BestOfN(Task):
             setting = "".join(f", {key}={value}" for key, value in group["setting"].items())
             title = f"over seeds  {len(group['scorers'])} of {group['scorers'][0]}{setting}"
             show_table(title, group["spread"])
-        if verifiers := results["verifiers"]:
-            named = (f"{scorer}: {x['verifier']}" for scorer, x in verifiers.items())
+        if results["verifiers"]:
+            named = (f"{scorer}: {x['verifier']}" for scorer, x in results["verifiers"].items())
             print("scorers     " + "; ".join(named))
         show_table(f"best of {N}", {name: selection_row(results, name, N) for name in tables})
         for scorer, x in results.get("unseen", {}).items():
@@ -135,7 +124,7 @@ class BestOfN(Task):
         N = str(results["n_candidates"])
         print(f"at n = {N}: mean of the candidates {results['mean']:.4f}")
         for x in results["verifiers"].values():
-            note_seen(x["verifier"], sum(x["known_problems"]), "problems")
+            verifiers.note_seen(x["verifier"], sum(x["known_problems"]), "problems")
         by_aggregator = {}
         for scorer, tables in results["scorers"].items():
             by_aggregator[scorer] = {name: table["best_of_n"][N] for name, table in tables.items()}
@@ -172,7 +161,7 @@ def stored_pool(cfg: Config, keep: bool) -> GradedPool:
 def fresh_pool(setup: Setup, cfg: Config) -> tuple[GradedPool, str | None]:
     """(fresh solutions of unseen problems of the first run's task with the exact labels of their steps, the
     outcome model that is scored beside the verifiers)."""
-    data_cfg = task_data(setup)
+    data_cfg = verifiers.task_data(setup)
     fresh, seed = cfg.fresh, setup.cfg.seed + 1  # 0 draws the test split of the step metrics
     drawn = tasks.sample_pool(data_cfg, fresh.problems, fresh.candidates, "test", seed, policy_pool)
     problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(drawn)]
@@ -193,16 +182,17 @@ def score_pool(
     """(the pool with the step scores of every verifier, {name of the scores: their verifier})."""
     total = sum(len(problem.candidates) for problem in problems)
     pools.note_unsplit(pools.candidate_rows(problems))
-    verifiers = {}
+    scored_by = {}
     for checkpoint in checkpoints:
-        scorer = open_scorer(setup, checkpoint)
-        name = new_name(scorer, taken | verifiers.keys())
+        scorer = verifiers.open_scorer(setup, checkpoint)
+        name = verifiers.new_name(scorer, taken | scored_by.keys())
         path = setup.folder / f"pool_scores_{name}.jsonl"
         scores = score_into(path, scorer, pools.candidate_rows(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
-        known = known_rows(checkpoint, problems)
-        verifiers[name] = describe(scorer) | {"settings": settings_of(checkpoint), "known_problems": known}
-    return problems, verifiers
+        about = {"settings": verifiers.settings_of(checkpoint)}
+        about["known_problems"] = verifiers.known_rows(checkpoint, problems)
+        scored_by[name] = verifiers.describe(scorer) | about
+    return problems, scored_by
 
 
 def headline_tables(results: dict) -> dict[str, dict]:
@@ -210,23 +200,20 @@ def headline_tables(results: dict) -> dict[str, dict]:
     return {scorer: results["scorers"][scorer][name] for scorer, name in results["headline"].items()}
 
 
-def seeds_of_one_setting(results: dict, verifiers: dict) -> list[dict]:
+def seeds_of_one_setting(results: dict) -> list[dict]:
     """For each setting with several seeds its scorers, and the spread of the headline selection at n = 4, 16,
     64, ... and the pool's size."""
-    names, numbers = list(verifiers), []
-    for table in [headline_tables(results)[name] for name in names]:
+    tables, numbers = headline_tables(results), {}
+    for scorer in results["verifiers"]:
+        table = tables[scorer]
         *sizes, N = table["best_of_n"]
-        own = {f"best_of_{n}": table["best_of_n"][n] for n in [*sizes[2::2], N]}
+        numbers[scorer] = {f"best_of_{n}": table["best_of_n"][n] for n in [*sizes[2::2], N]}
         for column, rule in (("best_with_policy_of", "with_policy"), ("weighted_vote_of", "weighted_vote")):
             if rule in table:
-                own[f"{column}_{N}"] = table[rule][N]
-        numbers.append(own)
-    rows = []
-    for group in over_seeds([x["settings"] for x in verifiers.values()], numbers):
-        if len(group.members) > 1:
-            scorers = [names[i] for i in group.members]
-            rows.append({"setting": group.setting, "scorers": scorers, "spread": group.spread})
-    return rows
+                numbers[scorer][f"{column}_{N}"] = table[rule][N]
+    settings = [about["settings"] for about in results["verifiers"].values()]
+    groups = [x for x in over_seeds(settings, list(numbers.values())) if len(x["members"]) > 1]
+    return [group | {"scorers": [[*numbers][i] for i in group["members"]]} for group in groups]
 
 
 def selection_row(results: dict, scorer: str, N: str) -> dict:

@@ -1,5 +1,4 @@
-"""Measures verifiers on a pool of candidates: selection and vote curves, intervals, paired tests,
-calibration.
+"""Measures verifiers on a pool of candidates: selection and vote curves, intervals, paired tests.
 
 Arrays in, one JSON-ready dict out (`pool_results`); the mathematics is in rerank.py, votes.py and stats.py.
 One protocol for every number: means over problems of expectations over the n-subsets of a problem's
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 
 from prm_jax import metrics, rerank, stats, votes
-from prm_jax.data.units import UNITS, as_probability
+from prm_jax.data.units import UNITS
 from prm_jax.evals.pool_arrays import POLICY, Pool, log_scores
 from prm_jax.launch.config import Count, NotNegative, one_of
 
@@ -82,13 +81,12 @@ class Measurement:
             table[f"{prefix}interval"] = self.by_size(stats.mean_interval(value_PK, self.seed).T)
         return table
 
-    def scorer(self, name: str, headline: str, learned_values: bool) -> tuple[dict, dict]:
+    def scorer(self, name: str, headline: str) -> tuple[dict, dict]:
         """(choices, parts of results.json) of one scorer by its headline aggregator. The choices:
         best of n, the same by score + w log p of the policy, the weighted vote, and `trace`: how often the
-        best of n has no wrong step. learned_values: its step scores estimate chances of success."""
+        best of n has no wrong step."""
         pool, right_PN = self.pool, self.pool.right_PN
-        unit = pool.unit(name, self.rules.scores_unit)
-        step_PNT, mask_PNT, kind = log_scores(pool, name, unit)
+        step_PNT, mask_PNT, kind = log_scores(pool, name, pool.unit(name, self.rules.scores_unit))
         scores = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind)
         best = {aggregator: self.best_of_n(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
         score_PN, choices = np.asarray(scores[headline]), {"best_of_n": best[headline]}
@@ -105,50 +103,15 @@ class Measurement:
         ended_PN[pool.present_PN] = pool.finished_n
         problem_n = np.argwhere(ended_PN)[:, 0]
         within = metrics.within_problem_auroc(score_PN[ended_PN], right_PN[ended_PN], problem_n)
-        parts = {
-            "headline": headline,
-            "scorers": tables,
-            "outcome_auroc_within": within,
-            "calibration": self.calibration(name, unit, headline, score_PN, learned_values),
-        }
-        return choices, parts
-
-    def calibration(self, name: str, unit: str, headline: str, score_PN, learned_values: bool) -> dict:
-        """Of step scores as P(good) against exact labels, or the outcome of their solution, and of
-        exp(solution score) against the outcome, if it is a probability. What was cut has no outcome."""
-        pool, solutions = self.pool, {}
-        right_n = pool.right_PN[pool.present_PN].astype(float)
-        if rerank.AGGREGATORS[headline].is_log_probability:
-            p_n = np.exp(score_PN[pool.present_PN].astype(float))
-            solutions[headline] = calibration(p_n[pool.finished_n], right_n[pool.finished_n])
-        has_labels = pool.labels is not None and not learned_values
-        if has_labels:
-            counted = [np.isin(np.arange(len(x)), metrics.labelled_steps(x)[0]) for x in pool.labels]
-            is_kept_m = np.concatenate(counted)
-            y_m = np.concatenate([np.array(label_T, float) for label_T in pool.labels])
-        else:
-            is_kept_m, y_m = np.repeat(pool.finished_n, pool.steps_n), np.repeat(right_n, pool.steps_n)
-        steps = calibration(as_probability(pool.scores[name][is_kept_m], unit), y_m[is_kept_m])
-        step_label = "exact" if has_labels else "outcome"
-        return {"solutions": solutions, "steps": steps, "step_label": step_label}
-
-
-def calibration(p, y) -> dict:
-    """Calibration of probabilities p of labels y in [0, 1]."""
-    p = np.clip(p, 0.0, 1.0)  # exp(log(...)) may pass 1 by a rounding
-    numbers = {"ece": metrics.ece(p, y), "brier": metrics.brier(p, y), "auroc": metrics.auroc(p, y >= 0.5)}
-    return numbers | {"reliability": metrics.reliability_table(p, y)}
+        return choices, {"headline": headline, "scorers": tables, "outcome_auroc_within": within}
 
 
 def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict | None = None) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
-    verifiers: {scorer: its objective and label_kind} where they are known. An outcome model has learned the
+    verifiers: {scorer: its objective} where it is known. An outcome model has learned the
     outcome at the last step, so its headline aggregator is `last`; log p of a text is a sum over its steps,
-    so the policy's is `prod`.
-
-    Where the pool has correctness labels `trace` counts winners without a wrong step, and step scores are
-    calibrated against them. Without labels, and for models of values or outcomes, they are calibrated against
-    the outcome of a step's solution."""
+    so the policy's is `prod`. Where the pool has correctness labels `trace` counts winners without a wrong
+    step."""
     measurement, blind = Measurement(pool, rules, seed), {}
     for rule, size_n in {"fewest_steps": pool.steps_n, "shortest": pool.length_n}.items():
         score_PN = np.zeros(pool.present_PN.shape, np.float32)
@@ -158,10 +121,10 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     selections, others, parts = {}, {}, collections.defaultdict(dict)
     for name in scorers:
         about = (verifiers or {}).get(name, {})
-        is_outcome = about.get("objective") == "orm"
-        headline = "last" if is_outcome else "prod" if name == POLICY else rules.aggregator
-        learned_values = is_outcome or about.get("label_kind") in ("value", "advantage")
-        choices, own = measurement.scorer(name, headline, learned_values)
+        headline = "prod" if name == POLICY else rules.aggregator
+        if about.get("objective") == "orm":
+            headline = "last"
+        choices, own = measurement.scorer(name, headline)
         selections[f"{name}.{headline}.best_of_n"] = choices["best_of_n"]
         for rule in [rule for rule in ("with_policy", "weighted_vote") if rule in choices]:
             others[f"{name}.{headline}.{rule}"] = choices[rule]
@@ -177,7 +140,6 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
         "n_candidates": measurement.N,
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
         "policy_weight": rules.policy_weight,
-        "graded_both_ways": graded_both_ways(pool),
         "votes_apart": pool.votes_apart,
         "dropped": pool.dropped,
         **measurement.table({"oracle": oracle} | blind | vote),
@@ -205,16 +167,6 @@ def lead(selections: dict[str, np.ndarray], untaught: dict, seed: int) -> dict |
     verifier, rule = (max(own, key=lambda name: own[name][:, -1].mean()) for own in (taught, untaught))
     test = stats.paired_difference(taught[verifier][:, -1], untaught[rule][:, -1], seed)
     return {"verifier": verifier, "rule": rule} | test
-
-
-def graded_both_ways(pool: Pool) -> int:
-    """How many answers have candidates graded right and candidates graded wrong, so that their texts are not
-    what was graded; votes take them as equal."""
-    if pool.answer_PN is None:
-        return 0
-    place_PN = pool.answer_PN + pool.right_PN.shape[1] * np.arange(len(pool.answer_PN))[:, None]
-    right_PN = pool.right_PN > 0
-    return len(np.intersect1d(place_PN[right_PN], place_PN[(pool.answer_PN >= 0) & ~right_PN]))
 
 
 def right_traces(pool: Pool) -> np.ndarray:

@@ -24,15 +24,7 @@ from prm_jax.generate.sampling import Policy, Sampling, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import Count, Rule, expect, one_of
 from prm_jax.launch.progress import progress
-from prm_jax.tasks.checkers import (
-    CHECKERS,
-    Grader,
-    checker_rule,
-    choose_checker,
-    is_own,
-    open_grader,
-    task_grader,
-)
+from prm_jax.tasks import checkers
 
 CHOICES = {"best": "best score", "vote": "weighted vote"}
 METHODS = Rule(lambda x: x and {*x} <= search.METHODS.keys(), f"a list of {', '.join(search.METHODS)}")
@@ -49,7 +41,7 @@ class Config(search.Options):
     policy: str | None
     policy_format: PolicyFormat
     samples: Count
-    checker: Annotated[str, checker_rule(CHECKERS)] | None
+    checker: Annotated[str, checkers.checker_rule(checkers.CHECKERS)] | None
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
     choice: Annotated[str, one_of(CHOICES)]
     max_steps: Count
@@ -64,7 +56,7 @@ class SearchInputs:
 
     questions: list[Question]
     policy: Policy
-    grader: Grader
+    grader: checkers.Grader
     samples: list[Problem]
 
     def arrays(self, pool: list[Problem]) -> Pool:
@@ -113,11 +105,11 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
     name, sampling = cfg.policy, cfg.sampling
     if cfg.input:
         expect(name, "policy", name, "the policy that searches the problems of input=FILE")
-        checker = choose_checker(cfg.checker, [cfg.input])
-        questions = read_questions(cfg.input, is_own(checker), cfg.columns)
+        checker = checkers.choose_checker(cfg.checker, [cfg.input])
+        questions = read_questions(cfg.input, checkers.is_own(checker), cfg.columns)
         questions = list(itertools.islice(questions, cfg.problems))
         expect(questions, "input", cfg.input, "a file with problems")
-        grader = open_grader(checker, [cfg.input])
+        grader = checkers.open_grader(checker, [cfg.input])
     else:
         data_cfg = task_data(setup)
         task = tasks.find_task(data_cfg.name)
@@ -125,7 +117,7 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
         expect(is_own_checker, "checker", cfg.checker, f"task: {task.name} checks its problems itself")
         texts = tasks.make_problems(task, data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
         questions = [Question(str(i), text) for i, text in enumerate(texts)]
-        grader = task_grader(task)
+        grader = checkers.task_grader(task)
         if name is None:
             name = data_cfg.policy
             sampling = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens)

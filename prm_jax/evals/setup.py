@@ -52,7 +52,7 @@ class Setup:
 def check_inputs(folder: Path, cfg: DictConfig) -> tuple[str, ...]:
     """The files that the keys of an evaluation name; InputError if it began with others."""
     data = cfg.data
-    if data.name == "of_run" and (data.path or data.hub) and cfg.task not in ("processbench", "prmbench"):
+    if data.name == "of_run" and (data.path or data.hub):
         raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
     files = []
     for key in PATHS:

@@ -6,37 +6,18 @@ from pathlib import Path
 import numpy as np
 
 from prm_jax import InputError, tasks
-from prm_jax.checkpoints.folders import locate
-from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.data.writing import score_into
-from prm_jax.evals.baselines import (
-    Row,
-    baseline_aurocs,
-    compare_apart,
-    of_labelled_steps,
-    show_comparison,
-    step_auroc,
-)
+from prm_jax.evals import verifiers
+from prm_jax.evals.baselines import Row, compare_apart, of_labelled_steps, show_comparison, step_auroc
 from prm_jax.evals.setup import Setup, check_unchanged
 from prm_jax.evals.tables import over_seeds, show_table
 from prm_jax.evals.task import Task
-from prm_jax.evals.verifiers import (
-    backbone_of,
-    data_of,
-    describe,
-    known_rows,
-    likelihood_scores,
-    note_seen,
-    open_scorer,
-    settings_of,
-)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect
 from prm_jax.launch.progress import print_counts
 from prm_jax.metrics import auroc, problem_numbers, reliability_table, step_metrics
-from prm_jax.scoring import ModelScorer
 from prm_jax.solutions import Solution
 
 # Counts that are no loss, or are said elsewhere, in report.txt alone.
@@ -92,7 +73,7 @@ class Steps(Task):
         first = results["runs"][0]
         print_counts(first["counts"])
         for run in results["runs"]:
-            note_seen(run["verifier"], run["n_seen"], "solutions' problems")
+            verifiers.note_seen(run["verifier"], run["n_seen"], "solutions' problems")
         if "auroc_value" in first:
             aurocs = {run["verifier"]: {name: run[name] for name in EXACT} for run in results["runs"]}
             show_table("AUROC against exact labels", aurocs)
@@ -109,12 +90,12 @@ class Steps(Task):
 
 def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
     """Every number of one verifier; `number` names its files."""
-    scorer, (data_cfg, run_seed) = open_scorer(setup, name), data_of(setup, name)
+    scorer, (data_cfg, run_seed) = verifiers.open_scorer(setup, name), verifiers.data_of(setup, name)
     kind = data_cfg.label_kind
     data = load_evaluation(data_cfg, run_seed, policy_pool, named=setup.data.name != "of_run")
     check_unchanged(setup.folder, data.fingerprints)
     test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
-    known_R = known_rows(name, test)
+    known_R = verifiers.known_rows(name, test)
     print_counts(data.counts, totals=TOTALS)
     if not any(y is not None for s in test for y in s.labels):
         raise InputError("data: no labelled solution in the test split, expected at least one")
@@ -126,20 +107,18 @@ def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
         run |= exact_numbers(data_cfg, test, p)
     if cfg.baselines:
         has_policy = is_embedded and data_cfg.samples == "policy"
-        model = data_cfg.policy if has_policy else backbone_of(name)
+        model = data_cfg.policy if has_policy else verifiers.backbone_of(name)
         path = setup.folder / f"likelihood_{number}.jsonl"
-        likelihood = likelihood_scores(setup, model, rows, path)
-        has_tokenizer = isinstance(scorer, ModelScorer)
-        tokenizer = scorer.tokenizer if has_tokenizer else load_tokenizer(locate("embedded"))
-        run["baselines"] = baseline_aurocs(data.splits["train"], test, kind, tokenizer)
-        if likelihood is not None:
-            run["baselines"]["likelihood"] = step_auroc(likelihood, test, kind)
-        if kind == "correctness":
-            solutions = [Row(s, "", s.problem) for s in test]
-            compared = compare_apart(solutions, p, likelihood, known_R, cfg.threshold, setup.cfg.seed)
-            run["beside_rules"] = compared
-    run |= {"data": dataclasses.asdict(data_cfg), "counts": data.counts, "settings": settings_of(name)}
-    return run | describe(scorer) | {"n_seen": sum(known_R)}
+        likelihood = verifiers.likelihood_scores(setup, model, rows, path)
+        solutions = [Row(s, "", s.problem) for s in test]
+        settings = cfg.threshold, setup.cfg.seed, kind
+        run["beside_rules"] = compare_apart(solutions, p, likelihood, known_R, *settings)
+    run |= {
+        "data": dataclasses.asdict(data_cfg),
+        "counts": data.counts,
+        "settings": verifiers.settings_of(name),
+    }
+    return run | verifiers.describe(scorer) | {"n_seen": sum(known_R)}
 
 
 def step_results(threshold: float, kind: str, test: list[Solution], p: list[np.ndarray]) -> dict:
@@ -169,14 +148,15 @@ def exact_numbers(data_cfg, test: list[Solution], p: list[np.ndarray]) -> dict:
 
 
 def by_settings(runs: list[dict]) -> list[dict]:
-    """The runs of each setting, with the spread of their numbers and of their baselines over seeds, and the
-    means."""
+    """`over_seeds` of the runs' numbers and of the rules' AUROC."""
     numbers = []
     for run in runs:
         own = {name: x for name, x in run.items() if isinstance(x, int | float)}
-        numbers.append(own | {f"baseline {name}": x for name, x in run.get("baselines", {}).items()})
-    groups = [group._asdict() for group in over_seeds([run["settings"] for run in runs], numbers)]
-    return [group | {"means": {name: x["mean"] for name, x in group["spread"].items()}} for group in groups]
+        for rule, judge in run.get("beside_rules", {}).get("judges", {}).items():
+            if rule != "verifier" and "step_auroc" in judge:
+                own[f"step_auroc, {rule}"] = judge["step_auroc"]
+        numbers.append(own)
+    return over_seeds([run["settings"] for run in runs], numbers)
 
 
 def show_group(group: dict, kind: str, runs: list[dict]):
@@ -186,7 +166,8 @@ def show_group(group: dict, kind: str, runs: list[dict]):
     steps = f"{means['n_solutions']:.0f} solutions, {means['n_steps']:.0f} labelled steps ({kind} labels)"
     print(f"measured    {steps}")
     if len(runs) > 1:
-        show_table(f"over {len(runs)} seeds", {name: spread[name] for name in METRICS})
+        shown = [*METRICS, *(name for name in spread if name.startswith("step_auroc, "))]
+        show_table(f"over {len(runs)} seeds", {name: spread[name] for name in shown})
     else:
         for i in range(0, len(METRICS), 3):
             print("  " + "  ".join(f"{name:<21}{means[name]:.4f}" for name in METRICS[i : i + 3]))
@@ -194,6 +175,3 @@ def show_group(group: dict, kind: str, runs: list[dict]):
         print(f"  undefined, since a kind of step or solution is missing: {', '.join(undefined)}")
     if len(runs) == 1 and "beside_rules" in runs[0]:
         show_comparison(runs[0]["beside_rules"])
-    elif baselines := runs[0].get("baselines"):
-        listed = ", ".join(f"{name} {means[f'baseline {name}']:.4f}" for name in baselines)
-        print(f"baselines   step_auroc of what was never taught to verify: {listed}")

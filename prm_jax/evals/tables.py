@@ -1,7 +1,5 @@
 """Intervals and spreads of an evaluation's numbers, and how tables are printed."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from prm_jax.launch.runs import group_by_settings
@@ -15,16 +13,9 @@ def interval_of(statistic, problems, seed: int, *arrays):
     return bootstrap_interval(lambda rows: statistic(*(x[rows] for x in arrays)), problems, seed=seed)
 
 
-class OverSeeds(NamedTuple):
-    """The runs of one setting, which differ in their seed alone."""
-
-    setting: dict  # what other settings have otherwise; {} of the only one
-    members: list[int]
-    spread: dict[str, dict[str, float]]  # {number: SPREAD over the members, and sd, that of the sample}
-
-
-def over_seeds(settings: list[dict], numbers: list[dict[str, float]]) -> list[OverSeeds]:
-    """The spread of each setting's numbers, of those that all of its runs have."""
+def over_seeds(settings: list[dict], numbers: list[dict[str, float]]) -> list[dict]:
+    """Of each setting what others have otherwise, the indices of its runs, which differ in their seed alone,
+    and of each number that all of these have {way of SPREAD: its value}, `sd` that of a sample."""
     groups = []
     for setting, members in group_by_settings(settings):
         own, spread = [numbers[i] for i in members], {}
@@ -32,7 +23,8 @@ def over_seeds(settings: list[dict], numbers: list[dict[str, float]]) -> list[Ov
             values = [x[name] for x in own]
             spread[name] = {way: float(f(values)) for way, f in SPREAD.items()}
             spread[name]["sd"] = float(np.std(values, ddof=1)) if len(own) > 1 else float("nan")
-        groups.append(OverSeeds(setting, members, spread))
+        means = {name: x["mean"] for name, x in spread.items()}
+        groups.append({"setting": setting, "members": members, "spread": spread, "means": means})
     return groups
 
 

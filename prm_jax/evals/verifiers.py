@@ -6,15 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prm_jax import InputError
+from prm_jax.checkpoints import verifiers
 from prm_jax.checkpoints.folders import locate
-from prm_jax.checkpoints.verifiers import (
-    BUILT_IN,
-    ENSEMBLE,
-    OpenOptions,
-    members_of,
-    needs_folder,
-    open_verifier,
-)
+from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder
 from prm_jax.data.splits import DataConfig, TaskData, data_config, problem_hash
 from prm_jax.data.writing import score_into
 from prm_jax.evals.setup import EvaluateConfig, Setup, check_unchanged
@@ -29,13 +23,13 @@ def checkpoints(cfg: EvaluateConfig) -> list[str]:
         return [str(runs.newest_run())]
     names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
     expect(names, "checkpoint", names, "at least one verifier")
-    verifiers = []
+    found = []
     for name in map(str, names):
-        verifiers += map(str, runs.runs_of(Path(name))) if needs_folder(name) else [name]
-    for member in itertools.chain(*map(members_of, verifiers)):
+        found += map(str, runs.runs_of(Path(name))) if needs_folder(name) else [name]
+    for member in itertools.chain(*map(members_of, found)):
         if needs_folder(member):
             locate(member)  # before another one works for an hour
-    return verifiers
+    return found
 
 
 def own_runs(setup: Setup) -> list[str]:
@@ -62,7 +56,7 @@ def open_scorer(setup: Setup, name: str):
         task=tasks.pop() if len(tasks) == 1 else None,
         files=setup.files,
     )
-    scorer = open_verifier(name, options)
+    scorer = verifiers.open_verifier(name, options)
     check_unchanged(setup.folder, {name: scorer.name})  # a run that went on has another step in its name
     return scorer
 
@@ -148,7 +142,7 @@ def likelihood_scores(setup: Setup, model: str | None, rows: list[tuple], path: 
 
 def new_name(scorer, taken: set[str]) -> str:
     """The name of a verifier's scores in a pool: the first free of prm, prm_1, ... (checker, checker_1)."""
-    built_in = BUILT_IN.fullmatch(scorer.name) or ENSEMBLE.fullmatch(scorer.name)
+    built_in = verifiers.BUILT_IN.fullmatch(scorer.name) or verifiers.ENSEMBLE.fullmatch(scorer.name)
     first = (built_in[1] or built_in[0].partition(":")[0]) if built_in else scorer.objective
     names = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))
     return next(name for name in names if name not in taken)

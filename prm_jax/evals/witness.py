@@ -7,22 +7,13 @@ from typing import Annotated
 
 from prm_jax import rerank, witness
 from prm_jax.evals.task import Task
-from prm_jax.launch.config import NotNegative, Rule, one_of
-
-GridSize = Annotated[int, Rule(lambda n: 2 <= n <= 1000, "at least 2 and at most 1000")]
-
-
-@dataclasses.dataclass(frozen=True)
-class WitnessConfig:
-    aggregator: Annotated[str, one_of(rerank.AGGREGATORS)]
-    beta: NotNegative
-    betas: GridSize
-    errors: GridSize
+from prm_jax.launch.config import NotNegative, one_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    witness: WitnessConfig
+    aggregator: Annotated[str, one_of(rerank.AGGREGATORS)]
+    beta: NotNegative
 
 
 class Witness(Task):
@@ -30,15 +21,12 @@ class Witness(Task):
     needs_checkpoint = False
 
     def run(self, setup) -> dict:
-        cfg = self.cfg.witness
-        grids = witness.grids(cfg.aggregator, cfg.betas, cfg.errors)
-        return witness.results(cfg.aggregator, cfg.beta) | grids
+        return witness.results(self.cfg.aggregator, self.cfg.beta) | {"plane": witness.grid()}
 
     def show(self, results: dict):
         aggregator, beta = results["aggregator"], results["beta"]
-        print(
-            f"policies    aggregator {aggregator}, beta {beta:g}; KL to the reference and mean score in nats"
-        )
+        what = f"aggregator {aggregator}, beta {beta:g}; KL to the reference and mean score in nats"
+        print(f"policies    {what}")
         print(" " * 12 + "".join(f"{name:>13}" for name in (*results["traces"], "KL", "score")) + "  winner")
         for name, policy_N in results["policies"].items():
             row = (*policy_N, results["kl"][name], results["reward"][name])

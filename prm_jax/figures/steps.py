@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax.figures.style import BLUE, GREY, ORANGE, floats, line_style, panels, save
+from prm_jax.figures.style import BLUE, GREY, ORANGE, floats, panels, save
 
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
@@ -21,7 +21,12 @@ def step_page(means: dict, runs: list[dict]):
     """Draws reliability and score histogram of the runs of one setting."""
     figure, ((left, right),) = panels(1, 2, 3.2, 7.5)
     number = {name: f"{floats(means[name]):.3f}" for name in ("ece", "brier", "step_auroc")}
-    reliability(left, [(run["reliability"], 0, None) for run in runs])
+    for run in runs:  # larger dots: more steps
+        n, x, y = (floats(run["reliability"][name]) for name in ("n", "mean_score", "mean_label"))
+        left.plot(x[n > 0], y[n > 0], color=BLUE, linewidth=1, alpha=0.5)
+        left.scatter(x[n > 0], y[n > 0], s=3 + 7 * np.log10(n[n > 0]), color=BLUE)
+    left.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--")
+    left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     left.set(xlabel="predicted P(step good)", ylabel="share of good steps (dashed: perfect)")
     left.set_title(f"Reliability (ECE {number['ece']}, Brier {number['brier']})")
     for name, colour in (("good", BLUE), ("bad", ORANGE)):
@@ -32,15 +37,3 @@ def step_page(means: dict, runs: list[dict]):
     right.set_title(f"Step scores (AUROC {number['step_auroc']})")
     right.legend()
     return figure
-
-
-def reliability(axes, curves):
-    """Draws mean label against mean score of each bin, larger dots for more steps. curves: (reliability
-    table, index of the line style, label) of each."""
-    for curve, i, label in curves:
-        n, x, y = (floats(curve[name]) for name in ("n", "mean_score", "mean_label"))
-        n, x, y, style = n[n > 0], x[n > 0], y[n > 0], line_style(i)
-        axes.plot(x, y, color=style["color"], linewidth=1, alpha=0.5)
-        axes.scatter(x, y, s=3 + 7 * np.log10(n), color=style["color"], marker=style["marker"], label=label)
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--")
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))

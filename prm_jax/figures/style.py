@@ -33,8 +33,6 @@ plt.rcParams.update(
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = tuple(zip(COLOURS, "os^DvPX", strict=True))
 BLUE, ORANGE, GREY = *COLOURS[:2], "#666666"
-OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  # a legend beside its axes
-NO_LINE = {"linestyle": "none"}
 ROLES = {  # {words in a series' name: (colour, marker, dashes)}; the first that fit
     "oracle": (GREY, "", "-."),
     "majority vote": (GREY, "", "--"),

@@ -97,26 +97,20 @@ def read_rows(cfg: Config) -> tuple[list[Row], pd.DataFrame, dict[str, str]]:
     for root in map(Path, as_list(cfg.runs)):
         expect(root.is_dir(), "runs", str(root), "a folder")
         for folder in sorted(path.parent for path in root.rglob(".hydra")):
-            files = [folder / name for name in names if (folder / name).exists()]
-            if files:
-                rows += read_file(files[0])
-            else:
+            file = next((folder / name for name in names if (folder / name).exists()), None)
+            if file is None:
                 left_out[str(folder)] = "not finished"
+                continue
+            own = runs.settings(folder) | {"seed": run_folder.run_config(folder).get("seed")}
+            for line in read_lines(file) if is_curve else [read_json(file)]:
+                step = {"step": line["step"]} if is_curve else {}
+                rows.append(Row(str(folder), file.stat().st_mtime, own | step, line))
     expect(rows, "runs", cfg.runs, f"finished runs or evaluations; {len(left_out)} are not")
     numbers = pd.json_normalize([row.numbers for row in rows])
     asked = as_list(cfg.y) if cfg.y else [y for y in (CURVES if is_curve else LAST) if y in numbers]
     is_there = asked and set(asked) <= set(numbers)
     expect(is_there, "y", cfg.y, f"numbers of {' or '.join(names)}")
     return rows, numbers[asked].apply(pd.to_numeric, errors="coerce"), left_out
-
-
-def read_file(file: Path) -> list[Row]:
-    """A run or an evaluation, or the steps of a run."""
-    name, made = str(file.parent), file.stat().st_mtime
-    own = runs.settings(file.parent) | {"seed": run_folder.run_config(file.parent).get("seed")}
-    if file.name == "metrics.jsonl":
-        return [Row(name, made, own | {"step": line["step"]}, line) for line in read_lines(file)]
-    return [Row(name, made, own, read_json(file))]
 
 
 def choose_x(settings: pd.DataFrame) -> str | None:
@@ -145,16 +139,13 @@ def as_texts(table: Table) -> pd.DataFrame:
     if table.keys[:1] == ["step"]:
         frame = frame.groupby([*table.keys[1:], "y"], sort=False, as_index=False).last()
     frame = frame.astype(dict.fromkeys(table.keys, str))
-    frame["text"] = frame.apply(as_text, axis=1)
+    texts = []
+    for row in frame.itertuples():
+        interval = "" if np.isnan(row.low) else f" [{row.low:.4f}, {row.high:.4f}]"
+        texts.append(f"{row.mean:.4f}{interval}")
     index = [*table.keys, "n"]
-    wide = frame.pivot_table(index=index, columns="y", values="text", aggfunc="first", sort=False)
+    wide = frame.assign(text=texts).pivot_table("text", index, "y", aggfunc="first", sort=False)
     return wide.reset_index().rename_axis(columns=None).fillna("-")
-
-
-def as_text(row: pd.Series) -> str:
-    """A mean with its interval, where it has one."""
-    mean = f"{row['mean']:.4f}"
-    return mean if np.isnan(row["low"]) else f"{mean} [{row['low']:.4f}, {row['high']:.4f}]"
 
 
 def draw(table: Table, path: Path) -> Path:
@@ -172,7 +163,7 @@ def draw(table: Table, path: Path) -> Path:
     figure, axes = style.panels(1, len(ys), 3.2, 3.6 * len(ys) + 1.6)
     for panel, y in zip(axes[0], ys, strict=True):
         for i, (name, rows) in enumerate(frame[frame["y"] == y].groupby("line", sort=False)):
-            look = style.line_style(i) | ({} if is_numeric else style.NO_LINE)
+            look = style.line_style(i) | ({} if is_numeric else {"linestyle": "none"})
             columns = rows.sort_values("place")[["place", "mean", "low", "high"]]
             place, mean, low, high = columns.to_numpy(float).T
             panel.plot(place, mean, label=style.plain(name), **look)
@@ -188,7 +179,8 @@ def draw(table: Table, path: Path) -> Path:
         panel.set(xlabel=x or "", ylabel=style.plain(y))
         panel.margins(x=0.05 if is_numeric else 0.15)
     if others:
-        axes[0, -1].legend(title=style.plain(",\n".join(others)), title_fontsize=7.5, **style.OUTSIDE)
+        where = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  # beside the axes
+        axes[0, -1].legend(title=style.plain(",\n".join(others)), title_fontsize=7.5, **where)
     return style.save(figure, path)
 
 

@@ -1,4 +1,4 @@
-"""Figures of the toy trace witness: mass by beta, and the winner by beta, injected error and aggregator."""
+"""The figure of the toy trace witness: the winner by beta, injected error and aggregator."""
 
 from pathlib import Path
 
@@ -6,48 +6,20 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax import witness
-from prm_jax.figures.style import COLOURS, GREY, legend_above, panels, save
+from prm_jax.figures.style import COLOURS, GREY, panels, save
 
-DASHES, HATCHES = ("solid", (0, (6, 2)), "dashdot", "dotted"), ("", "////", "....", "xxxx")
-TRACE_STYLES = list(zip(COLOURS, DASHES, HATCHES))  # of the witness's traces, in their order
-BETA_LABEL = r"$\beta$ (nats of score per nat of KL)"
+HATCHES = ("", "////", "....", "xxxx")  # of the witness's traces, in their order
 
 
 def witness_figures(results: dict, folder: Path) -> list[Path]:
-    """Draws the mass of the traces by beta and the winner by beta, error and aggregator; writes the page."""
-    drawn = "by_beta", "plane", "versions"  # the page has grids of its own
-    page = witness.page(folder / "witness.html", {key: x for key, x in results.items() if key not in drawn})
-    return [
-        save(witness_mass(results), folder / "witness_mass.png"),
-        save(witness_phases(results), folder / "witness_phases.png"),
-        page,
-    ]
+    """Draws the winner by beta, error and aggregator; writes the page."""
+    expected = {key: x for key, x in results.items() if key not in ("plane", "versions")}
+    page = witness.page(folder / "witness.html", expected)
+    return [save(witness_phases(results), folder / "witness_phases.png"), page]
 
 
 def trace_fill(i: int) -> dict:
-    colour, _, hatch = TRACE_STYLES[i]
-    return {"facecolor": colour, "alpha": 0.35, "hatch": hatch}
-
-
-def witness_mass(results: dict):
-    """Draws the mass of each trace against beta, a panel a verifier; dots: the beta in use."""
-    titles = {"outcome": "Outcome verifier", "process": "Process verifier", "hacked": "The same, hacked"}
-    by_beta, beta, traces = results["by_beta"], results["beta"], results["traces"]
-    figure, axes_V = panels(1, 3, 3.4, 10, sharey=True)
-    for axes, (verifier, title) in zip(axes_V[0], titles.items(), strict=True):
-        policy_N, mass_Nb = results["policies"][verifier], np.transpose(by_beta[verifier])
-        for i, mass_b in enumerate(mass_Nb):
-            colour, dashes, _ = TRACE_STYLES[i]
-            name = f"{traces[i]} (reference {results['reference'][i]:.2f})"
-            axes.plot(by_beta["beta"], mass_b, color=colour, linestyle=dashes, linewidth=1.8, label=name)
-            axes.plot(beta, policy_N[i], "o", color=colour, markersize=4)
-        axes.axvline(beta, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-        axes.set(xscale="log", ylim=(-0.02, 1.02), title=title)
-        axes.xaxis.set_major_formatter("{x:g}")
-    axes_V[0, 0].set_ylabel("probability mass of a trace")
-    figure.supxlabel(BETA_LABEL, fontsize=9)
-    legend_above(figure, axes_V[0, 0], 4)
-    return figure
+    return {"facecolor": COLOURS[i], "alpha": 0.35, "hatch": HATCHES[i]}
 
 
 def witness_phases(results: dict):
@@ -74,6 +46,6 @@ def witness_phases(results: dict):
     label = "half of the mass on traces without a wrong step"
     keys.append(plt.Line2D([], [], color="black", linewidth=0.9, label=label))
     figure.legend(handles=keys, loc="outside upper center", ncols=len(keys))
-    figure.supxlabel(BETA_LABEL, fontsize=9)
+    figure.supxlabel(r"$\beta$ (nats of score per nat of KL)", fontsize=9)
     figure.supylabel(f"error injected on {plane['trace']} (0 none, 1 fully fooled)", fontsize=9)
     return figure

@@ -213,8 +213,7 @@ def join_parts(parts: Sequence[Continuation]) -> Continuation:
         return last
     ids_L = np.concatenate([part.ids_L for part in parts])
     logp_L = np.concatenate([part.logp_L for part in parts])
-    logp_T = (float(logp_L.sum()),) if last.logp_T and len(last.logp_T) == 1 else None
-    return Continuation(ids_L, logp_L, "".join(part.text for part in parts), last.finish_reason, logp_T)
+    return Continuation(ids_L, logp_L, "".join(part.text for part in parts), last.finish_reason)
 
 
 def reason(error: Exception) -> str:

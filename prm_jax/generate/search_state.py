@@ -27,7 +27,6 @@ class Node:
     value: float = 0.0  # their aggregate; 0, the log of 1, for a bare problem
     finish_reason: str = "stop"  # a Continuation's: stop (is open), eos (finished), length (cut: dead)
     tokens: int = 0  # the policy's tokens of all its steps
-    logp_T: tuple[float, ...] | None = ()  # log p of each step, see Continuation
 
     @property
     def is_open(self) -> bool:
@@ -75,8 +74,7 @@ class SearchState:
             for c in samples:
                 steps = (*node.steps, *format_steps(policy.format, c.text))
                 tokens = node.tokens + len(c.ids_L)
-                logp_T = joined(node.logp_T, c.logp_T, len(steps))
-                children.append(Node(node.problem, steps, NO_STEPS, 0.0, c.finish_reason, tokens, logp_T))
+                children.append(Node(node.problem, steps, NO_STEPS, 0.0, c.finish_reason, tokens))
             spent = sum(len(c.ids_L) for c in samples)
             self.tokens_P[node.problem] += spent
             if stop == "step":
@@ -158,7 +156,7 @@ class SearchState:
             for node in [node for node in self.finished(p) or last_cut if node.steps] or [empty]:
                 scores = {name: tuple(map(float, node.logit_T))}
                 stated, finished = extract("\n".join(node.steps)), node.finish_reason == "eos"
-                candidates.append(Candidate(node.steps, stated, None, finished, scores, node.logp_T or None))
+                candidates.append(Candidate(node.steps, stated, None, finished, scores))
             problem = Problem(
                 id=id_,
                 problem=self.problems[p],
@@ -169,12 +167,3 @@ class SearchState:
             )
             problems.append(problem)
         return problems
-
-
-def joined(before_T: tuple[float, ...] | None, new_T: tuple[float, ...] | None, steps: int):
-    """log p of each step after a continuation: the end of a text alone belongs to the last step."""
-    if before_T is None or new_T is None:
-        return None
-    if len(before_T) + len(new_T) > steps and before_T:
-        return (*before_T[:-1], before_T[-1] + new_T[0])
-    return (*before_T, *new_T)

@@ -30,7 +30,7 @@ from prm_jax.generate.sampling import open_policy
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
 from prm_jax.launch.devices import choose_dtype, make_mesh
-from prm_jax.launch.files import keep_steps, write_json
+from prm_jax.launch.files import write_json
 from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import check_divides, make_sharded, shard_batch
 from prm_jax.launch.progress import progress
@@ -38,9 +38,8 @@ from prm_jax.launch.run_log import MetricsLog, StopSignal, leave, require_finite
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.packing import may_share, shuffled
 from prm_jax.rl.advantages import EstimatorConfig, Responses, keep_mixed
-from prm_jax.rl.measures import diagnose, show_summary, write_samples
 from prm_jax.rl.problems import Problems, load_problems
-from prm_jax.rl.rewards import Reward, RewardConfig, Rewards
+from prm_jax.rl.rewards import Reward, RewardConfig, Rewards, diagnose
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
 from prm_jax.tasks.checkers import CHECKERS, checker_rule
@@ -144,8 +143,6 @@ class Trainer:
             newest, state = checkpoints.restore(self.policy.model, self.learners()) or (newest, state)
         self.tokens = state["tokens"]
         started = time.perf_counter() - state["seconds"]
-        samples = texts / "samples.jsonl"
-        keep_steps(samples, newest)
         log = MetricsLog(texts, newest, cfg.wandb if jax.process_index() == 0 else None)
         bar = progress("training", cfg.steps + 1, "step", newest + 1)
         with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
@@ -156,7 +153,7 @@ class Trainer:
                 is_stopping = received and not is_last
                 evaluates = step % cfg.eval.every == 0 or is_last
                 if evaluates:
-                    state["last"] = require_finite(step, self.evaluate(samples, step))
+                    state["last"] = require_finite(step, self.evaluate())
                     record |= state["last"]
                     pass_at_1 = record["eval_pass_at_1"]
                     bar.write(f"step {step:>6}  pass@1 {pass_at_1:.3f}", file=sys.stderr)
@@ -264,8 +261,8 @@ class Trainer:
         batch = shard_batch(layout.batch, self.cfg.batch.rows, axis=1)
         return np.asarray(written_logps(self.reference, batch, layout.used))
 
-    def evaluate(self, samples: Path, step: int) -> dict[str, float]:
-        """Diagnoses held-out problems with fixed draws, kept in `samples`; adds pass@n and the KL."""
+    def evaluate(self) -> dict[str, float]:
+        """Diagnoses held-out problems with fixed draws; adds pass@n and the KL."""
         n = self.cfg.eval.n
         key = jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.problems.held_out, n, key)
@@ -279,7 +276,6 @@ class Trainer:
         right_PN = reward.right_N.reshape(-1, n)
         numbers[f"pass_at_{n}"] = right_PN.any(1).mean()
         numbers["pass_at_1"] = numbers.pop("right")
-        write_samples(samples, step, rollouts, reward)
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
 
 
@@ -302,10 +298,13 @@ def train_policy(raw_cfg, trainer: type = Trainer) -> float:
         final = training.fit(run, texts)
     summary = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed, **final}
     summary["metric"] = final["eval_pass_at_1"]
-    summary |= run_folder.made_by(run)
-    write_json(texts / "summary.json", summary)
-    show_summary(run, summary)
-    return final["eval_pass_at_1"]
+    write_json(texts / "summary.json", summary | run_folder.made_by(run))
+    best = f"best {final['best_pass_at_1']:.3f} at step {final['best_step']}"
+    print(f"finished    pass@1 {final['pass_at_1']:.3f} before, {final['eval_pass_at_1']:.3f} now ({best})")
+    print(f"time        {final['seconds']:,.0f} seconds, {final['policy_tokens']:,} tokens rolled out")
+    print(f"curves      python -m prm_jax.sweeps runs={run} x=step y=[eval_pass_at_1,eval_reward,eval_kl]")
+    print(f"next        python -m prm_jax.sampling checkpoint={run} input=FILE")
+    return summary["metric"]
 
 
 @cli.command("rl", RLConfig)

@@ -16,6 +16,7 @@ from prm_jax import tasks
 from prm_jax.data.units import probability
 from prm_jax.launch.config import Finite, expect, one_of
 from prm_jax.launch.own import read_function
+from prm_jax.metrics import step_metrics
 from prm_jax.rl.rollouts import Rollout, padded
 
 # reward.prm_form -> f(log_odds_T, P(good) before the first step) -> reward_T
@@ -137,3 +138,28 @@ def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | l
     expected = f"{len(rollouts)} finite numbers, or as many rows with a finite number for each step"
     expect(is_valid and is_finite, where, reward, expected)
     return np.array(rows) if is_outcome else rows
+
+
+def diagnose(rollouts: Sequence[Rollout], reward: Reward) -> dict[str, float]:
+    """Gold beside proxy, lengths, the share of restated steps, the PRM's quality."""
+    repeats = [step == before for r in rollouts for step, before in zip(r.steps, ("", *r.steps))]
+    numbers = {
+        "entropy": -np.concatenate([r.logp_L for r in rollouts]).mean(),  # of the sampled distribution
+        "right": reward.right_N.mean(),
+        "cut": np.mean([not r.finished for r in rollouts]),
+        "steps_a_solution": np.mean([len(r.steps) for r in rollouts]),
+        "restated": np.mean(repeats),
+    }
+    if reward.ratings is None:
+        return numbers
+    does_nothing = [rating == 0 for rating_T in reward.ratings for rating in rating_T]
+    numbers["restated"] = np.logical_or(repeats, does_nothing).mean()
+    labels = [tasks.correctness(rating_T) for rating_T in reward.ratings]
+    has_right_steps_N = np.array([label_T[-1] > 0 for label_T in labels])
+    numbers["sound"] = np.mean((reward.right_N > 0) & has_right_steps_N)
+    if reward.prm is not None:
+        p_good = [probability(log_odds_T) for log_odds_T in reward.prm]
+        auroc = step_metrics(p_good, labels, [r.group for r in rollouts])["step_auroc"]
+        if np.isfinite(auroc):
+            numbers["prm_step_auroc"] = auroc
+    return numbers
