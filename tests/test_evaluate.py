@@ -177,11 +177,11 @@ def test_errors_of_labels_against_every_outcome_of_the_completions():
     """K = 2 and 4 by brute force over all outcomes: a wrong step of value .25, a right one of .5."""
     value, good = np.array([0.25, 0.5]), np.array([0.0, 1.0])
     for k in (2, 4):
-        sums = {"any right": 0.0, "soft": 0.0}
+        sums = {"hard": 0.0, "soft": 0.0}
         for v, y in zip(value, good, strict=True):
             for outcome in itertools.product((0, 1), repeat=k):
                 p = np.prod([v if x else 1 - v for x in outcome]) / 2
                 right = sum(outcome) / k
-                sums["any right"] += p * ((right > 0) != y)
+                sums["hard"] += p * ((right > 0) != y)
                 sums["soft"] += p * abs(right - v)
         assert label_errors(k, value, good) == pytest.approx(sums)
