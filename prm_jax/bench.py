@@ -7,7 +7,6 @@ import os
 import re
 import statistics
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -40,8 +39,6 @@ SHAPES = {
     "1500m": (151_936, 1536, 28, 12, 2, 128, 8960),
     "7b": (152_064, 3584, 28, 28, 4, 128, 18_944),
 }
-ACCELERATOR_SHAPES = ("embedded", "small", "500m", "1500m")
-ACCELERATOR_SIZES = {"rows": 8, "solutions": 64}
 LOSS = training.LossConfig("prm", "bce", 1.0, 0.0)
 OPTIMIZER = training.OptimizerConfig(1e-4, 0.1, 0.1, 0.01, 0.9, 0.98, 1.0, "all", "float32")
 PLAIN = Format("plain", separator="\n")
@@ -56,7 +53,7 @@ Numbers = dict[str, float]  # a name that ends with the unit -> the number
 
 @dataclasses.dataclass(frozen=True)
 class BenchConfig:  # conf/bench.yaml says what each key means
-    what: Literal["train", "score", "sampling", "memory", "accelerator"]
+    what: Literal["train", "score", "sampling", "memory"]
     shape: Annotated[str, one_of(SHAPES)]
     dtype: Literal["float32", "bfloat16"]
     rows: Count
@@ -216,26 +213,18 @@ def bench_memory(cfg: BenchConfig) -> Numbers:
 JOBS = {"train": bench_train, "score": bench_score, "sampling": bench_sampling, "memory": bench_memory}
 
 
-def run_jobs(cfg: BenchConfig) -> dict[str, Numbers]:
-    """The numbers by job, printed as they are known. What fails is printed, too, and the others go on."""
+def run_job(cfg: BenchConfig) -> dict[str, Numbers]:
+    """The numbers of the job, by its name, printed."""
     emulates = jax.default_backend() == "cpu" and not devices.has_bfloat16_unit()
-    shapes, jobs, numbers = (cfg.shape,), (cfg.what,), {}
-    if cfg.what == "accelerator":
-        shapes, jobs = ACCELERATOR_SHAPES, ("score", "sampling", "train")
-        cfg = dataclasses.replace(cfg, dtype="bfloat16", **ACCELERATOR_SIZES)
-    elif cfg.what != "memory" and cfg.dtype == "bfloat16" and emulates:
+    if cfg.what != "memory" and cfg.dtype == "bfloat16" and emulates:
         print(f"skipped     {cfg.what}: this processor emulates {cfg.dtype}")
         return {}
-    for shape, job in itertools.product(shapes, jobs):
-        name = f"{job}/{cfg.checkpoint or shape}/{cfg.dtype}"
-        print(name)
-        try:
-            numbers[name] = JOBS[job](dataclasses.replace(cfg, shape=shape))
-        except jax.errors.JaxRuntimeError:  # it may want memory
-            traceback.print_exc()
-        for key, x in numbers.get(name, {}).items():
-            print(f"  {key:<36}{x:,.4g}", flush=True)
-    return numbers
+    name = f"{cfg.what}/{cfg.checkpoint or cfg.shape}/{cfg.dtype}"
+    print(name)
+    numbers = JOBS[cfg.what](cfg)
+    for key, x in numbers.items():
+        print(f"  {key:<36}{x:,.4g}")
+    return {name: numbers}
 
 
 @cli.command("bench", BenchConfig)
@@ -246,7 +235,7 @@ def main(cfg):
     folder, used = run_folder.output_dir(), devices.modest_mesh(cfg.rows, cfg.mesh)
     run_folder.claim_folder(folder, raw_cfg)
     with jax.set_mesh(used):
-        numbers = run_jobs(cfg)
+        numbers = run_job(cfg)
     name, info = jax.devices()[0].device_kind, Path("/proc/cpuinfo")
     if name == "cpu" and info.exists():
         name = re.search(r"model name\s*: (.*)|$", info.read_text())[1]

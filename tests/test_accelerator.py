@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -26,22 +24,6 @@ from prm_jax.training import train_step
 CUDNN = [f"__cudnn$fmhaScaleBiasSoftmax{part}" for part in ("", "Backward")]
 
 
-@pytest.mark.slow
-def test_every_job_has_its_numbers_and_a_failure_does_not_end_the_others(monkeypatch, tmp_path, capsys):
-    def too_large(cfg):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocating")
-
-    monkeypatch.setattr(bench, "ACCELERATOR_SHAPES", ("embedded",))
-    monkeypatch.setattr(bench, "ACCELERATOR_SIZES", {"rows": 1, "solutions": 2})
-    monkeypatch.setitem(bench.JOBS, "sampling", too_large)
-    words = ["what=accelerator", "problems=1", "mean_tokens=30", "row_tokens=256", "repeats=1"]
-    monkeypatch.setattr(sys, "argv", ["bench", *words, f"hydra.run.dir={tmp_path}/a"])
-    bench.main()
-    got = json.loads((tmp_path / "a/results.json").read_text())["numbers"]
-    assert "RESOURCE_EXHAUSTED" in capsys.readouterr().err
-    assert got["score/embedded/bfloat16"]["tokens_per_second"] > 0 < got["train/embedded/bfloat16"]["seconds"]
-
-
 @functools.partial(jax.jit, static_argnames="attention")
 def both_passes(attention, q, k, v, until_BL, do):
     """The output of attention and the gradients of q, k and v."""
@@ -50,7 +32,7 @@ def both_passes(attention, q, k, v, until_BL, do):
 
 
 @pytest.mark.skipif(jax.devices()[0].platform == "cpu", reason="JAX_PLATFORMS names no GPU or TPU")
-@pytest.mark.parametrize("name", bench.ACCELERATOR_SHAPES)
+@pytest.mark.parametrize("name", ("embedded", "small", "500m", "1500m"))
 def test_the_kernel_of_this_chip_computes_attention(name):
     _, _, _, heads, kv_heads, K, _ = bench.SHAPES[name]
     key_q, key_k, key_v, key_do = jax.random.split(jax.random.key(0), 4)
@@ -86,7 +68,7 @@ def calls(text: str, target: str) -> bool:
     return ("__cudnn$fmha" if target == "cuda" else "tpu_custom_call") in text
 
 
-@pytest.mark.parametrize("name", bench.ACCELERATOR_SHAPES)
+@pytest.mark.parametrize("name", ("embedded", "small", "500m", "1500m"))
 def test_the_kernels_lower(lowered, name):
     _, _, _, heads, kv_heads, K, _ = bench.SHAPES[name]
     q, kv = (ShapeDtypeStruct((2, 2048, n, K), jnp.bfloat16) for n in (heads, kv_heads))

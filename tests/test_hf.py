@@ -201,8 +201,8 @@ def test_the_gradient_of_every_weight_is_pytorchs_and_so_is_what_goes_on_with_a_
             expected |= {f"{where}{e}.{part}_proj.weight": grad for e, grad in enumerate(grad_E)}
     pairs = []
     for key, grad in (found | found.pop("blocks")).items():
-        name, transposed = (hf.TOP | hf.layer_names(cfg))[key], hf.is_transposed(key)
-        each = [(grad[i], expected[f"model.{name.format(*i)}"]) for i in hf.places(name, cfg)]
+        names, transposed = hf.tensor_names(key, cfg, ""), hf.is_transposed(key)
+        each = [(grad[i], expected[f"model.{names[i]}"]) for i in np.ndindex(names.shape)]
         pairs += [(mine.T, theirs) if transposed else (mine, theirs) for mine, theirs in each]
     assert len(pairs) == len(expected)
     for mine, theirs in pairs:

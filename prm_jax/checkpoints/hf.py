@@ -64,9 +64,16 @@ def layer_names(cfg: ModelConfig) -> dict[str, str]:
     return POST_NORMS if cfg.post_norms else LAYER
 
 
-def places(name: str, cfg: ModelConfig) -> list[tuple]:
-    """The (layer,) or (layer, expert) indices that fill the {} of a tensor's name; [()] without any."""
-    return list(np.ndindex((cfg.layers, cfg.experts)[: name.count("{}")]))
+def tensor_names(key: str, cfg: ModelConfig, layer: str) -> np.ndarray:
+    """The tensors of a parameter, without `model.`: one, one a layer, or one a layer and expert. `layer`: the
+    step head's last one."""
+    if key in HEAD:
+        return np.array(HEAD[key].format(layer), object)
+    pattern = (TOP | layer_names(cfg))[key]
+    names = np.empty((cfg.layers, cfg.experts)[: pattern.count("{}")], object)
+    for place in np.ndindex(names.shape):
+        names[place] = pattern.format(*place)
+    return names
 
 
 def is_transposed(key: str) -> bool:
@@ -149,23 +156,17 @@ def load(
     # The blocks, which are read a layer at a time, come last: a whole tensor's buffers are small beside them.
     blocks, where = state.pop("blocks"), layout | layout["blocks"]
     made = make_head(tensors, state, layer, cfg, new_head, seed, folder)
-    names, used = TOP | HEAD | layer_names(cfg), set()
+    used = set()
 
     def open_stack(key: str, x) -> Stack:
-        pattern = names[key] if key not in HEAD else names[key].format(layer)
-        transposed, less_one, n = is_transposed(key), is_less_one(key, cfg), pattern.count("{}")
-        stacked, dtypes, inner = np.empty(x.shape[:n], object), [], x.shape[n:]
-        for place in places(pattern, cfg):
-            stacked[place] = pattern.format(*place)
-            dtype = check(tensors, stacked[place], inner[::-1] if transposed else inner, folder)
-            dtypes.append(np.float32 if less_one else dtype)
-        used.update(stacked.flat)
-        kinds = {
-            "float32": np.float32,
-            "compute": x.dtype,
-            "file": functools.reduce(jnp.promote_types, dtypes),
-        }
-        return Stack(tensors, stacked, x.shape, np.dtype(kinds[stored]), transposed, less_one)
+        names, transposed, less_one = tensor_names(key, cfg, layer), is_transposed(key), is_less_one(key, cfg)
+        inner = x.shape[names.ndim :]
+        in_file = inner[::-1] if transposed else inner
+        dtypes = [check(tensors, name, in_file, folder) for name in names.flat]
+        used.update(names.flat)
+        in_files = np.float32 if less_one else functools.reduce(jnp.promote_types, dtypes)
+        dtype = {"float32": np.float32, "compute": x.dtype, "file": in_files}[stored]
+        return Stack(tensors, names, x.shape, np.dtype(dtype), transposed, less_one)
 
     sources = {key: made[key] if key in made else open_stack(key, x) for key, x in (state | blocks).items()}
     check_unused(tensors.keys() - used, cfg, folder)
@@ -226,17 +227,14 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
     cfg, state = model.cfg, nnx.state(model).to_pure_dict()
     config = export_config(cfg, tokenizer) | {"prm_jax": notes | {"head": cfg.head}}
     check_names(state, cfg)
-    names = TOP | layer_names(cfg)
     layer = HEADS[cfg.head].layer if cfg.head != "none" else ""
     tensors = {}
     blocks = state.pop("blocks")
     for key, x in (state | blocks).items():
-        if key in HEAD:
-            tensors[HEAD[key].format(layer)] = x, (), is_transposed(key)
-            continue
+        names, prefix = tensor_names(key, cfg, layer), "" if key in HEAD else "model."
         x = x - 1 if is_less_one(key, cfg) else x
-        for place in places(names[key], cfg):
-            tensors[f"model.{names[key].format(*place)}"] = x, place, is_transposed(key)
+        for place in np.ndindex(names.shape):
+            tensors[prefix + names[place]] = x, place, is_transposed(key)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder, tensors)
     tokenizer.save_pretrained(folder)
