@@ -1,4 +1,4 @@
-"""what=accelerator runs from end to end, and all that it runs lowers for GPUs and TPUs."""
+"""What training, scoring and sampling run lowers for GPUs and TPUs."""
 
 import dataclasses
 import functools
