@@ -345,7 +345,7 @@ BAD_ROWS = [
     ("native", native_row(labels=[1, 1.01]), r"labels\[1\]"),
     ("native", native_row(labels=[-100, 1]), r"labels\[0\]"),
     ("native", {"prompt": "p", "completion": ["a"]}, "completions: missing"),
-    ("prm800k", raw_row(raw_step(completion("a", 3), chosen=0)), r"label.steps\[0\].completions\[0\].rating"),
+    ("prm800k", raw_row(raw_step(completion("a", 3), chosen=0)), r"ratings\[0\]"),
     ("math_shepherd", {"input": "Step 1: a ки", "label": "Step 1: a ки"}, r"label\[10\]"),
     ("processbench", {"problem": "p", "steps": ["a"], "label": 1}, "label"),
 ]

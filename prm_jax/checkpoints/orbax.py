@@ -170,7 +170,6 @@ def read_model(folder: Path, **changes) -> ModelConfig:
 def restore_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
     """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, sharded over the
     mesh in use. Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype."""
-    expect(which in ("best", "latest"), "which", which, "best or latest")
     run, saved = run_config(folder), folder.resolve() / "checkpoints" / which
     cfg = read_model(folder, dtype=dtype, remat="none")
     model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))

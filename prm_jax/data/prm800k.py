@@ -78,6 +78,4 @@ def read_branches(row: dict, row_id: str, counts) -> list[tuple]:
 
 def read_completion(completion, inside: str) -> tuple[str, int | None]:
     """(text, rating) of a completion."""
-    text, rating = field(completion, "text", str, inside), optional(completion, "rating", int, inside)
-    expect(rating in (-1, 0, 1, None), f"{inside}rating", rating, "-1, 0, 1 or null")
-    return text, rating
+    return field(completion, "text", str, inside), optional(completion, "rating", int, inside)
