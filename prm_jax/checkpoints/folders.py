@@ -142,7 +142,9 @@ def open_tensors(folder: Path) -> dict:
     and `get_dtype()`, and reads what it is indexed by. Names lose the prefix of TRL's value head (PQM)."""
     index, files = folder / INDEX, {"model.safetensors"}
     if index.exists():
-        files = {*map(str, read_json(index, weight_map=dict)["weight_map"].values())}
+        files = {*read_json(index, weight_map=dict)["weight_map"].values()}
+        are_beside = files and all(isinstance(file, str) and Path(file).name == file for file in files)
+        expect(are_beside, f"{index}: weight_map", sorted(map(str, files)), "names of files beside it")
     tensors = {}
     for file in sorted(files):
         for name, x in open_file(folder / file).items():
