@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import jax
 import numpy as np
+import pandas as pd
 from flax import nnx
 
 from prm_jax import training
@@ -25,7 +26,7 @@ from prm_jax.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling, open_policy
 from prm_jax.launch import cli, devices, mesh, run_folder
 from prm_jax.launch.config import Count, expect, one_of, parse
-from prm_jax.launch.files import write_json
+from prm_jax.launch.files import read_json, write_json
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.packing import TrainingRows, make_plan, pack_batch, train_batches
 from prm_jax.scoring import HeadScorer
@@ -53,7 +54,7 @@ Numbers = dict[str, float]  # a name that ends with the unit -> the number
 
 @dataclasses.dataclass(frozen=True)
 class BenchConfig:  # conf/bench.yaml says what each key means
-    what: Literal["train", "score", "sampling", "memory"]
+    what: Literal["train", "score", "sampling", "memory", "compare"]
     shape: Annotated[str, one_of(SHAPES)]
     dtype: Literal["float32", "bfloat16"]
     rows: Count
@@ -63,6 +64,7 @@ class BenchConfig:  # conf/bench.yaml says what each key means
     problems: Count
     checkpoint: str | None
     input: str | None
+    files: list[str]
     mesh: devices.MeshConfig
     repeats: Count
 
@@ -227,10 +229,22 @@ def run_job(cfg: BenchConfig) -> dict[str, Numbers]:
     return {name: numbers}
 
 
+def compare(files: list[str]):
+    """Prints the numbers that two results.json share, and the second by the first."""
+    expect(len(files) == 2, "files", files, "two results.json")
+    stored = [read_json(Path(name), about=dict, numbers=dict) for name in files]
+    print(*[x["about"] for x in stored], sep="\n")
+    columns = [pd.json_normalize(x["numbers"], sep=" ").T[0] for x in stored]
+    table = pd.concat(columns, axis=1, keys=["first", "second"]).dropna()
+    print(table.assign(ratio=table["second"] / table["first"]).to_string(float_format="{:,.4g}".format))
+
+
 @cli.command("bench", BenchConfig)
 def main(cfg):
     """Prints numbers and writes results.json."""
     raw_cfg, cfg = cfg, parse(cfg, BenchConfig, elsewhere=("cpu_devices", "distributed"))
+    if cfg.what == "compare":
+        return compare(cfg.files)
     devices.set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
     folder, used = run_folder.output_dir(), devices.modest_mesh(cfg.rows, cfg.mesh)
     run_folder.claim_folder(folder, raw_cfg)

@@ -37,6 +37,14 @@ def test_a_dtype_that_is_emulated_is_skipped(monkeypatch, tmp_path, capsys):
     assert "skipped" in capsys.readouterr().out
 
 
+def test_two_results_are_compared(tmp_path, capsys):
+    files = [tmp_path / name for name in ("a.json", "b.json")]
+    for path, rate in zip(files, (2.0, 3.0), strict=True):
+        path.write_text(json.dumps({"about": {}, "numbers": {"train/small": {"tokens_per_second": rate}}}))
+    bench.compare(list(map(str, files)))
+    assert capsys.readouterr().out.split()[-4:] == ["tokens_per_second", "2", "3", "1.5"]
+
+
 @pytest.mark.slow
 def test_pytorch_takes_our_steps_and_the_others_run(monkeypatch, tmp_path):
     pytest.importorskip("torch")
