@@ -71,14 +71,11 @@ def test_losses_of_different_definitions_are_no_default(tmp_path):
 
 
 def test_intervals():
-    y_SX = np.array([[1, 1, np.nan], [2, np.nan, np.nan], [3, np.nan, np.nan]])
-    mean_X, low_X, high_X = style.over_seeds(y_SX)
-    np.testing.assert_allclose(mean_X, [2, 1, np.nan])
-    np.testing.assert_allclose(low_X, [1, np.nan, np.nan])
-    np.testing.assert_allclose(high_X, [3, np.nan, np.nan])
+    assert style.over_seeds([1, np.nan, 3, 2]) == (2, 1, 3)
+    np.testing.assert_array_equal(style.over_seeds([1, np.nan]), [1, np.nan, np.nan])
+    np.testing.assert_array_equal(style.over_seeds([np.nan]), [np.nan] * 3)
     # From eight on: mean 4.5, sd 2.449490, t(.975, 7) = 2.364624, half width 2.047825.
-    found = style.over_seeds(np.arange(1, 9)[:, None])
-    np.testing.assert_allclose(found, [[4.5], [2.452175], [6.547825]], atol=1e-6)
+    np.testing.assert_allclose(style.over_seeds(np.arange(1, 9)), [4.5, 2.452175, 6.547825], atol=1e-6)
 
 
 def test_a_repeat_counts_once_and_a_number_that_is_undefined_not_at_all(sweep):

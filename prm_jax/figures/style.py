@@ -94,16 +94,18 @@ def floats(x) -> np.ndarray:
     return np.array(x, float)
 
 
-def over_seeds(y_SX) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean_X, low_X, high_X) of the defined values over runs; intervals of fewer than two, and means of
-    none, are nan. From FEWEST_SEEDS on the ends are those of a 95 % t interval, else lowest and highest."""
-    y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
-    n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
-    half_X = special.stdtrit(n_X - 1, 0.975) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
-    low_X = np.ma.where(n_X >= FEWEST_SEEDS, mean_X - half_X, low_X)
-    high_X = np.ma.where(n_X >= FEWEST_SEEDS, mean_X + half_X, high_X)
-    mean_X, low_X, high_X = (np.ma.filled(np.ma.asarray(x_X), np.nan) for x_X in (mean_X, low_X, high_X))
-    return mean_X, np.where(n_X > 1, low_X, np.nan), np.where(n_X > 1, high_X, np.nan)
+def over_seeds(y_S) -> tuple[float, float, float]:
+    """(mean, low, high) of the defined values over runs. From FEWEST_SEEDS on the ends are those of a 95 % t
+    interval, else lowest and highest; of fewer than two they are nan, and of none the mean, too."""
+    y_S = np.asarray(y_S, float)
+    y_S = y_S[np.isfinite(y_S)]
+    n, mean = len(y_S), y_S.mean() if len(y_S) else np.nan
+    if n < 2:
+        return mean, np.nan, np.nan
+    if n < FEWEST_SEEDS:
+        return mean, y_S.min(), y_S.max()
+    half = special.stdtrit(n - 1, 0.975) * y_S.std(ddof=1) / np.sqrt(n)
+    return mean, mean - half, mean + half
 
 
 def band(axes, x, low_X, high_X, style: dict):
