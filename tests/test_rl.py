@@ -44,14 +44,7 @@ from prm_jax.tasks.checkers import open_grader
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0)
 REWARD = RewardConfig(
-    answer=1.0,
-    steps=0.0,
-    prm=0.0,
-    own=0.0,
-    prm_checkpoint=None,
-    own_function=None,
-    prm_form="signed",
-    prm_where="all",
+    answer=1.0, prm=0.0, own=0.0, prm_checkpoint=None, own_function=None, prm_form="signed", prm_where="all"
 )
 PROBLEMS = ["3 +2 *4 mod7?", "1 *3 +5 mod7?"]
 
@@ -289,9 +282,9 @@ def test_sources_give_what_they_say(rollouts, tmp_path):
         with_steps(here, *lines[0], finished=False),
     ]
     reward = lambda name, **more: make_rewards(own_function=f"{tmp_path}/mine.py:{name}", **more)(given)
-    found = reward("brevity", own=1.0, steps=2.0)
+    found = reward("brevity", own=1.0)
     assert found.right_N.tolist() == [1, 1, 0]
-    assert found.step_NT.tolist() == [[1.5, 1.5], [-2.5, -2.5], [1.5, 1.5]]  # both lines of luck are wrong
+    assert found.step_NT.tolist() == [[-0.5, -0.5]] * 3
     assert found.outcome_N.tolist() == [1, 1, 0] and found.means["reward_own"] == -1.0
     found = reward("first", own=10.0)
     assert found.outcome_N.tolist() == [11, 1, 10] and not found.step_NT.any()

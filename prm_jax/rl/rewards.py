@@ -21,7 +21,6 @@ from prm_jax.rl.rollouts import Rollout, padded
 
 # reward.prm_form -> f(log_odds_T, P(good) before the first step) -> reward_T
 FORMS = {
-    "probability": lambda log_odds_T, before: probability(log_odds_T),
     "signed": lambda log_odds_T, before: 2 * probability(log_odds_T) - 1,  # PURE's P(good) - P(bad)
     "log_odds": lambda log_odds_T, before: log_odds_T,
     # p_t - p_(t-1): of a value model the advantage of the step (PAV)
@@ -32,7 +31,6 @@ FORMS = {
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:  # weights of the sources, and what some ask; conf/rl.yaml says what each key means
     answer: Finite
-    steps: Finite
     prm: Finite
     own: Finite
     prm_checkpoint: str | None
@@ -49,7 +47,7 @@ class RewardConfig:  # weights of the sources, and what some ask; conf/rl.yaml s
                 asked,
                 f"one, for reward.{name} has a weight",
             )
-        has_source = any((self.answer, self.steps, self.prm, self.own))
+        has_source = any((self.answer, self.prm, self.own))
         expect(has_source, "reward", 0, "a source with a weight")
 
 
@@ -78,8 +76,6 @@ class Rewards:
     prm: object = None  # a Scorer
 
     def __post_init__(self):
-        expected = "0 without an embedded task, which checks steps"
-        expect(self.task or not self.cfg.steps, "reward.steps", self.cfg.steps, expected)
         place = self.cfg.own_function
         self.own = place and read_function("reward.own_function", place, as_arrays)
 
@@ -91,8 +87,6 @@ class Rewards:
         sources = {}
         if cfg.answer:
             sources["answer"] = right_N
-        if cfg.steps:  # VPRM, arXiv 2601.17223
-            sources["steps"] = [np.where(np.array(rating_T) < 0, -1.0, 1.0) for rating_T in ratings]
         if cfg.prm:
             sources["prm"] = self.prm_rewards(log_odds, right_N)
         if cfg.own:
