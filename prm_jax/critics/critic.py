@@ -94,11 +94,10 @@ class Critic:
         return [np.array([logit[prefix] for prefix in of_row], np.float32) for of_row in prefixes]
 
     def decide(self, drafts: Sequence[Draft]) -> float:
-        """Log-odds of a step: of the mean P(good) of its votes."""
-        logit_n = np.array([draft.logit for draft in drafts if not np.isnan(draft.logit)])
-        if len(logit_n):
-            log_good, log_bad = -np.logaddexp(0, -logit_n), -np.logaddexp(0, logit_n)
-            return float(np.logaddexp.reduce(log_good) - np.logaddexp.reduce(log_bad))
+        """Log-odds of a step from its votes."""
+        logits = [draft.logit for draft in drafts if not np.isnan(draft.logit)]
+        if logits:
+            return combine(np.array(logits))
         self.stats.unscored += 1
         unscored = UNITS["probability"].log_odds(self.format.critic.unscored)
         return float(np.clip(unscored, -CERTAIN, CERTAIN))
@@ -152,3 +151,9 @@ class Critic:
         for draft, logit in zip(drafts, logit_n, strict=True):
             draft.logit = logit
             draft.text += (self.format.good if logit >= 0 else self.format.bad) + rest
+
+
+def combine(logit_n: np.ndarray) -> float:
+    """Log-odds of the mean P(good)."""
+    log_good, log_bad = (np.logaddexp.reduce(-np.logaddexp(0, -z_n)) for z_n in (logit_n, -logit_n))
+    return float(log_good - log_bad)
