@@ -19,6 +19,7 @@ from flax import nnx
 
 from prm_jax import training
 from prm_jax.checkpoints.folders import EMBEDDED
+from prm_jax.checkpoints.orbax import abstract_arrays
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.questions import read_questions
 from prm_jax.examples import Example
@@ -205,7 +206,7 @@ def bench_memory(cfg: BenchConfig) -> Numbers:
     """What a train step takes of each device, with a row of 4,096 tokens each, as XLA plans it; nothing
     runs."""
     state = abstract_state(model_config(cfg, remat="full", tied=False))
-    model, opt = (mesh.abstract_arrays(x, mesh.shardings(x)) for x in (state["model"], state["opt"]))
+    model, opt = (abstract_arrays(x, mesh.shardings(x)) for x in (state["model"], state["opt"]))
     rows = mesh.row_shards()
     batch = {name: x[None] for name, x in pack_batch([[]] * rows, 4096, 64).items()}
     used = training.plan_memory(model, opt, mesh.shard_batch(batch, rows, axis=1), LOSS)

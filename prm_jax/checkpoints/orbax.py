@@ -21,7 +21,7 @@ from prm_jax.checkpoints import hf_config
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json, write_json
-from prm_jax.launch.mesh import abstract_arrays, shardings
+from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import run_config
 from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
@@ -90,6 +90,11 @@ def manager(folder: Path, **options) -> ocp.CheckpointManager:
     items["notes"] = ocp.JsonCheckpointHandler()
     options = ocp.CheckpointManagerOptions(multiprocessing_options=barriers, **options)
     return ocp.CheckpointManager(folder, options=options, item_handlers=items)
+
+
+def abstract_arrays(tree, layout):
+    """Shapes and dtypes of the arrays of a tree with the shardings of `layout`, a tree like it."""
+    return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree, layout)
 
 
 @jax.jit

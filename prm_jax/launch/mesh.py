@@ -36,11 +36,6 @@ def shardings(tree):
     return map_layout(lambda _, axes: sharding(*axes), tree, jax.sharding.get_mesh().shape)
 
 
-def abstract_arrays(tree, layout):
-    """Shapes and dtypes of the arrays of a tree with the shardings of `layout`, a tree like it."""
-    return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree, layout)
-
-
 def make_sharded(make, *args, donate=()):
     """make(*args) with every array made in shards; `donate` numbers arguments to reuse."""
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, *args)), donate_argnums=donate)(*args)
