@@ -35,10 +35,16 @@ def test_columns_name_those_of_the_file(tmp_path):
     assert (problem.problem, problem.candidates) == ("2+2?", (Candidate(("4",)),))
 
 
-def test_a_missing_column_names_those_found_and_the_way(tmp_path):
-    path = jsonl(tmp_path, {"query": "p", "completions": ["a"]})
-    with pytest.raises(InputError, match="rows.jsonl line 1: prompt: .*query.*data.columns="):
-        load(path, "native")
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"query": "p", "completions": ["a"]}, "prompt: .*query.*data.columns="),
+        ({"conversations": [], "id": 1}, "prompt: .*data.name=conversations"),
+    ],
+)
+def test_a_missing_column_names_those_found_and_the_way(tmp_path, row, named):
+    with pytest.raises(InputError, match=f"rows.jsonl line 1: {named}"):
+        load(jsonl(tmp_path, row), "native")
 
 
 @pytest.mark.parametrize(

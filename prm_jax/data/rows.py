@@ -21,6 +21,12 @@ from prm_jax.solutions import is_probability
 
 KIND_WORDS = {str: "a text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 PROBLEM, TEXT = ("problem", "question", "prompt"), ("completion", "response", "solution")  # names of columns
+READER_OF = {  # what reads rows with a column, for errors
+    "conversations": "data.name=conversations",
+    "process": "data.name=math_shepherd",
+    "input": "data.name=math_shepherd",
+    **dict.fromkeys(TEXT, "data.name=text, or split_by= beside input=,"),
+}
 VERDICTS = {"true": 1.0, "false": 0.0, "+": 1.0, "-": 0.0, "1": 1.0, "0": 0.0}  # texts of labels and verdicts
 
 
@@ -65,7 +71,8 @@ def field(row: dict, names: str | tuple[str, ...], kind: type, inside: str = "",
         message = f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}"
         if not inside:
             message += f"; data.columns='{{{name}: COLUMN}}' (beside input=: columns) says which column it is"
-        raise InputError(message)
+        told = [f"; {reader} reads rows with {found}" for found, reader in READER_OF.items() if found in row]
+        raise InputError("".join([message, *told[:1]]))
     value = row[name]
     is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     expect(is_kind or (null and value is None), inside + name, value, KIND_WORDS[kind])
