@@ -17,7 +17,7 @@ from prm_jax.data.splits import problem_hashes
 from prm_jax.data.units import probability
 from prm_jax.data.writing import stored_scores
 from prm_jax.evals import benchmarks
-from prm_jax.evals.baselines import Row, compare_apart, compare_with_rules
+from prm_jax.evals.baselines import Row, compare_apart, compare_with_rules, show_comparison
 from prm_jax.evals.benchmarks import SETS, Source
 from prm_jax.model import PRM
 from prm_jax.solutions import Solution
@@ -117,6 +117,16 @@ def test_a_cut_is_fitted_on_other_problems_and_known_ones_are_measured_apart():
     apart = compare_apart(rows, scores, None, [True, True, False, False], 0.1, 0)
     assert (apart["n"], apart["unseen"]["n"], apart["unseen"]["judges"]["verifier"]["f1"]) == (4, 2, 1)
     assert "unseen" not in compare_apart(rows, scores, None, [False] * 4, 0.5, 0)
+
+
+def test_values_have_no_first_error_and_stand_beside_rules_by_auroc_alone(capsys):
+    solution = Solution("q", ("aa", "b", "ccc"), (0.9, 0.2, 0.7))  # the step behind the bad one counts
+    scores = [np.array([0.8, 0.1, 0.6])]
+    found = compare_with_rules([Row(solution, "", "q")], scores, None, 0.5, 0, "value")
+    assert found.keys() == {"judges"} and found["judges"]["verifier"]["step_auroc"] == 1
+    assert found["judges"]["length"]["step_auroc"] == 0 and "hazard" not in found["judges"]
+    show_comparison(found)
+    assert "length" in capsys.readouterr().out
 
 
 # PRMBench

@@ -41,6 +41,9 @@ def test_means_are_over_seeds_of_one_setting_alone():
     (many,) = steps.by_settings([run_of(x) for x in (0.1, 0.9, 0.2, 0.4)])
     expected = {"median": 0.3, "lowest": 0.1, "highest": 0.9, "mean": 0.4, "sd": (0.38 / 3) ** 0.5}
     assert many["spread"]["brier"] == pytest.approx(expected)
+    judges = {"verifier": {"step_auroc": 0.9}, "length": {"step_auroc": 0.6}, "hazard": {}}
+    (ruled,) = steps.by_settings([run_of(x) | {"beside_rules": {"judges": judges}} for x in (0.1, 0.2)])
+    assert ruled["means"].keys() == {"brier", "step_auroc, length"}
     others = [run_of(0.5, verifier=name) for name in ("checker", "random")]
     found = steps.by_settings([run_of(0.1, lr=1), *others, run_of(0.3, lr=1)])
     assert [(g["setting"], g["members"]) for g in found] == [
