@@ -75,7 +75,7 @@ def role_styles(names: Sequence[str]) -> dict[str, dict]:
 def label_ends(axes):
     """Writes each line's name behind its last point, in its colour, neighbours a line of text apart."""
     lines = sorted(axes.get_lines(), key=lambda line: line.get_ydata()[-1])
-    y_L = np.array([line.get_ydata()[-1] for line in lines])
+    y_L = np.array([line.get_ydata()[-1] for line in lines], float)
     low, high = axes.get_ylim()
     gap = 0.17 * (high - low) / axes.get_figure().get_figheight()  # of 0.17 inches
     for _ in range(200):
