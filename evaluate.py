@@ -25,9 +25,8 @@ from prm_jax.launch.run_folder import start_command
 
 COMMON = [field.name for field in dataclasses.fields(EvaluateConfig)]
 ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read by the command, or by the task itself
-cli.store_defaults(
-    "critic_defaults", CriticFormat
-)  # conf/format/judge.yaml and the other critics begin with it
+# conf/format/judge.yaml and the other critics begin with it.
+cli.store_defaults("critic_defaults", CriticFormat)
 
 
 def main():

@@ -1,7 +1,7 @@
 """A script that does the work of `python -m prm_jax.bench` in PyTorch or TRL, at their best settings, on CPU.
 
     python -m examples.bench_peers what=train                    # or score, sampling: beside PyTorch
-    python -m examples.bench_peers --peer trl --python TRL/bin/python what=train   # TRL 1.13.0, the last with it
+    python -m examples.bench_peers --peer trl --python TRL/bin/python what=train   # TRL 1.13.0, the last
 
 Other keys are those of conf/bench.yaml. Both sides have the same weights and texts. TRL trains on random
 batches and by length, PyTorch on the solutions of our rows, so that it must end at our loss; it scores and

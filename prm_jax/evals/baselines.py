@@ -1,7 +1,8 @@
 """Rules that never read a step stand beside a verifier, which is worth its cost above them alone: a step's
 position, its length, a constant chance of an error, and the likelihood under the model it was trained from.
 
-Dimension key: R solutions, C cuts of a rule, S random halves of the problems, P problems; n labelled steps."""
+Dimension key: R solutions, C cuts of a rule, S random halves of the problems, P problems, n labelled
+steps."""
 
 from typing import NamedTuple
 

@@ -41,12 +41,8 @@ class RewardConfig:  # weights of the sources, and what some ask; conf/rl.yaml s
     def __post_init__(self):
         for name, key in (("prm", "prm_checkpoint"), ("own", "own_function")):
             asked = getattr(self, key)
-            expect(
-                not getattr(self, name) or asked,
-                f"reward.{key}",
-                asked,
-                f"one, for reward.{name} has a weight",
-            )
+            is_given = not getattr(self, name) or asked
+            expect(is_given, f"reward.{key}", asked, f"one, for reward.{name} has a weight")
         has_source = any((self.answer, self.prm, self.own))
         expect(has_source, "reward", 0, "a source with a weight")
 
