@@ -276,3 +276,8 @@ def test_grade_pool_counts(monkeypatch, capsys):
     assert group_pool(problems, "math") == [[0, 0, -1, 1, 0], [0, 1, -1, 2]]
     with pytest.raises(InputError, match="^problem p0: answer"):
         grade_pool([Problem("p0", "?", None, (Candidate(("s",), "1"),))], "string")
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(InputError, match="rule"):
+        Checker("nope")

@@ -43,6 +43,7 @@ class Checker:
     """Compares answers by one rule; `math` in the main thread alone, since no other one has timers."""
 
     def __init__(self, rule: str):
+        expect(rule in RULES, "rule", rule, "string, number or math")
         self.rule, self.name = rule, rule
         if rule == "math":
             versions = (importlib.metadata.version(name) for name in ("math-verify", "sympy"))
