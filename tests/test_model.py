@@ -12,7 +12,7 @@ from flax import nnx
 from prm_jax.attention import SHORT
 from prm_jax.heads import HEADS, good_logit
 from prm_jax.lora import LoraConfig, attach
-from prm_jax.model import PRM, RopeScaling, at_step_ends, for_decoding, linear, make_cache
+from prm_jax.model import PRM, RopeScaling, at_step_ends, cast_backbone, for_decoding, linear, make_cache
 from prm_jax.visibility import ALWAYS
 
 
@@ -178,3 +178,12 @@ def test_a_model_for_decoding_computes_the_same(rng, dtype):
     ids_BL, start_B, cache = causal(rng, 2, 5)[0], jnp.array([0, 1]), make_cache(model.cfg, 2, 5)
     both = [goes_on(m, ids_BL, start_B, cache, jnp.arange(5))[0] for m in (model, for_decoding(model))]
     np.testing.assert_array_equal(*both)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only XLA's CPU backend copies bfloat16")
+def test_a_loop_on_cpu_copies_no_bfloat16_array_as_float32(rng):
+    cfg = dataclasses.replace(TINY, layers=3, dtype="bfloat16", lm_head=True)
+    model, (ids_BL, pos_BL, until_BL) = cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))), causal(rng, 2, 8)
+    compiled = jax.jit(lambda model: model(ids_BL, pos_BL, until_BL)).lower(model).compile().as_text()
+    assert f"f32[3,{cfg.dim},{cfg.ffn}]" not in compiled
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(make_cache(cfg, 2, 8).layers))
