@@ -380,18 +380,25 @@ class PRM(nnx.Module):
         return read_logits(self.cfg, self.vocab_matrix(), x_BLD)
 
     def next_logprobs(self, x_BLD, ids_BL):
-        """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing. It takes
-        a few places at a time, whose logits fit in memory, in all rows, which lie on all devices."""
+        """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing. It takes b
+        places at a time, whose logits fit in memory, in all rows, which lie on all devices."""
         B, L = ids_BL.shape
+        b = max(1, min(L, 256 // B))
 
+        # Not jax.lax.map: under its vmap each place has a gradient of the whole vocabulary matrix.
         @jax.checkpoint
-        def one(place):
-            x_BD, target_B = place
-            logit_BV = self.vocab_logits(x_BD)
-            return logit_BV[jnp.arange(B), target_B] - jax.nn.logsumexp(logit_BV, axis=-1)
+        def block(_, places):
+            x_BbD, target_Bb = places
+            logit_BbV = self.vocab_logits(x_BbD)
+            target_logit_Bb = jnp.take_along_axis(logit_BbV, target_Bb[..., None], axis=-1)[..., 0]
+            return None, target_logit_Bb - jax.nn.logsumexp(logit_BbV, axis=-1)
 
-        places = x_BLD.swapaxes(0, 1), jnp.roll(ids_BL, -1, axis=1).T
-        return jax.lax.map(one, places, batch_size=max(1, min(L, 256 // B))).T
+        def in_blocks(x_BL):
+            padding = [(0, 0), (0, -L % b)] + [(0, 0)] * (x_BL.ndim - 2)
+            return jnp.pad(x_BL, padding).reshape(B, -1, b, *x_BL.shape[2:]).swapaxes(0, 1)
+
+        _, logp_nBb = jax.lax.scan(block, None, (in_blocks(x_BLD), in_blocks(jnp.roll(ids_BL, -1, axis=1))))
+        return logp_nBb.swapaxes(0, 1).reshape(B, -1)[:, :L]
 
 
 def read_logits(cfg: ModelConfig, w_DV, x_BLD):

@@ -1,6 +1,7 @@
 """The transformer: causality, packing, remat, heads, the KV cache."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -187,3 +188,18 @@ def test_a_loop_on_cpu_copies_no_bfloat16_array_as_float32(rng):
     compiled = jax.jit(lambda model: model(ids_BL, pos_BL, until_BL)).lower(model).compile().as_text()
     assert f"f32[3,{cfg.dim},{cfg.ffn}]" not in compiled
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(make_cache(cfg, 2, 8).layers))
+
+
+def test_next_logprobs_are_those_of_all_logits_and_their_gradient_keeps_one_matrix(rng):
+    cfg = dataclasses.replace(TINY, layers=1, lm_head=True)
+    model, (B, L) = PRM(cfg, rngs=nnx.Rngs(0)), (3, 200)  # three blocks, the last of them padded
+    ids_BL = rng.integers(0, cfg.vocab, (B, L))
+    x_BLD = jnp.asarray(rng.standard_normal((B, L, cfg.dim)), jnp.float32)
+    logp_BLV = jax.nn.log_softmax(model.vocab_logits(x_BLD))
+    expected = np.take_along_axis(np.asarray(logp_BLV)[:, :-1], ids_BL[:, 1:, None], 2)[..., 0]
+    np.testing.assert_allclose(model.next_logprobs(x_BLD, jnp.asarray(ids_BL))[:, :-1], expected, atol=1e-5)
+
+    gradient = jax.grad(lambda model: model.next_logprobs(x_BLD, jnp.asarray(ids_BL)).sum())
+    program = jax.jit(gradient).lower(model).as_text()
+    assert f"{cfg.dim}x{cfg.vocab}xf32" in program
+    assert not re.search(rf"\d+x({cfg.dim}x{cfg.vocab}|{cfg.vocab}x{cfg.dim})xf32", program)
