@@ -1,7 +1,7 @@
 """Train a process reward model (or an outcome model, or a language model) into a run folder.
 
-It holds .hydra/ (configuration), metrics.jsonl, checkpoints/, model/ (config, tokenizer) and, at the end,
-summary.json."""
+It holds .hydra/ (configuration), data.json (hashes of files and problems), metrics.jsonl, checkpoints/,
+model/ (config, tokenizer) and, at the end, summary.json."""
 
 import collections
 import contextlib
@@ -90,6 +90,18 @@ class TrainConfig:
         if is_lm or self.loss.lm_weight:  # a shared token has several next ones
             is_shared = self.batch.share_prefixes
             expect(is_shared is not True, "batch.share_prefixes", is_shared, "false with a next-token loss")
+        loss, by, expected = (
+            self.loss.objective,
+            self.eval.best_by,
+            f"another with objective={self.objective}",
+        )
+        expect(
+            loss == self.objective, "loss.objective", loss, f"{self.objective}, as the key objective has it"
+        )
+        undefined = {"prm": (), "lm": ("step_auroc", "first_error_f1")}.get(
+            self.objective, ("first_error_f1",)
+        )
+        expect(by not in undefined, "eval.best_by", by, expected)
 
 
 def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
@@ -114,11 +126,12 @@ def main(cfg) -> float:
     cfg = with_lm_weight(cfg, data_cfg)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
         locate(name)  # refused before samples are drawn
-    is_own = cfg.init == "random"
-    is_wide = (cfg.model.dim or 0) >= hf_config.WIDE if is_own else hf_config.is_wide(cfg.init)
+    is_random = cfg.init == "random"
+    is_wide = (cfg.model.dim or 0) >= hf_config.WIDE if is_random else hf_config.is_wide(cfg.init)
     if is_wide:
         return_large_blocks()
-    mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide), writable_folder(run)
+    mesh = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide)
+    texts = writable_folder(run)
     run_folder.claim_folder(texts, raw_cfg, resumes)
     with jax.set_mesh(mesh):
         print(f"run folder  {run}")
@@ -138,15 +151,16 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print_counts(examples.counts)
 
     share = choose_sharing(cfg, data_cfg, model_cfg.window, examples)
-    width = cfg.batch.tokens or packing.training_width(examples.train + examples.validation, share)
+    together = STEP_LOSSES[cfg.loss.step].together
+    width = cfg.batch.tokens or packing.training_width(examples.train + examples.validation, share, together)
     cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
     expected = f"at most the model's window of {model_cfg.window} with prefix trees"
     expect(not share or packing.may_share(model_cfg, width), "batch.tokens", width, expected)
     check_divides(model_cfg, cfg.batch.rows, "batch.rows")
     model = init.make_model(cfg, model_cfg)
     if cfg.objective == "implicit":
-        train_set = training.with_reference(examples.train, model, width, cfg.batch.rows)
-        validation_set = training.with_reference(examples.validation, model, width, cfg.batch.rows)
+        train_set = training.add_reference(examples.train, model, width, cfg.batch.rows)
+        validation_set = training.add_reference(examples.validation, model, width, cfg.batch.rows)
         examples = examples._replace(train=train_set, validation=validation_set)
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
     n_all, n_trained = count_parameters(model, ...), count_parameters(model, opt.wrt)
@@ -156,7 +170,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {processes}")
     save_description(texts / "model", model.cfg, tokenizer)
 
-    plan = packing.make_plan(examples.train, width, share, STEP_LOSSES[cfg.loss.step].together)
+    plan = packing.make_plan(examples.train, width, share, together)
     print(memory_line(cfg, model, opt, plan))
     source = packing.TrainingRows(examples.train, plan, cfg.seed, examples.parts)
     print(source.summary())
@@ -177,7 +191,8 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
 
 
 def memory_line(cfg: TrainConfig, model: PRM, opt, plan: packing.Plan) -> str:
-    """What a train step takes of each device, on CPU of this process, which has used its most until now."""
+    """GB that a train step takes of each device; on CPU of this process, which beside it keeps all that it
+    has used until now (`program`: Python, data, the compiler)."""
     b = cfg.batch
     empty = packing.pack_batch([[]] * b.rows, b.tokens, plan.step_slots)
     batch = {name: np.stack([x] * b.accumulate) for name, x in empty.items()}
@@ -245,13 +260,14 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) 
         start += n
         if source:
             parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
-    validation, lost = make_examples(held_out, **about)
+    validation, lost = make_examples(held_out, **about)  # measured at the last step, whatever outcome_at
     counts.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
     return Examples(train, validation, parts, data.counts | counts)
 
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, held_out, label_kind) -> dict:
-    """Trains from the newest checkpoint, or from step 1; returns the numbers of the best evaluation."""
+    """Trains from the newest checkpoint, or from step 1; returns the numbers of the best evaluation, and the
+    run's `steps` and `seconds`."""
     checkpoints, first, best = Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)

@@ -22,7 +22,7 @@ from prm_jax.launch.mesh import shard_batch
 from prm_jax.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.rl.__main__ import Trainer, train_policy
 from prm_jax.solutions import Solution
-from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step, with_reference
+from prm_jax.training import LossConfig, OptimizerConfig, add_reference, make_optimizer, train_step
 
 EVERY = 1  # steps of the policy between updates of the verifier
 PASSES = 1  # updates of the verifier on a step's roll-outs
@@ -63,7 +63,7 @@ class OnlineTrainer(Trainer):
         encoded = encode(self.verifier.format, self.verifier.tokenizer, rows)
         pairs = zip(encoded, rows, reward.right_N, strict=True)
         examples = [self.example(e, *row, float(outcome)) for e, row, outcome in pairs]
-        examples = with_reference(examples, self.verifier.reference, width, ROWS)
+        examples = add_reference(examples, self.verifier.reference, width, ROWS)
         groups = make_groups(examples, width, share=False)  # each token needs one next token
         plan = Plan(width, width, groups, share=False)
         packs = plan.rows(range(len(groups)))

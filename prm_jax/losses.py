@@ -1,14 +1,13 @@
 """What a model is trained to do: losses at step ends, and of the next token.
 
 A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each
-step is good and `cfg` is the section `loss` of the config. `batch` holds the arrays of packing.py, and
-`logits`, all outputs of the head, logit_BTC, if the entry says how many `outputs` it reads. label and rating
-are NaN where there is none; weight is 0 where there is no label; steps of a row with equal `solution` or
-`problem` numbers belong together. The trainer sums loss times weight over labelled steps and divides by their
-number; a loss may be anything where the weight is 0.
+step is good and `cfg` is the section `loss` of the config. `batch` holds the arrays of packing.py. label and
+rating are NaN where there is none; weight is 0 where there is no label; steps of a row with equal `solution`
+or `problem` numbers belong together. The trainer sums loss times weight over labelled steps and divides by
+their number; a loss may be anything where the weight is 0.
 
-Dimension key: B rows, L tokens, T step ends (TT: a step and one it is compared with), C
-head outputs, D model, V vocabulary."""
+Dimension key: B rows, L tokens, T step ends (TT: a step and one it is compared with), C head outputs, V
+vocabulary."""
 
 import dataclasses
 from collections.abc import Callable
@@ -98,12 +97,11 @@ class Loss:
     together: bool = False
     # It learns differences, no probability: no class weight, and one target for an outcome.
     ranks: bool = False
-    outputs: int | None = None  # it reads this many outputs of the head, batch["logits"]
     # f(logit_BTC, rating_BT, pos_weight) -> loss_BT of human ratings, under a head that has a class for each
     ratings: Callable | None = None
 
 
-# Arrays of a batch; without `together` a row has few solutions of a problem.
+# Arrays of a batch for a loss with `together` alone: in other rows a problem's solutions are apart.
 ACROSS_SOLUTIONS = ("problem", "depth")
 STEP_LOSSES = {
     "bce": Loss(bce_loss, ratings=three_ratings_loss),

@@ -30,6 +30,7 @@ from prm_jax.kernels.experts import mixture
 from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, platform, shard_heads
 from prm_jax.rope import RopeScaling, rotate, rotations
 
+LOGITS = 1 << 24  # of the vocabulary that are held at a time: 67 MB
 # model_type of a config.json
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "granite", "gemma2", "gemma3_text")
 # Rematerialisation (Chen et al. 2016, 1604.06174): a block saves its input and its named values. `dots` names
@@ -380,24 +381,30 @@ class PRM(nnx.Module):
         return read_logits(self.cfg, self.vocab_matrix(), x_BLD)
 
     def next_logprobs(self, x_BLD, ids_BL):
-        """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing. It takes b
-        places at a time, whose logits fit in memory, in all rows, which lie on all devices."""
-        B, L = ids_BL.shape
-        b = max(1, min(L, 256 // B))
+        """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing."""
+        return self.logprobs(x_BLD, jnp.roll(ids_BL, -1, axis=1))
+
+    def logprobs(self, x_BLD, target_BL):
+        """log p in nats of a token at each place, logp_BL. It takes b places at a time, with at most LOGITS
+        logits, in all rows, which lie on all devices."""
+        B, L = target_BL.shape
+        b = min(L, max(1, LOGITS // (B * self.cfg.vocab)))
 
         # Not jax.lax.map: under its vmap each place has a gradient of the whole vocabulary matrix.
         @jax.checkpoint
         def block(_, places):
             x_BbD, target_Bb = places
             logit_BbV = self.vocab_logits(x_BbD)
-            target_logit_Bb = jnp.take_along_axis(logit_BbV, target_Bb[..., None], axis=-1)[..., 0]
-            return None, target_logit_Bb - jax.nn.logsumexp(logit_BbV, axis=-1)
+            target_logit_Bb1 = jnp.take_along_axis(logit_BbV, target_Bb[..., None], axis=-1)
+            return None, target_logit_Bb1[..., 0] - jax.nn.logsumexp(logit_BbV, axis=-1)
 
         def in_blocks(x_BL):
             padding = [(0, 0), (0, -L % b)] + [(0, 0)] * (x_BL.ndim - 2)
             return jnp.pad(x_BL, padding).reshape(B, -1, b, *x_BL.shape[2:]).swapaxes(0, 1)
 
-        _, logp_nBb = jax.lax.scan(block, None, (in_blocks(x_BLD), in_blocks(jnp.roll(ids_BL, -1, axis=1))))
+        if b == L:
+            return block(None, (x_BLD, target_BL))[1]
+        _, logp_nBb = jax.lax.scan(block, None, (in_blocks(x_BLD), in_blocks(target_BL)))
         return logp_nBb.swapaxes(0, 1).reshape(B, -1)[:, :L]
 
 

@@ -1,7 +1,9 @@
 """Packs sequences of tokens into batches of static shape, for training and scoring.
 
 Sequences stand one after another in a row or, with shared prefixes, as a token tree that holds common
-beginnings once. Either way one integer per token says who may see it (visibility.py).
+beginnings once. Either way one integer per token says who may see it (visibility.py). Scoring knows all its
+sequences: `plan_rows` packs them as tightly as it can. Training has one shape: `make_plan` fixes it, and
+`Plan.rows` packs each epoch anew.
 
 Dimension key: B rows, L tokens, T steps (of one sequence, or the slots of one row)."""
 
@@ -21,6 +23,7 @@ from prm_jax.launch.config import expect
 from prm_jax.visibility import is_causal
 
 OPEN = 64  # newest rows that still take sequences: planning stays linear in their number
+TOGETHER = 4096  # tokens up to which training rows are as long as the solutions of one problem
 WORTH_SHARING = 0.25  # share of the tokens from which on training shares prefixes by itself
 
 
@@ -110,9 +113,10 @@ def layout_score(rows, row_tokens: int, share: bool = False) -> Layout:
 
 
 def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: int, share: bool = False):
-    """`layout_train` with the targets of its examples: STEP_TARGETS [B, step_slots] and TOKEN_TARGETS [B,
-    row_tokens], these empty with `share`, since a shared token has several next ones. `solution` and
-    `problem` (the text before the first step) [B, step_slots] number them within a row, -1 in empty slots."""
+    """`layout_train` with the targets of its examples. {name: array}: ids, pos, visible_until int32 [B, L];
+    step_end int32 [B, T]; STEP_TARGETS float32 [B, T] and TOKEN_TARGETS float32 [B, L], these empty with
+    `share`, since a shared token has several next ones; solution and problem (the text before the first step)
+    int32 [B, T], which number them within a row, -1 in empty slots."""
     batch, places, slots = layout_train(rows, row_tokens, step_slots, share)
     for targets, n in ((STEP_TARGETS, step_slots), (TOKEN_TARGETS, row_tokens)):
         batch |= {name: np.full((len(rows), n), empty, np.float32) for name, empty in targets.items()}
@@ -217,7 +221,8 @@ def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, toget
         if groups and common >= e.start:
             old, shared = groups[-1], common if share else 0
             joined = Group([*old.indices, i], old.tokens + alone.tokens - shared, old.steps + alone.steps)
-            if max(joined.tokens, joined.steps) <= row_tokens:
+            # Each step has a slot, so a tree may have more steps than tokens.
+            if joined.tokens <= row_tokens and joined.steps <= row_tokens:
                 groups[-1] = joined
                 continue
         groups.append(alone)
@@ -232,6 +237,7 @@ class Plan:
     step_slots: int
     groups: list[Group]
     share: bool
+    continued: int = 0  # groups of a problem whose solutions do not all fit in a row, where they should
 
     def rows(self, order) -> list[list[int]]:
         """`plan_packs` of groups in this order: lists of example indices that share a row."""
@@ -245,7 +251,11 @@ def make_plan(examples: Sequence[Encoded], row_tokens: int, share=False, togethe
     groups = make_groups(examples, row_tokens, share, together)
     _, tokens, steps = zip(*groups)
     slots = max(math.ceil(1.5 * row_tokens * sum(steps) / sum(tokens)), max(steps))
-    return Plan(row_tokens, -(-slots // 8) * 8, groups, share)
+    continued = 0
+    if together:
+        firsts = [examples[group.indices[0]] for group in groups]
+        continued = len(groups) - len({e.ids_L[: e.start].tobytes() for e in firsts})
+    return Plan(row_tokens, -(-slots // 8) * 8, groups, share, continued)
 
 
 def saved_by_sharing(examples: Sequence[Encoded], most: int = 10_000) -> float:
@@ -256,15 +266,19 @@ def saved_by_sharing(examples: Sequence[Encoded], most: int = 10_000) -> float:
     return sum(map(common_prefix, ordered, ordered[1:])) / sum(map(len, ordered))
 
 
-def training_width(examples: Sequence[Encoded], share: bool) -> int:
-    """`choose_width` for training rows, which are filled in random order."""
-    singles = make_groups(examples, 0, share=False)
+def training_width(examples: Sequence[Encoded], share: bool, together: bool = False) -> int:
+    """`choose_width` for training rows, which are filled in random order. With `together` they hold all
+    solutions of a problem, of at most TOGETHER tokens."""
+    longest = max(len(e.ids_L) for e in examples)
+    if together:
+        whole = max(group.tokens for group in make_groups(examples, TOGETHER, False, together))
+        longest = max(longest, whole)
 
     def rows(width):
-        _, tokens, steps = zip(*(make_groups(examples, width, share) if share else singles))
+        _, tokens, steps = zip(*make_groups(examples, width, share, together))
         return plan_packs(tokens, steps, range(len(tokens)), width, width)
 
-    return choose_width(max(group.tokens for group in singles), rows)
+    return choose_width(longest, rows)
 
 
 def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
@@ -304,7 +318,7 @@ class TrainingRows:
 
     def order(self, epoch: int) -> np.ndarray:
         """The groups of an epoch."""
-        groups = mixed_order(self.parts, epoch, self.seed) if self.parts else len(self.plan.groups)
+        groups = mixed_order(self.parts, epoch, self.seed) if self.parts else len(self.plan.groups)  # 0..n-1
         return np.random.default_rng([self.seed, epoch]).permutation(groups)
 
     def epoch(self, i: int) -> float:
@@ -321,6 +335,8 @@ class TrainingRows:
         text = f"rows of {width} tokens, one shape; {1 - sum(tokens) / (rows * width):.1%} padding"
         unit = "solution" if len(tokens) == len(self.examples) else "group"
         text += f"; {rows:,} rows an epoch, the longest {unit} {max(tokens):,} tokens"
+        if self.plan.continued:
+            text += f"; {self.plan.continued:,} of {len(tokens):,} groups continue a problem of another row"
         if self.plan.share:
             saved = 1 - sum(tokens) / sum(len(e.ids_L) for e in self.examples)
             text += f"; shared prefixes save {saved:.1%} of the tokens"

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 Prefix = tuple[str, tuple[str, ...]]  # a problem and the first steps of a solution
-Rows = Sequence[Prefix]  # whole solutions
+Rows = Sequence[Prefix]  # whole solutions, or first steps of them
 
 
 class Scorer(Protocol):

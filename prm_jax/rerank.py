@@ -4,7 +4,7 @@ Pure functions of arrays: no I/O, no text. The entry points are jitted and work 
 randomness enters as a key.
 
 Dimension key
-  P problems, N candidates of a problem, T steps of a candidate, S random draws
+  P problems, N candidates of a problem, T steps of a candidate
   n requested subset sizes
 
 Conventions

@@ -30,7 +30,8 @@ def step_log_odds(model: PRM, batch):
 
 @jax.jit
 def log_ratio(policy: PRM, reference: PRM | None, batch):
-    """log policy - log reference (if any) of the token after each, in nats, ratio_BL (Yuan et al. 2024)."""
+    """log policy - log reference of the token after each, in nats, ratio_BL (Yuan et al. 2024); without a
+    reference log policy itself."""
     inputs = batch["ids"], batch["pos"], batch["visible_until"]
     ratio_BL = policy.next_logprobs(policy(*inputs), batch["ids"])
     if reference is not None:
@@ -79,9 +80,8 @@ class ModelScorer:
     objective: str = "prm"  # or orm: an outcome model read at every step
     name: str  # folder and step, for results and figures
     batch_rows: int = 8
-    row_tokens: int | None = None  # None: chosen in the first call; a longer solution doubles it from then on
+    row_tokens: int | None = None  # None: chosen in the first call; a call with a longer solution doubles it
     stats: ScoringStats = dataclasses.field(default_factory=ScoringStats)
-    noted: set[str] = dataclasses.field(default_factory=set)  # what was said of the texts
     unit = "logit"
 
     def shares(self, row_tokens: int) -> bool:
@@ -117,8 +117,12 @@ class ModelScorer:
 
     def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
         """score_T of each tokenised solution."""
-        self.row_tokens = self.choose_width([e.ids_L for e in encoded])
-        values = run_packed(self, encoded)
+        sequences = [e.ids_L for e in encoded]
+        longest = max(map(len, sequences))
+        if self.row_tokens is None:
+            self.row_tokens = choose_width(longest, lambda L: plan_rows(sequences, L, self.shares(L)))
+        # Not kept: a score must not depend on what was scored before, also after a run is resumed.
+        values = run_packed(self, encoded, doubled(self.row_tokens, longest))
         return [self.step_scores(value_n, e) for value_n, e in zip(values, encoded, strict=True)]
 
     def note_texts(self, encoded: list[Encoded], unwritten: Counter):
@@ -126,24 +130,16 @@ class ModelScorer:
         stats, positions = self.stats, self.model.cfg.max_positions
         lengths = [len(e.ids_L) for e in encoded]
         n_long = sum(n > positions for n in lengths)
+        if n_long and not stats.too_long:
+            which = f"{n_long:,} of {len(encoded):,} solutions, up to {max(lengths):,} tokens long"
+            print(f"note        {which}, pass the {positions:,} tokens that {self.name} was made for")
+        if unwritten and not stats.unwritten:
+            print(f"note        {unwritten_note(unwritten)}")
         stats.solutions += len(encoded)
         stats.tokens += sum(lengths)
         stats.too_long += n_long
         stats.longest = max([stats.longest, *lengths])
         stats.unwritten.update(unwritten)
-        if n_long and "too_long" not in self.noted:
-            self.noted.add("too_long")
-            which = f"{n_long:,} of {len(encoded):,} solutions, up to {max(lengths):,} tokens long"
-            print(f"note        {which}, pass the {positions:,} tokens that {self.name} was made for")
-        if unwritten and "unwritten" not in self.noted:
-            self.noted.add("unwritten")
-            print(f"note        {unwritten_note(unwritten)}")
-
-    def choose_width(self, sequences: list[np.ndarray]) -> int:
-        longest = max(map(len, sequences))
-        if self.row_tokens is not None:
-            return doubled(self.row_tokens, longest)
-        return choose_width(longest, lambda width: plan_rows(sequences, width, self.shares(width)))
 
 
 class HeadScorer(ModelScorer):
@@ -187,10 +183,11 @@ class LikelihoodScorer(ModelScorer):
         return log_p_to_log_odds(step_ratios(1.0, value_n, encoded)).astype(np.float32)
 
 
-def run_packed(scorer: ModelScorer, encoded: list[Encoded]) -> list[np.ndarray]:
-    """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows."""
+def run_packed(scorer: ModelScorer, encoded: list[Encoded], L: int) -> list[np.ndarray]:
+    """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows of L
+    tokens."""
     check_divides(scorer.model.cfg, scorer.batch_rows, "batch.rows")
-    L, shards = scorer.row_tokens, row_shards()
+    shards = row_shards()
     sequences = [e.ids_L for e in encoded]
     packs = plan_rows(sequences, L, scorer.shares(L))
     values: list[np.ndarray] = [None] * len(encoded)

@@ -127,10 +127,6 @@ def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
     """(loss_BT, logit_BT): the step loss of a head's outputs, and the log-odds that each step is good."""
     loss, logit_BT = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC)
     arrays = {name: x for name, x in batch.items() if loss.together or name not in ACROSS_SOLUTIONS}
-    if loss.outputs is not None:  # JAX would read an output that does not exist as the last one
-        needs = f"a loss of {logit_BTC.shape[-1]} outputs with model.head={head}, it reads {loss.outputs}"
-        expect(logit_BTC.shape[-1] == loss.outputs, "loss.step", cfg.step, needs)
-        arrays["logits"] = logit_BTC
     loss_BT = loss.f(logit_BT, arrays, cfg)
     if loss.ratings and HEADS[head].rates:  # a human rating replaces the label
         is_rated_BT = ~jnp.isnan(batch["rating"])
@@ -185,14 +181,14 @@ def plan_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> dict[
     return {name: x / 1e9 for name, x in used.items()}
 
 
-def with_reference(examples: Sequence[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
+def add_reference(examples: Sequence[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
     """The examples with a target `reference`, their tokens' log p under this model before it trains."""
     from prm_jax.scoring import LikelihoodScorer, run_packed  # not above: only implicit PRMs read themselves
 
     about = {"tokenizer": None, "format": None, "label_kind": "unknown", "name": "reference"}
-    scorer = LikelihoodScorer(model=model, batch_rows=rows, row_tokens=row_tokens, **about)
+    scorer = LikelihoodScorer(model=model, batch_rows=rows, **about)
     examples, results = list(examples), []
-    for e, next_L in zip(examples, run_packed(scorer, examples), strict=True):
+    for e, next_L in zip(examples, run_packed(scorer, examples, row_tokens), strict=True):
         logp_L = np.roll(next_L, 1)  # of each token itself; the first has none
         results.append(dataclasses.replace(e, targets=e.targets | {"reference": logp_L}))
     return results

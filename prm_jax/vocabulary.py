@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from prm_jax.launch.sharding import map_rows
 from prm_jax.losses import next_token_sums
-
-LOGITS = 1 << 24  # that are held at a time: 67 MB
+from prm_jax.model import LOGITS
 
 
 def vocabulary_sums(read: Callable, w_DV, x_BLD, target_BL, weight_BL):

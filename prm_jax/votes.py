@@ -54,8 +54,8 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
     return jax.vmap(one)(answer_PN, log_weight_PN)
 
 
-@functools.partial(jax.jit, static_argnames=("counts",))
-def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str = "mean"):
+@jax.jit
+def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
     """Expected gold of the majority vote among n candidates, curve_Pn, over all n-subsets; ties share.
 
     Group g of m_g members wins with c of them where no other group has more and t others have as many, with
@@ -68,8 +68,7 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
     group stands for one. So a scan over candidates by rising c does it all (`_votes_of_size`). Gauss-Legendre
     nodes u make the integral exact.
 
-    gold_g is the mean over the group, or of counts="first" the expectation over which of its members is the
-    first of the c drawn. N^4 operations a problem; N <= 128, beyond which see `vote_curve`."""
+    gold_g is the mean over the group. N^4 operations a problem; N <= 128, beyond which see `vote_curve`."""
     N = answer_PN.shape[-1]
     if N > EXACT_VOTE_SIZE:
         raise ValueError(f"{N} candidates, expected at most {EXACT_VOTE_SIZE}: use vote_curve")
@@ -81,8 +80,8 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
         same_NN = (answer_N[:, None] == answer_N) & votes_N[:, None] & votes_N
         # Who has no vote stands for N + 1 members, which no group has, so without effect.
         c_N = jnp.where(votes_N, jnp.tril(same_NN).sum(-1), N + 1)
-        gold_N = _gold_of_drawn(same_NN, c_N, gold_N, choose_kk, counts)
         m_N = same_NN.sum(-1)
+        gold_N = jnp.where(same_NN, gold_N, 0.0).sum(-1) / jnp.maximum(m_N, 1)
         rest_N = count - jnp.sum(m_N >= c_N[:, None], -1)
         won_k = _votes_of_size(c_N, m_N, gold_N, rest_N, choose_kk)
         curve_k = won_k / jnp.asarray(choose_kk, won_k.dtype)[count]
@@ -96,18 +95,6 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
 def _scaled_binomials(N: int) -> np.ndarray:
     """choose_kk: row m of Pascal's triangle over 2^(m/2), so that products stay within float32's range."""
     return np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
-
-
-def _gold_of_drawn(same_NN, c_N, gold_N, choose_kk, counts: str):
-    """The gold that each candidate's group counts where c of its members are drawn."""
-    m_N, choose_kk = same_NN.sum(-1), jnp.asarray(choose_kk, gold_N.dtype)
-    if COUNTS[counts]:
-        ways_NN, all_N = jnp.ones_like(same_NN, gold_N.dtype), m_N
-    else:  # of the C(m, c) draws of c members C(m - j, c - 1) have the j-th as their first
-        scale_N = 2.0 ** (-c_N / 2)
-        ways_NN = choose_kk[jnp.maximum(m_N[:, None] - c_N, 0), c_N[:, None] - 1] * scale_N
-        all_N = choose_kk[m_N, jnp.minimum(c_N, len(c_N))]
-    return jnp.sum(jnp.where(same_NN, ways_NN * gold_N, 0.0), -1) / jnp.where(all_N > 0, all_N, 1)
 
 
 def _votes_of_size(c_N, m_N, gold_N, rest_N, choose_kk):

@@ -50,6 +50,8 @@ LINES = [
     ("train steps=0", "steps"),
     ("train batch.tokens=20", "chain/train/0/0"),
     ("train mesh.data=3", "mesh"),
+    ("train loss.objective=implicit", "loss.objective"),
+    ("train objective=orm eval.best_by=first_error_f1", "eval.best_by"),
     ("train optimizer.trainable=lora lora.targets=[w_x]", "lora.targets"),
     ("train init=null_size", "null_size/config.json"),
     ("train resume=broken", "broken/.hydra/config.yaml"),

@@ -207,6 +207,14 @@ def test_solutions_of_a_problem_come_into_one_row(rng, how):
         assert len({i % 6 for i in indices}) == 1
         assert how == "share" or indices == sorted(indices)  # as they come: not the most alike together
     assert len(plan.groups) < 15 and len(make_plan(examples, 48).groups) == 30
+    # A width that is chosen holds all solutions of a problem, unless they are many; then the log counts them.
+    few = [e for k, e in enumerate(examples) if k % 6 < 5]
+    width = training_width(few, share=False, together=True)
+    assert len(make_plan(few, width, together=True).groups) == 5 and training_width(few, share=False) < width
+    cut = make_plan(few, 32, together=True)
+    assert (
+        cut.continued == len(cut.groups) - 5 > 0 and str(cut.continued) in TrainingRows(few, cut, 0).summary()
+    )
     # What a row says of its steps: whose they are, -1 where there is none.
     batch = pack_batch([[examples[i] for i in (0, 1, 6)]], 48, 8)
     assert batch["solution"].tolist() == [[0, 0, 1, 1, 2, 2, -1, -1]]

@@ -21,6 +21,7 @@ from prm_jax.training import (
     TRAINABLE,
     LossConfig,
     OptimizerConfig,
+    add_reference,
     eval_step,
     loss_terms,
     make_optimizer,
@@ -28,7 +29,6 @@ from prm_jax.training import (
     plan_memory,
     step_losses,
     train_step,
-    with_reference,
 )
 
 nan = math.nan
@@ -200,7 +200,7 @@ def test_the_implicit_logit_equals_the_scorer_s_sum_of_step_scores(rng):
     """Two solutions in a row and one in another: training reads at the last mark what scoring sums."""
     policy, reference = (PRM(TINY, rngs=nnx.Rngs(seed)) for seed in (0, 1))
     examples = [example(rng, n, marks, [nan, 1]) for n, marks in ((9, [4, 8]), (6, [3, 5]), (12, [5, 9]))]
-    examples = with_reference(examples, reference, 16, 2)
+    examples = add_reference(examples, reference, 16, 2)
     batch = batch_of([examples[:2], examples[2:]], 16, 8)
     x_BLD = policy(batch["ids"], batch["pos"], batch["visible_until"])
     logit_BT = implicit_logit(policy.next_logprobs(x_BLD, batch["ids"]), batch, 0.3)

@@ -190,9 +190,10 @@ def test_a_loop_on_cpu_copies_no_bfloat16_array_as_float32(rng):
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(make_cache(cfg, 2, 8).layers))
 
 
-def test_next_logprobs_are_those_of_all_logits_and_their_gradient_keeps_one_matrix(rng):
+def test_log_p_in_blocks_is_that_of_all_logits_and_its_gradient_keeps_one_matrix(rng, monkeypatch):
     cfg = dataclasses.replace(TINY, layers=1, lm_head=True)
-    model, (B, L) = PRM(cfg, rngs=nnx.Rngs(0)), (3, 200)  # three blocks, the last of them padded
+    model, (B, L) = PRM(cfg, rngs=nnx.Rngs(0)), (3, 200)
+    monkeypatch.setattr("prm_jax.model.LOGITS", 3 * 85 * cfg.vocab)  # three blocks, the last of them padded
     ids_BL = rng.integers(0, cfg.vocab, (B, L))
     x_BLD = jnp.asarray(rng.standard_normal((B, L, cfg.dim)), jnp.float32)
     logp_BLV = jax.nn.log_softmax(model.vocab_logits(x_BLD))

@@ -61,13 +61,20 @@ def test_a_score_that_is_no_number_is_an_error_that_names_verifier_and_problem(v
 
 def test_solutions_beyond_the_models_positions_are_said_once_and_counted(verifier, capsys):
     model = PRM(dataclasses.replace(verifier.model.cfg, max_positions=12), rngs=nnx.Rngs(0))
-    short = dataclasses.replace(verifier, model=model, noted=set(), stats=ScoringStats())
+    short = dataclasses.replace(verifier, model=model, stats=ScoringStats())
     for _ in range(2):
         assert len(score_all := short.score([("1", ("2",)), ("1", ("2",) * 9), ("1", ("3",) * 20)])) == 3
     said = capsys.readouterr().out
     assert said.count("note") == 1 and "2 of 3 solutions, up to 41 tokens" in said and len(score_all[2]) == 20
     assert (short.stats.too_long, short.stats.longest) == (4, 41)
     assert "up to 41 tokens" in short.stats.summary()
+
+
+def test_a_score_does_not_depend_on_what_was_scored_before(verifier, rng):
+    rows, verifier = random_rows(rng, 8), dataclasses.replace(verifier, batch_rows=4, row_tokens=128)
+    before = verifier.score(rows)
+    assert len(verifier.score([("1", ("2 " * 200,))])) == 1  # wider rows, for itself alone
+    assert all(map(np.array_equal, verifier.score(rows), before))
 
 
 def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, tmp_path):

@@ -74,15 +74,16 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     vocab = loaded.model.cfg.vocab
     most = max(loaded.tokenizer.get_vocab().values(), default=0)
     expect(most < vocab, f"{path}: highest id of the tokenizer", most, f"one of the model's {vocab}")
-    if loaded.objective == "implicit" and fmt is None:
+    is_own = loaded.objective == "implicit"  # a run of ours: its reference is what it started from
+    if is_own and fmt is None:
         return dataclasses.replace(loaded, objective="lm")
-    if loaded.objective == "implicit":  # a run of ours: its reference is what it started from
+    if not (is_own or is_implicit):
+        return loaded
+    if is_own:
         beta, reference = loaded.config.loss.beta, reference or loaded.config.init
         said = {"head": "implicit", "score": "log_ratio", "beta": beta, "label_kind": "value"}
         fmt = dataclasses.replace(loaded.format, **said)
-    elif not is_implicit:
-        return loaded
-    expect(loaded.objective in ("lm", "implicit"), "format", fmt.name, f"none: {path} has a step head")
+    expect(is_own or loaded.objective == "lm", "format", fmt.name, f"none: {path} has a step head")
     second = open_checkpoint(reference, "best", None, dtype).model
     is_wide = second.cfg.vocab >= len(loaded.tokenizer)
     expect(is_wide, "reference", reference, f"a model with the tokens of {path}")

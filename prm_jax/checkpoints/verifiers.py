@@ -47,7 +47,7 @@ class OpenOptions:
     tokens: Count | None = None
     reference: str | None = None
     seed: Seed = 0  # of noise, and of the errors that a checker with faults misses
-    data: DictConfig | None = None  # data section of the embedded task, for exact values
+    data: DictConfig | None = None  # data section of an embedded task: for exact values, and for its policy
     task: str | None = None  # embedded task, for the checker; None: the one that `files` name
     files: tuple[str, ...] = ()
 
@@ -59,6 +59,11 @@ def with_format(name: str) -> tuple[Format, str] | None:
     return (read_format(match[1]), match[2]) if is_format else None
 
 
+def without_format(name: str) -> str:
+    named = with_format(name)
+    return named[1] if named else name
+
+
 def members_of(name: str, bare: bool = True) -> list[str]:
     """The members of an ensemble; another verifier itself. `bare`: without their formats."""
     members = [name]
@@ -66,7 +71,7 @@ def members_of(name: str, bare: bool = True) -> list[str]:
         members = [member.strip() for member in ensemble[2].split(",")]
         is_full = len(members) > 1 and all(members)
         expect(is_full, "checkpoint", name, f"at least two verifiers, {ensemble[1]}:[A,B]")
-    return [(with_format(member) or ("", member))[1] if bare else member for member in members]
+    return [without_format(member) for member in members] if bare else members
 
 
 def needs_folder(name: str) -> bool:

@@ -108,10 +108,10 @@ class Measurement:
 
 def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict | None = None) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
-    verifiers: {scorer: its objective} where it is known. An outcome model has learned the
-    outcome at the last step, so its headline aggregator is `last`; log p of a text is a sum over its steps,
-    so the policy's is `prod`. Where the pool has correctness labels `trace` counts winners without a wrong
-    step."""
+    verifiers: {scorer: {objective, known_problems (which were trained on), ...}} where they are known. An
+    outcome model has learned the outcome at the last step, so its headline aggregator is `last`; log p of a
+    text is a sum over its steps, so the policy's is `prod`. Where the pool has correctness labels `trace`
+    counts winners without a wrong step."""
     measurement, blind = Measurement(pool, rules, seed), {}
     for rule, size_n in {"fewest_steps": pool.steps_n, "shortest": pool.length_n}.items():
         score_PN = np.zeros(pool.present_PN.shape, np.float32)
@@ -126,8 +126,9 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
             headline = "last"
         choices, own = measurement.scorer(name, headline)
         selections[f"{name}.{headline}.best_of_n"] = choices["best_of_n"]
-        for rule in [rule for rule in ("with_policy", "weighted_vote") if rule in choices]:
-            others[f"{name}.{headline}.{rule}"] = choices[rule]
+        for rule in ("with_policy", "weighted_vote"):
+            if rule in choices:
+                others[f"{name}.{headline}.{rule}"] = choices[rule]
         for part, numbers in own.items():
             parts[part][name] = numbers
         unseen_P = ~np.array(about.get("known_problems", []), bool)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.checkpoints import verifiers
-from prm_jax.checkpoints.folders import locate
+from prm_jax.checkpoints.folders import is_run, locate
 from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder
 from prm_jax.data.splits import DataConfig, TaskData, data_config, problem_hash
 from prm_jax.data.writing import score_into
@@ -70,10 +70,6 @@ def one_scorer(setup: Setup):
 def describe(scorer) -> dict:
     kind = {"label_kind": scorer.label_kind, "objective": scorer.objective, "scores_unit": scorer.unit}
     return {"verifier": scorer.name, **kind, **getattr(scorer, "about", {})}
-
-
-def is_run(name: str) -> bool:
-    return (Path(name) / "checkpoints").is_dir()
 
 
 def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:

@@ -131,7 +131,8 @@ def insert(model: PRM, cache: Cache, rows, prompts, new: dict, key, stops: Stops
     x_PD, prompt_cache, first_P = prompts
     key_k = policies.sample_keys(key, new["prefix"], new["sample"])
     start = jax.tree.map(jnp.asarray, empty_rows(len(key_k), sampling.max_tokens))
-    start |= {"number": new["number"], "first": first_P[new["prompt"]], "done": start["wrote"]}
+    start |= {"number": new["number"], "first": first_P[new["prompt"]]}
+    start["done"] = jnp.zeros_like(start["wrote"])
     start["key"] = jax.random.key_data(key_k)
     token = sample_token(model, x_PD[new["prompt"]], uniforms(key_k, start["t"], 1)[0], sampling)
     first = append(start, *token, stops, sampling)

@@ -123,12 +123,12 @@ class Policy:
         shortest = min(map(padded_length, requests), default=SHORTEST)
         places = Places(self.model, B, shortest, stops, self.sampling, ROOM[stop])
         samples = [[None] * n for _ in prefixes]
-        rows = []
-        drawn, total = self.draw(places, requests, rows, n, key, number_P), n * len(prefixes)
-        for i, ids_L, logp_L in progress("samples", total, "sample", iterable=drawn, delay=5, leave=False):
+        total = n * len(prefixes)
+        drawn = self.draw(places, requests, n, key, number_P)
+        for row, ids_L, logp_L in progress("samples", total, "sample", iterable=drawn, delay=5, leave=False):
             expect(not np.isnan(logp_L).any(), self.name, "nan as a log-probability", "numbers")
             c = self.continuation(ids_L, logp_L, stops.stop_V)
-            samples[rows[i].prefix][rows[i].sample] = with_thought(self, prefixes[rows[i].prefix], c)
+            samples[row.prefix][row.sample] = with_thought(self, prefixes[row.prefix], c)
             self.stats.tokens += len(ids_L)
         self.stats.continuations += total
         self.stats.places += places.used
@@ -136,9 +136,16 @@ class Policy:
         self.stats.seconds += time.perf_counter() - start
         return samples
 
-    def draw(self, places: Places, requests: dict, rows: list, n: int, key, number_P) -> Iterator[tuple]:
-        """Yields (number, ids, log-probabilities) of n samples of each request, as they end, and appends them
-        to `rows`. The places are filled whenever an eighth of them is free, and halved when none waits."""
+    def draw(self, places: Places, requests: dict, n: int, key, number_P) -> Iterator[tuple]:
+        """Yields (Row, ids, log-probabilities) of n samples of each request, as they end. The places are
+        filled whenever an eighth of them is free, and halved when none waits."""
+        rows: list[Row] = []
+
+        def ended(free: int):
+            """Decodes until so many places are free."""
+            for i, *sample in places.decode(free):
+                yield rows[i], *sample
+
         B = len(places.taken_B)
         few = max(1, B // 8)
         by_length = sorted(requests, key=padded_length)  # among equals the order stays
@@ -153,17 +160,17 @@ class Policy:
                     free = int(places.rows["done"].sum())
                     size, most = (B, free) if 2 * free > B else (few, few)
                     numbers, waiting = waiting[:most], waiting[most:]
-                    yield from places.decode(len(numbers))
+                    yield from ended(len(numbers))
                     prompt_n, prefix_n, sample_n = np.array(rows[numbers.start : numbers.stop]).T
                     new = {"number": np.array(numbers), "prompt": prompt_n}
                     new |= {"prefix": number_P[prefix_n], "sample": sample_n}
                     places.insert(new, computed, size, key)
         least = max(16, LEAST // self.model.cfg.dim)
         while (fewer := self.pad_rows(max(least, B // 2))) < B:
-            yield from places.decode(B - fewer)
+            yield from ended(B - fewer)
             places.shrink(fewer)
             B = fewer
-        yield from places.decode(B)
+        yield from ended(B)
 
     def count_places(self, samples: int) -> int:
         """How many samples are decoded together. On CPU they are a quarter of all, as far as they fill its

@@ -50,10 +50,11 @@ def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, a
             live = [child for child in siblings if child.is_open or apart and child.finish_reason == "eos"]
             rivals[node.problem, group] |= {(child.steps, child.is_open): child for child in live}
         nodes = list(itertools.chain(*(distinct.values() for distinct in rivals.values())))
-        nodes = iter(state.look_ahead(nodes, ahead) if ahead else nodes)
+        values = state.look_ahead(nodes, ahead) if ahead else [node.value for node in nodes]
+        value_of = dict(zip(nodes, values, strict=True))
         beams = []
         for (_, group), distinct in rivals.items():
-            ranked = sorted(itertools.islice(nodes, len(distinct)), key=lambda node: node.value, reverse=True)
+            ranked = sorted(distinct.values(), key=value_of.get, reverse=True)
             still_open = itertools.cycle([node for node in ranked[:keep] if node.is_open])
             beams += [(node, group) for node in itertools.islice(still_open, keep)]
         if not beams:
@@ -86,25 +87,17 @@ def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1,
     return {"width": width, "branch": branch, "apart": apart, "ahead": ahead, "block": block}
 
 
-def plan_lookahead(width: int, options: Options) -> dict:
-    return plan_beam(width, options, ahead=options.ahead)
-
-
-def plan_blocks(width: int, options: Options) -> dict:
-    return plan_beam(width, options, apart=True, block=options.block)
-
-
 def plan_tree(width: int, options: Options) -> dict:
     return {"simulations": options.simulations, "branch": min(options.branch, width)}
 
 
 BRANCH = operator.attrgetter("branch")
 METHODS = {
-    "best_of_n": Method(best_of_n, lambda width, o: {"width": width}),
+    "best_of_n": Method(best_of_n, lambda n, o: {"width": n}),
     "beam": Method(beam, plan_beam, step=BRANCH),
-    "dvts": Method(beam, lambda width, o: plan_beam(width, o, apart=True), step=BRANCH),
-    "lookahead": Method(beam, plan_lookahead, cost=lambda o: 1 + o.ahead, step=BRANCH),
-    "vgs": Method(beam, plan_blocks, step=BRANCH),
+    "dvts": Method(beam, lambda n, o: plan_beam(n, o, apart=True), step=BRANCH),
+    "lookahead": Method(beam, lambda n, o: plan_beam(n, o, ahead=o.ahead), lambda o: 1 + o.ahead, BRANCH),
+    "vgs": Method(beam, lambda n, o: plan_beam(n, o, apart=True, block=o.block), step=BRANCH),
     "mcts": Method(mcts, plan_tree),
 }
 
@@ -153,11 +146,12 @@ def spend_rest(state: SearchState, method: str, budget: float, unit: float, opti
 
 def search_by_width(state: SearchState, method: str, problems: list, width: float, options: Options) -> float:
     """Searches each problem once with a mean `width`: 2.1 is 3 for a tenth. Returns the mean tokens."""
-    step = METHODS[method].step(options) if width >= METHODS[method].step(options) else 1
+    chosen = METHODS[method]
+    step = chosen.step(options) if width >= chosen.step(options) else 1
     before, low = state.tokens_P.sum(), int(width / step) * step
     n_more = round((width - low) / step * len(problems))
     for n, part in ((low + step, problems[:n_more]), (low, problems[n_more:])):
         if part:
-            METHODS[method].run(state, part, **METHODS[method].plan(n, options))
+            chosen.run(state, part, **chosen.plan(n, options))
             state.finish_unsolved(part)
     return float(state.tokens_P.sum() - before) / len(problems)

@@ -52,7 +52,6 @@ class SearchState:
         self.nodes: list[list[Node]] = [[] for _ in self.problems]  # the scored nodes of each problem
         self.tokens_P = np.zeros(P, int)  # policy tokens, lookahead included
         self.prefixes_P = np.zeros(P, int)  # number of continued prefixes
-        self.has_finished_P = np.zeros(P, bool)
         self.steps = 0  # continuations to the end of a step, and their tokens
         self.step_tokens = 0
         self.scores: dict[Prefix, np.ndarray] = {}  # log-odds: no text is scored twice
@@ -85,13 +84,12 @@ class SearchState:
 
     def score(self, nodes: Sequence[Node]) -> list[Node]:
         """The same nodes with the verifier's log-odds and value."""
-        unknown = [i for i, node in enumerate(nodes) if node.steps and self.row(node) not in self.scores]
-        scores = self.scorer.score([self.row(nodes[i]) for i in unknown])
+        rows = list(map(self.row, nodes))
+        unknown = [row for row in dict.fromkeys(rows) if row[1] and row not in self.scores]
         to_log_odds = UNITS[self.scorer.unit].log_odds
-        new = {}
-        for i, score_T in zip(unknown, scores, strict=True):
-            new[i] = self.scores[self.row(nodes[i])] = np.asarray(to_log_odds(score_T), np.float32)
-        logits = [new.get(i, self.scores.get(self.row(node), NO_STEPS)) for i, node in enumerate(nodes)]
+        for row, score_T in zip(unknown, self.scorer.score(unknown), strict=True):
+            self.scores[row] = np.asarray(to_log_odds(score_T), np.float32)
+        logits = [self.scores.get(row, NO_STEPS) for row in rows]
         values = rerank.solution_scores(logits, self.aggregator).tolist()
         scored = zip(nodes, logits, values, strict=True)
         return [dataclasses.replace(node, logit_T=logit_T, value=value) for node, logit_T, value in scored]
@@ -108,18 +106,17 @@ class SearchState:
         children = self.score(children)
         for child in children:
             self.nodes[child.problem].append(child)
-            self.has_finished_P[child.problem] |= child.finish_reason == "eos" and bool(child.steps)
         return [children[i : i + n] for i in range(0, len(children), n)]
 
-    def look_ahead(self, nodes: Sequence[Node], steps: int) -> list[Node]:
-        """The nodes with the value of what `steps` more greedy steps reach; equal nodes go on once."""
+    def look_ahead(self, nodes: Sequence[Node], steps: int) -> list[float]:
+        """The value of what `steps` more greedy steps reach from each node; equal nodes go on once."""
         reached = {self.row(node): node for node in nodes}
         for _ in range(steps):
             rows = [row for row, node in reached.items() if node.is_open]
             written = self.write([reached[row] for row in rows], 1, policy=self.greedy)
             reached |= {row: node for row, (node,) in zip(rows, written, strict=True)}
         scored = dict(zip(reached, self.score(list(reached.values())), strict=True))
-        return [dataclasses.replace(node, value=scored[self.row(node)].value) for node in nodes]
+        return [scored[self.row(node)].value for node in nodes]
 
     def finished(self, p: int) -> list[Node]:
         return [node for node in self.nodes[p] if node.finish_reason == "eos" and node.steps]
@@ -128,7 +125,7 @@ class SearchState:
         """Whether the budget pays for `samples` next steps and, where no solution is finished, the end of
         one."""
         cost = samples * self.step_tokens / max(self.steps, 1)
-        if not self.has_finished_P[p]:
+        if not self.finished(p):
             cost += max(0.0, self.per_solution - self.deepest(p).tokens)
         return self.tokens_P[p] + cost <= self.budget
 
@@ -140,7 +137,7 @@ class SearchState:
 
     def finish_unsolved(self, problems: Iterable[int]):
         """Continues the deepest node of each problem without a finished solution to its end."""
-        self.grow([self.deepest(p) for p in problems if not self.has_finished_P[p]], 1, "end")
+        self.grow([self.deepest(p) for p in problems if not self.finished(p)], 1, "end")
 
     def probability(self, node: Node) -> float:
         """The value as a probability."""

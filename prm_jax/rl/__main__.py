@@ -20,6 +20,7 @@ import optax
 from flax import nnx
 
 from prm_jax import tasks
+from prm_jax.checkpoints.hf_config import is_wide
 from prm_jax.checkpoints.init import fill_optimizer
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
@@ -289,7 +290,7 @@ def train_policy(raw_cfg, trainer: type = Trainer) -> float:
     fill_optimizer(raw_cfg, raw_cfg.policy)
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     texts = writable_folder(run)
-    mesh = make_mesh(cfg.mesh, cfg.batch.rows)
+    mesh = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide(cfg.policy))
     run_folder.claim_folder(texts, raw_cfg, resumes)
     with jax.set_mesh(mesh):
         training = trainer(cfg, load_problems(cfg, data_cfg))

@@ -8,9 +8,9 @@ rloo_sources and pure subtract a baseline for every step that a response has, so
 mean step reward (`python -m examples.exact` and docs/lab.md: the expected gradients).
 
 To add one, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig
-with a default.
+and its key in conf/rl.yaml.
 
-Dimension key: N responses, T steps, L tokens, G groups."""
+Dimension key: N responses, T steps, L tokens."""
 
 import dataclasses
 from collections.abc import Callable

@@ -78,15 +78,14 @@ def of_sequence(log_ratio_BL, start_BL, is_written_BL):
         sum_L, n_L = (jax.ops.segment_sum(x_L, start_L, len(start_L)) for x_L in (ratio_L, is_written_L))
         return (sum_L / jnp.maximum(n_L, 1))[start_L]
 
-    mean_BL = jax.vmap(mean)(log_ratio_BL, start_BL.astype(int), is_written_BL)
+    mean_BL = jax.vmap(mean)(log_ratio_BL, start_BL, is_written_BL)
     return log_ratio_BL + jax.lax.stop_gradient(mean_BL - log_ratio_BL)
 
 
 def sampled_logps(model: PRM, batch):
     """log p of each token in nats, logp_BL, by the logits of the token before it."""
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"])
-    logit_BLV = model.vocab_logits(jnp.take_along_axis(x_BLD, batch["before"][:, :, None], axis=1))
-    return -optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, batch["ids"])
+    return model.logprobs(jnp.take_along_axis(x_BLD, batch["before"][:, :, None], axis=1), batch["ids"])
 
 
 @jax.jit
@@ -100,9 +99,10 @@ def written_logps(model: PRM, batch, used: int):
 
 
 def policy_loss(model: PRM, batch, cfg: UpdateConfig):
-    """The loss of one micro-batch [B, L], and sums over its tokens to be logged. batch: up, down and weight,
-    in shares of the whole batch; count: the number of responses with the token; old and (with a KL loss)
-    reference: log p under the policy that sampled it and under the one that the run began with."""
+    """The loss of one micro-batch [B, L], and SUMS over its tokens to be logged. batch: rollouts.lay_out's
+    arrays; up, down and weight, in shares of the whole batch; count: the number of responses with the token;
+    old and (with a KL loss) reference: log p under the policy that sampled it and under the one that the run
+    began with."""
     count_BL, is_written_BL = batch["count"], (batch["count"] > 0).astype(jnp.float32)
     logp_BL = sampled_logps(model, batch)
     change_BL = is_written_BL * (logp_BL - batch["old"])
