@@ -40,6 +40,14 @@ from prm_jax.model import PRM
 from prm_jax.visibility import is_causal
 
 
+STEP_METRICS = {  # that an objective's validation has beside loss and accuracy
+    "prm": ("step_auroc", "first_error_f1"),
+    "orm": ("step_auroc",),
+    "implicit": ("step_auroc",),
+    "lm": (),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainBatch:
     rows: Count
@@ -90,18 +98,10 @@ class TrainConfig:
         if is_lm or self.loss.lm_weight:  # a shared token has several next ones
             is_shared = self.batch.share_prefixes
             expect(is_shared is not True, "batch.share_prefixes", is_shared, "false with a next-token loss")
-        loss, by, expected = (
-            self.loss.objective,
-            self.eval.best_by,
-            f"another with objective={self.objective}",
-        )
-        expect(
-            loss == self.objective, "loss.objective", loss, f"{self.objective}, as the key objective has it"
-        )
-        undefined = {"prm": (), "lm": ("step_auroc", "first_error_f1")}.get(
-            self.objective, ("first_error_f1",)
-        )
-        expect(by not in undefined, "eval.best_by", by, expected)
+        loss = self.loss.objective
+        expect(loss == self.objective, "loss.objective", loss, f"{self.objective}, as objective has it")
+        defined = "loss", "accuracy", *STEP_METRICS[self.objective]
+        expect(self.eval.best_by in defined, "eval.best_by", self.eval.best_by, ", ".join(defined))
 
 
 def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
@@ -351,8 +351,8 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str) -> 
     p = [probability(logit_T) for logit_T, _ in scored]
     labels = [[None if np.isnan(y) else float(y) for y in label_T] for _, label_T in scored]
     metrics = step_metrics(p, labels, range(len(scored)), label_kind=label_kind)
-    names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
-    defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
+    numbers = {f"eval_{name}": metrics[name] for name in STEP_METRICS[cfg.objective]}
+    defined = {name: x for name, x in numbers.items() if math.isfinite(x)}
     return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}
 
 
