@@ -39,7 +39,6 @@ from prm_jax.metrics import step_metrics
 from prm_jax.model import PRM
 from prm_jax.visibility import is_causal
 
-
 STEP_METRICS = {  # that an objective's validation has beside loss and accuracy
     "prm": ("step_auroc", "first_error_f1"),
     "orm": ("step_auroc",),
