@@ -54,6 +54,8 @@ def draw(table):
     return draw_panels(table[table.series.isin(SHOWN)], names, "thousand policy tokens")
 
 
+# rl.csv's rows of the two PRIME arms were made when algorithm=prime divided rewards by the batch's largest
+# return and whitened advantages. It no longer does, so a new run of these two makes other numbers.
 BY_PRM = "reward.prm_checkpoint={prm}"
 DIFFERENCE = "reward.answer=0.5 reward.prm=0.5 reward.prm_form=difference"
 ARMS = {
