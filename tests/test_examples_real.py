@@ -262,7 +262,7 @@ def test_the_commands_of_the_page_run_one_after_another(tmp_path):
     write_sets(tmp_path / "math_word_problems", NAMES[:2])
     page = (ROOT / "examples/real/README.md").read_text()
     script = "".join(re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL))
-    script = re.sub(r"^(pip|python -m examples.real.smollm2) .*\n", "", script, flags=re.MULTILINE)
+    script = re.sub(r"^(git|cp|pip|python -m examples.real.smollm2) .*\n", "", script, flags=re.MULTILINE)
     for key, value in SMALL.items():
         script = re.sub(rf"(?<![\w.]){re.escape(key)}=[\w.,]+", f"{key}={value}", script)
     script = re.sub(r"(?<![\w.])steps=(\d+)", lambda match: f"steps={STEPS[int(match[1])]}", script)
