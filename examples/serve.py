@@ -205,13 +205,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", help="as in evaluate.py; the newest finished run if it is left out")
     parser.add_argument("--aggregator", choices=AGGREGATORS, help="of a solution's steps")
+    parser.add_argument("--dtype", default="float32", help="as in evaluate.py")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     args = parser.parse_args()
     token = os.environ.get("PRM_JAX_TOKEN")
     if not token and args.host not in LOCAL:
         parser.error("PRM_JAX_TOKEN: is not set, and other machines need a token")
-    verifier = prm_jax.load(args.checkpoint, aggregator=args.aggregator)
+    verifier = prm_jax.load(args.checkpoint, aggregator=args.aggregator, dtype=args.dtype)
     print(f"{verifier.scorer.name} at http://{args.host}:{args.port}", flush=True)
     make_server(make_app(verifier, token), args.host, args.port).run()
 

@@ -1,6 +1,7 @@
 """Exports a run of train.py to the Hugging Face layout: python -m prm_jax.export checkpoint=RUN to=FOLDER"""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -24,13 +25,19 @@ MEANING = {
     "unknown": "what its data say",
 }
 SCORES = """
-A step's score: {meaning} ({kind} labels). It is read at the step tag, token {tag} (step_tag_id of vLLM's
-pooler).
+A step's score: {meaning} ({kind} labels). It is read at the step tag, token {tag}.
 
 ```python
 import prm_jax
 
 print(prm_jax.load("{name}").score("3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"]))
+```
+"""
+VLLM = """
+vLLM answers with the probabilities of the classes, the last one good, at {places}:
+
+```bash
+vllm serve {name} --runner pooling --dtype float32 --pooler-config '{pooler}'
 ```
 """
 
@@ -99,13 +106,19 @@ def score_row(loaded: Loaded) -> np.ndarray:
 
 def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:
     """The README.md of an export: what its scores mean and how to get them; `tag`: the step tag's id."""
-    kind, is_lm = loaded.label_kind, loaded.objective == "lm"
+    kind, is_lm, layout = loaded.label_kind, loaded.objective == "lm", architecture(loaded.model.cfg)
     task = "text-generation" if is_lm else "token-classification"
     about = ModelCardData(library_name="transformers", pipeline_tag=task, tags=["process-reward-model"])
     text = f"---\n{about.to_yaml()}\n---\n# {name}\n\nMade with prm_jax from {Path(loaded.name).name}, "
-    text += f"objective {loaded.config.objective}, laid out for the class {architecture(loaded.model.cfg)}.\n"
+    text += f"objective {loaded.config.objective}, laid out for the class {layout}.\n"
     if not is_lm:
         text += SCORES.format(meaning=MEANING[kind], kind=kind, tag=tag, name=name)
+    pooler, places = {"task": "token_classify", "pooling_type": "ALL"}, "all tokens: take the steps' last ones"
+    if layout.endswith("ProcessRewardModel") and tag is not None:  # whose default is STEP
+        pooler |= {"pooling_type": "STEP", "step_tag_id": tag}
+        places = "the step tags"
+    if layout.endswith(("ForTokenClassification", "RewardModel")):
+        text += VLLM.format(name=name, pooler=json.dumps(pooler), places=places)
     return ModelCard(text, ignore_metadata_errors=True)
 
 

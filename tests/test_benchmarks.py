@@ -263,8 +263,9 @@ def test_prmbench_as_a_command(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "p.jsonl", prm("circular"), prm("multi_solutions", error_steps=[]))
     monkeypatch.setattr(benchmarks.verifiers, "one_scorer", lambda setup: Given([[3.0, -3.0]] * 2))
+    monkeypatch.setattr(benchmarks.verifiers, "backbone_of", lambda name: "embedded")
     given = "task=prmbench", "data=prmbench", f"data.path={path}", "checkpoint=random", "hydra.run.dir=out"
-    monkeypatch.setattr("sys.argv", ["evaluate.py", *given])
+    monkeypatch.setattr("sys.argv", ["evaluate.py", *given, "baselines=false"])
     evaluate.main()
     results = json.loads((tmp_path / "out/results.json").read_text())
     groups = {name: x["prmscore"] for name, x in results["groups"].items()}
@@ -273,4 +274,5 @@ def test_prmbench_as_a_command(monkeypatch, tmp_path, capsys):
     assert results["categories"]["soundness"] is None
     assert results["groups"]["all"]["prmscore_interval"] == [None, None]
     assert results["counts"]["error_steps_out_of_range"] == 1 and results["verifier"] == "given"
+    assert "likelihood" not in results["judges"]  # of a language model, which did not load
     assert "soundness, mean of its classes" in capsys.readouterr().out

@@ -106,7 +106,9 @@ def test_the_edits_of_the_house_apply_and_work(tmp_path):
 
 
 USES = """
+import types
 import jax.numpy as jnp, numpy as np
+from prm_jax.checkpoints.hf_config import export_config
 from prm_jax import heads, losses, model, rerank
 from prm_jax.generate import search
 from prm_jax.rl import advantages
@@ -121,4 +123,9 @@ reward_NT, step_NL, mask_NL = np.array([[1.0, 0], [0, 0]]), np.zeros((2, 3), int
 rloo_mean = advantages.ESTIMATORS["rloo_mean"].f
 a_NL = rloo_mean(advantages.Responses(reward_NT, np.zeros(2), step_NL, mask_NL, np.zeros(2, int)))
 assert a_NL[:, 0].tolist() == [0.5, -0.5]
+shape = {"vocab": 64, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48}
+shape |= {"rope_theta": 1e4, "norm_eps": 1e-6, "qkv_bias": True, "tied": True}
+cfg = model.ModelConfig(**shape, activation="relu2")
+tokenizer = types.SimpleNamespace(bos_token_id=None, eos_token_id=0, pad_token_id=0)
+assert export_config(cfg, tokenizer)["hidden_act"] == "relu2"  # and it is read back
 """

@@ -114,6 +114,7 @@ def test_a_verifier_starts_from_a_run_of_objective_lm(tmp_path, monkeypatch):
     printed(train.main, monkeypatch, *SMALL, *asked, "model.head=mlp", cwd=tmp_path)
     policy, verifier = (open_checkpoint(name, "best", None, "float32") for name in ("lm", "prm"))
     assert verifier.format.separator == "!" and verifier.model.cfg.head == "mlp"
+    assert '"pooling_type": "STEP", "step_tag_id": 5}' in export.model_card("x", verifier, 5).content
     assert verifier.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
     assert verifier.config.optimizer.b2 == policy.config.optimizer.b2
     for key, x in nnx.to_pure_dict(nnx.state(policy.model.blocks)).items():
@@ -146,6 +147,7 @@ def test_an_exported_run_has_a_card(finished, monkeypatch):
     tag = json.loads((cwd / "out/my-prm/config.json").read_text())["prm_jax"]["step_tag_id"]
     assert exported.tokenizer.decode([tag]) == exported.format.separator
     texts = [f"token {tag}", "# my-prm", "Qwen2ForTokenClassification", "correctness"]
+    texts += ["vllm serve my-prm --runner pooling", '"pooling_type": "ALL"']
     assert all(text in card for text in texts)
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
     monkeypatch.chdir(cwd / "out")

@@ -205,7 +205,8 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     if cfg.rope_scaling:
         config["rope_scaling"] = rope  # for transformers 4
     activations = {ours: name for name, ours in ACTIVATIONS.items()}
-    config["hidden_activation" if family in GEMMAS else "hidden_act"] = activations[cfg.activation]
+    key = "hidden_activation" if family in GEMMAS else "hidden_act"
+    config[key] = activations.get(cfg.activation, cfg.activation)
     if hasattr(defaults(family), "use_sliding_window"):
         config["use_sliding_window"] = cfg.window is not None
     if hasattr(defaults(family), "layer_types"):

@@ -38,6 +38,7 @@ PUBLISHED = Path(__file__).parents[1] / "assets/published.yaml"  # numbers in pe
 @dataclasses.dataclass(frozen=True)
 class Config:
     threshold: Share  # conf/task/processbench.yaml
+    baselines: bool = True  # false: without the likelihood, for which the base model loads
 
 
 def balanced_f1(is_good, called_good) -> float:
@@ -102,7 +103,8 @@ class Benchmarks(Task):
         texts = [(s.id, s.problem, s.steps) for s in solutions]
         scores = list(map(probability, score_into(setup.folder / "scores.jsonl", scorer, texts, len(rows))))
         path = setup.folder / "likelihood.jsonl"
-        likelihood = verifiers.likelihood_scores(setup, verifiers.backbone_of(name), texts, path)
+        model = verifiers.backbone_of(name) if self.cfg.baselines else None
+        likelihood = verifiers.likelihood_scores(setup, model, texts, path)
         by_group = SETS[source.name].is_mean_over_groups
         compared = rows if by_group else [row._replace(group="") for row in rows]
         known_R = verifiers.known_rows(name, solutions)
