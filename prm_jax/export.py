@@ -113,7 +113,10 @@ def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:
     text += f"objective {loaded.config.objective}, laid out for the class {layout}.\n"
     if not is_lm:
         text += SCORES.format(meaning=MEANING[kind], kind=kind, tag=tag, name=name)
-    pooler, places = {"task": "token_classify", "pooling_type": "ALL"}, "all tokens: take the steps' last ones"
+    pooler, places = (
+        {"task": "token_classify", "pooling_type": "ALL"},
+        "all tokens: take the steps' last ones",
+    )
     if layout.endswith("ProcessRewardModel") and tag is not None:  # whose default is STEP
         pooler |= {"pooling_type": "STEP", "step_tag_id": tag}
         places = "the step tags"
