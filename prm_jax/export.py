@@ -34,7 +34,7 @@ print(prm_jax.load("{name}").score("3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"])
 ```
 """
 VLLM = """
-vLLM answers with the probabilities of the classes, the last one good, at {places}:
+vLLM answers with the classes' probabilities, of which the last is P(good), of {places}:
 
 ```bash
 vllm serve {name} --runner pooling --dtype float32 --pooler-config '{pooler}'
@@ -115,7 +115,7 @@ def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:
         text += SCORES.format(meaning=MEANING[kind], kind=kind, tag=tag, name=name)
     pooler, places = (
         {"task": "token_classify", "pooling_type": "ALL"},
-        "all tokens: take the steps' last ones",
+        "all tokens (take those of step tags)",
     )
     if layout.endswith("ProcessRewardModel") and tag is not None:  # whose default is STEP
         pooler |= {"pooling_type": "STEP", "step_tag_id": tag}

@@ -482,6 +482,7 @@ def test_bad_safetensors_are_one_line(tmp_path, tokenizer):
     "changes, field",
     [
         ({"qk_norm": True}, "qk_norm"),
+        ({"activation": "relu2"}, "hidden_act"),
         ({"family": "llama", "o_bias": True, "window": 4}, "window"),
         ({"experts": 2, "experts_per_token": 1}, "experts"),
     ],
