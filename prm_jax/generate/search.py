@@ -93,7 +93,7 @@ def plan_tree(width: int, options: Options) -> dict:
 
 BRANCH = operator.attrgetter("branch")
 METHODS = {
-    "best_of_n": Method(best_of_n, lambda n, o: {"width": n}),
+    "best_of_n": Method(best_of_n, lambda width, o: {"width": width}),
     "beam": Method(beam, plan_beam, step=BRANCH),
     "dvts": Method(beam, lambda n, o: plan_beam(n, o, apart=True), step=BRANCH),
     "lookahead": Method(beam, lambda n, o: plan_beam(n, o, ahead=o.ahead), lambda o: 1 + o.ahead, BRANCH),
