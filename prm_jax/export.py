@@ -13,6 +13,7 @@ from prm_jax.checkpoints.hf import save
 from prm_jax.checkpoints.hf_config import architecture
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.formats import with_pad
+from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.runs import newest_run
@@ -34,7 +35,7 @@ print(prm_jax.load("{name}").score("3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"])
 ```
 """
 VLLM = """
-vLLM answers with the classes' probabilities, of which the last is P(good), of {places}:
+vLLM answers with the probabilities of {classes} at {places}:
 
 ```bash
 vllm serve {name} --runner pooling --dtype float32 --pooler-config '{pooler}'
@@ -113,15 +114,14 @@ def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:
     text += f"objective {loaded.config.objective}, laid out for the class {layout}.\n"
     if not is_lm:
         text += SCORES.format(meaning=MEANING[kind], kind=kind, tag=tag, name=name)
-    pooler, places = (
-        {"task": "token_classify", "pooling_type": "ALL"},
-        "all tokens (take those of step tags)",
-    )
+    pooler = {"task": "token_classify", "pooling_type": "ALL"}
+    places = "all tokens (take those of step tags)"
     if layout.endswith("ProcessRewardModel") and tag is not None:  # whose default is STEP
         pooler |= {"pooling_type": "STEP", "step_tag_id": tag}
         places = "the step tags"
     if layout.endswith(("ForTokenClassification", "RewardModel")):
-        text += VLLM.format(name=name, pooler=json.dumps(pooler), places=places)
+        classes = ", ".join(HEADS[loaded.model.cfg.head].labels)
+        text += VLLM.format(name=name, pooler=json.dumps(pooler), places=places, classes=classes)
     return ModelCard(text, ignore_metadata_errors=True)
 
 
