@@ -11,7 +11,6 @@ POST /score takes {"problem": TEXT, "steps": [TEXT, ...]}, {"problem": TEXT, "ca
 best first. GET /health: who scores.
 
 Requests that wait are scored together. One beyond a limit below is refused by one line, {"error": TEXT}.
-Exports of prm_jax load in vLLM, which serves on more than one device.
 """
 
 import argparse
