@@ -157,10 +157,6 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     expect(not share or packing.may_share(model_cfg, width), "batch.tokens", width, expected)
     check_divides(model_cfg, cfg.batch.rows, "batch.rows")
     model = init.make_model(cfg, model_cfg)
-    if cfg.objective == "implicit":
-        train_set = training.add_reference(examples.train, model, width, cfg.batch.rows)
-        validation_set = training.add_reference(examples.validation, model, width, cfg.batch.rows)
-        examples = examples._replace(train=train_set, validation=validation_set)
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
     n_all, n_trained = count_parameters(model, ...), count_parameters(model, opt.wrt)
     expect(n_trained > 0, "optimizer.trainable", cfg.optimizer.trainable, "all or lora: no step head trains")
@@ -173,6 +169,8 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print(memory_line(cfg, model, opt, plan))
     source = packing.TrainingRows(examples.train, plan, cfg.seed, examples.parts)
     print(source.summary())
+    if cfg.objective == "implicit":
+        examples = examples._replace(validation=add_reference(cfg, model, source, examples.validation))
     best = fit(cfg, run, texts, model, opt, source, examples.validation, data_cfg.label_kind)
 
     metric = best[f"eval_{cfg.eval.best_by}"]
@@ -205,6 +203,19 @@ def memory_line(cfg: TrainConfig, model: PRM, opt, plan: packing.Plan) -> str:
         used["program"] = until_now - used["weights"] - used["moments"]
     parts = ", ".join(f"{name} {gb:.2g}" for name, gb in used.items())
     return f"memory      about {sum(used.values()):.2g} GB of {whose}: {parts}"
+
+
+def add_reference(cfg: TrainConfig, model: PRM, source: packing.TrainingRows, validation) -> list[Example]:
+    """Gives `training.add_reference` to the examples of `source` that the run will read, and returns the
+    validation examples with it."""
+    b, train_set = cfg.batch, list(source.examples)
+    used = source.used(cfg.steps * b.rows * b.accumulate)
+    both = [train_set[i] for i in used] + list(validation)
+    both = training.add_reference(both, model, b.tokens, b.rows)
+    for i, example in zip(used, both):
+        train_set[i] = example
+    source.examples = train_set
+    return both[len(used) :]
 
 
 def count_parameters(model: PRM, which) -> int:

@@ -316,6 +316,11 @@ class TrainingRows:
             self.ends.append(len(self.packs))
         return [self.examples[k] for k in self.packs[i]]
 
+    def used(self, n: int) -> list[int]:
+        """Indices of the examples in the first n rows."""
+        self[n - 1]  # plans them
+        return sorted({k for pack in self.packs[:n] for k in pack})
+
     def order(self, epoch: int) -> np.ndarray:
         """The groups of an epoch."""
         groups = mixed_order(self.parts, epoch, self.seed) if self.parts else len(self.plan.groups)  # 0..n-1

@@ -18,6 +18,7 @@ from prm_jax.examples import Example
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
 from prm_jax.launch.mesh import constrain, make_sharded, replicate, shardings
+from prm_jax.launch.progress import progress
 from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_tokens
 from prm_jax.model import PRM, at_step_ends, read_logits
 from prm_jax.vocabulary import vocabulary_sums
@@ -186,11 +187,14 @@ def add_reference(examples: Sequence[Example], model: PRM, row_tokens: int, rows
     from prm_jax.scoring import LikelihoodScorer, run_packed  # not above: only implicit PRMs read themselves
 
     about = {"tokenizer": None, "format": None, "label_kind": "unknown", "name": "reference"}
-    scorer = LikelihoodScorer(model=model, batch_rows=rows, **about)
-    examples, results = list(examples), []
-    for e, next_L in zip(examples, run_packed(scorer, examples, row_tokens), strict=True):
-        logp_L = np.roll(next_L, 1)  # of each token itself; the first has none
-        results.append(dataclasses.replace(e, targets=e.targets | {"reference": logp_L}))
+    scorer, results = LikelihoodScorer(model=model, batch_rows=rows, **about), []
+    with progress("reference", len(examples), "solution") as bar:
+        for start in range(0, len(examples), 64 * rows):
+            some = examples[start : start + 64 * rows]
+            for e, next_L in zip(some, run_packed(scorer, some, row_tokens), strict=True):
+                logp_L = np.roll(next_L, 1)  # of each token itself; the first has none
+                results.append(dataclasses.replace(e, targets=e.targets | {"reference": logp_L}))
+            bar.update(len(some))
     return results
 
 

@@ -98,6 +98,7 @@ def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):
         epochs = source.packs[:first], source.packs[first : source.ends[1]]
         orders = [list(itertools.chain(*packs)) for packs in epochs]
         assert sorted(orders[0]) == sorted(orders[1]) == list(range(200)) and orders[0] != orders[1]
+        assert source.used(3) == sorted(itertools.chain(*source.packs[:3]))
         assert sum(len(examples[i].ids_L) for i in orders[0]) > 0.93 * 64 * first
         assert source.epoch(0) == 0 and source.epoch(first) == 1 and 1 < source.epoch(first + 1) < 1.1
 
