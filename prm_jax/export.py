@@ -26,7 +26,7 @@ MEANING = {
     "unknown": "what its data say",
 }
 SCORES = """
-A step's score: {meaning} ({kind} labels). It is read at the step tag, token {tag}.
+A step's score: {meaning} ({kind} labels). It is read at {place}.
 
 ```python
 import prm_jax
@@ -113,7 +113,8 @@ def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:
     text = f"---\n{about.to_yaml()}\n---\n# {name}\n\nMade with prm_jax from {Path(loaded.name).name}, "
     text += f"objective {loaded.config.objective}, laid out for the class {layout}.\n"
     if not is_lm:
-        text += SCORES.format(meaning=MEANING[kind], kind=kind, tag=tag, name=name)
+        place = "the end of each step" if tag is None else f"the step tag, token {tag}"
+        text += SCORES.format(meaning=MEANING[kind], kind=kind, place=place, name=name)
     pooler = {"task": "token_classify", "pooling_type": "ALL"}
     places = "all tokens (take those of step tags)"
     if layout.endswith("ProcessRewardModel") and tag is not None:  # whose default is STEP

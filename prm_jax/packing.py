@@ -23,7 +23,7 @@ from prm_jax.launch.config import expect
 from prm_jax.visibility import is_causal
 
 OPEN = 64  # newest rows that still take sequences: planning stays linear in their number
-TOGETHER = 4096  # tokens up to which training rows are as long as the solutions of one problem
+TOGETHER = 1024  # tokens up to which the rows of a paired loss are as long as the solutions of a problem
 WORTH_SHARING = 0.25  # share of the tokens from which on training shares prefixes by itself
 
 
@@ -274,8 +274,11 @@ def training_width(examples: Sequence[Encoded], share: bool, together: bool = Fa
         whole = max(group.tokens for group in make_groups(examples, TOGETHER, False, together))
         longest = max(longest, whole)
 
+    singles = make_groups(examples, longest, share=False)
+
     def rows(width):
-        _, tokens, steps = zip(*make_groups(examples, width, share, together))
+        groups = make_groups(examples, width, share, together) if share or together else singles
+        _, tokens, steps = zip(*groups)
         return plan_packs(tokens, steps, range(len(tokens)), width, width)
 
     return choose_width(longest, rows)

@@ -121,7 +121,7 @@ class ModelScorer:
         longest = max(map(len, sequences))
         if self.row_tokens is None:
             self.row_tokens = choose_width(longest, lambda L: plan_rows(sequences, L, self.shares(L)))
-        # Not kept: a score must not depend on what was scored before, also after a run is resumed.
+        # Not kept: with a given width a score must not depend on what was scored before (resumed RL).
         values = run_packed(self, encoded, doubled(self.row_tokens, longest))
         return [self.step_scores(value_n, e) for value_n, e in zip(values, encoded, strict=True)]
 

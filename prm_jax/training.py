@@ -188,7 +188,7 @@ def add_reference(examples: Sequence[Example], model: PRM, row_tokens: int, rows
 
     about = {"tokenizer": None, "format": None, "label_kind": "unknown", "name": "reference"}
     scorer, results = LikelihoodScorer(model=model, batch_rows=rows, **about), []
-    with progress("reference", len(examples), "solution") as bar:
+    with progress("reference", len(examples), "solution", delay=5, leave=False) as bar:
         for start in range(0, len(examples), 64 * rows):
             some = examples[start : start + 64 * rows]
             for e, next_L in zip(some, run_packed(scorer, some, row_tokens), strict=True):
