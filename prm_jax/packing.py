@@ -269,12 +269,9 @@ def saved_by_sharing(examples: Sequence[Encoded], most: int = 10_000) -> float:
 def training_width(examples: Sequence[Encoded], share: bool, together: bool = False) -> int:
     """`choose_width` for training rows, which are filled in random order. With `together` they hold all
     solutions of a problem, of at most TOGETHER tokens."""
-    longest = max(len(e.ids_L) for e in examples)
-    if together:
-        whole = max(group.tokens for group in make_groups(examples, TOGETHER, False, together))
-        longest = max(longest, whole)
-
-    singles = make_groups(examples, longest, share=False)
+    singles = make_groups(examples, 0, share=False)
+    whole = make_groups(examples, TOGETHER, False, together) if together else []
+    longest = max(group.tokens for group in [*singles, *whole])
 
     def rows(width):
         groups = make_groups(examples, width, share, together) if share or together else singles

@@ -126,7 +126,7 @@ class ModelScorer:
         return [self.step_scores(value_n, e) for value_n, e in zip(values, encoded, strict=True)]
 
     def note_texts(self, encoded: list[Encoded], unwritten: Counter):
-        """Counts, and says once, what of the texts the model cannot see or was not made for."""
+        """Counts, and says once a file, what of the texts the model cannot see or was not made for."""
         stats, positions = self.stats, self.model.cfg.max_positions
         lengths = [len(e.ids_L) for e in encoded]
         n_long = sum(n > positions for n in lengths)
