@@ -230,7 +230,37 @@ def test_what_is_chosen_on_one_pool_is_measured_on_another(tmp_path, monkeypatch
     assert table.loc[("outcome", False), "test"].tolist() == [0, 0]
     assert table.loc[("likelihood", False), "test"].item() == 0
     assert table.loc[("a sample", True), "test"].item() == 0.5  # the false one may not win
-    assert "-0.5000 [-0.5, -0.5]" in capsys.readouterr().out.partition("unchecked")[0]
+    primary = table.xs("primary: outcome - a sample").iloc[0]
+    assert primary[["test", "low", "high"]].tolist() == [-0.5, -0.5, -0.5]
+
+
+NAMES_OF_PAGE = {
+    "random sample": "a sample",
+    "majority vote": "vote",
+    "policy's likelihood": "likelihood",
+    "PRM, equations checked": "equations",
+    "PRM, completions": "completions",
+    "outcome model": "outcome",
+    "implicit PRM": "implicit",
+}
+
+
+def test_the_page_has_the_numbers_of_its_file():
+    page = (ROOT / "docs/real.md").read_text()
+    table = pd.read_csv(ROOT / "docs/real.csv").set_index("by")
+    rows = re.search(r"\| all samples \| true equations \|\n.*\n((?:\|.*\n)+)", page)[1].splitlines()
+    assert len(rows) == 8
+    for row in rows:
+        name, *cells = row.replace("*", "").strip("| ").split(" | ")
+        name = name.partition(":")[0]
+        own = table.loc[[NAMES_OF_PAGE.get(name, name)]]
+        for cell, is_checked in zip(cells, ("False", "True"), strict=True):
+            expected = own[own.checked.astype(str) == is_checked].test
+            assert [float(x) for x in cell.split(",")] == pytest.approx([*expected], abs=5.1e-4), row
+    for name, found in table[table.p.notna()].iterrows():
+        numbers = [f"{x:+.3f}".replace("0.", ".") for x in found[["test", "low", "high"]]]
+        shown = f"{numbers[0]} [{numbers[1]}, {numbers[2].lstrip('+')}]"
+        assert shown in page, name
 
 
 # Keys of the page's commands at the size of a test.

@@ -9,14 +9,22 @@ from examples.papers.run import Difference, Figure, Table, draw_panels
 
 NAMES = {"prm": "PRM", "orm": "outcome model", "policy": "policy's likelihood"}
 SOLVED = "problems solved"
+PANELS = {"pool": SOLVED, "plain": "independent slips"}  # {line: its panel}; the second is not drawn
 
 
 def gather(stages: dict) -> Table:
-    table, pools = Table(), [stage.results() for stage in stages["pool"]]
+    table = Table()
+    for line, panel in PANELS.items():
+        if line in stages:
+            add_curves(table, panel, [stage.results() for stage in stages[line]])
+    return table
+
+
+def add_curves(table: Table, panel: str, pools: list[dict]):
     first = pools[0]
 
     def add(series: str, rule: str, numbers: list[dict]):
-        table.curve(SOLVED, series, map(int, first["oracle"]), [list(own[rule].values()) for own in numbers])
+        table.curve(panel, series, map(int, first["oracle"]), [list(own[rule].values()) for own in numbers])
 
     for scorer, aggregator in first["headline"].items():
         own, name = [pool["scorers"][scorer][aggregator] for pool in pools], NAMES.get(scorer, scorer)
@@ -27,7 +35,6 @@ def gather(stages: dict) -> Table:
             add(f"{name} + {first['policy_weight']:g} log p", "with_policy", own)
     add("majority vote", "majority", pools)
     add("oracle", "oracle", pools)
-    return table
 
 
 draw = partial(draw_panels, names=[SOLVED], xlabel="n, solutions a problem", log=True)
@@ -36,6 +43,10 @@ STAGES = {
     "orm": "train.py experiment=outcome seed={seed}",
     "pool": "evaluate.py task=best_of_n checkpoint=[{prm},{orm}] fresh.outcome_model=null seed={seed}",
 }
+PLAIN = {
+    "plain_prm": "train.py data=chain_plain seed={seed}",
+    "plain": "evaluate.py task=best_of_n checkpoint=[{plain_prm}] fresh.outcome_model=null seed={seed}",
+}
 PRM, ORM = "PRM", "outcome model"
 COMPARE = [
     Difference(SOLVED, PRM, ORM, x=16),
@@ -43,4 +54,4 @@ COMPARE = [
     Difference(SOLVED, PRM, ORM, x=64),
     Difference(SOLVED, "PRM + 0.5 log p", PRM, x=64),
 ]
-FIGURES = {"best_of_n": Figure(STAGES, gather, draw, COMPARE)}
+FIGURES = {"best_of_n": Figure(STAGES | PLAIN, gather, draw, COMPARE)}

@@ -101,14 +101,16 @@ def main():
         row["low"], row["high"] = stats.mean_interval(new[choice])
         row |= {"two operations": new[choice][is_two_P].mean(), "one": new[choice][~is_two_P].mean()}
         rows.append(row)
-    table = pd.DataFrame(rows).round(4)
-    table.to_csv(args.csv, index=False)
-    print(table.to_string(index=False))
     for name, choices in {"primary": known, "unchecked": [x for x in known if not x.checked]}.items():
         verifier = best(x for x in choices if x.aggregator)
         rule = best(x for x in choices if not x.aggregator)
         x = stats.paired_difference(new[verifier], new[rule])
-        print(f"{name}: {verifier} minus {rule}:\n  {x['difference']:+.4f} {x['interval']}, p {x['p']:.4f}")
+        low, high = x["interval"]
+        rows.append({"by": f"{name}: {verifier.by} - {rule.by}", "test": x["difference"]})
+        rows[-1] |= {"low": low, "high": high, "p": x["p"]}
+    table = pd.DataFrame(rows).round(4)
+    table.to_csv(args.csv, index=False)
+    print(table.to_string(index=False))
 
 
 if __name__ == "__main__":

