@@ -13,6 +13,9 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "prm_jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")  # a second run hardly compiles
+# One thread for the sums of PyTorch and one for XLA's: of arrays this small two mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NPROC", "1")
 
 import absl.logging
 import jax

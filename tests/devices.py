@@ -6,24 +6,28 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from conftest import TINY
 from flax import nnx
 from test_losses import OPT, make_batch
+from test_sampling import ANY, PLAIN, PROBLEMS, new_tokenizer, random_model, sampled
 
-from prm_jax import vocabulary
+from prm_jax import InputError, bench, vocabulary
 from prm_jax.attention import SHORT
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.orbax import Checkpoints
 from prm_jax.encoding import Encoded
 from prm_jax.formats import Format
+from prm_jax.generate.sampling import Policy
 from prm_jax.kernels.cpu import matmul
 from prm_jax.launch.devices import MeshConfig, make_mesh
-from prm_jax.launch.mesh import make_sharded, shard_batch, shardings
+from prm_jax.launch.mesh import check_divides, make_sharded, shard_batch, shardings
 from prm_jax.model import PRM, make_cache
 from prm_jax.scoring import HeadScorer, RatioScorer, step_log_odds
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
@@ -70,7 +74,8 @@ def score(model):
     scores = []
     about = {"tokenizer": None, "format": Format("plain", "\n"), "label_kind": "correctness", "name": "tiny"}
     about |= {"model": model, "batch_rows": 16, "row_tokens": SHORT + 32}
-    for scorer in (HeadScorer(**about), RatioScorer(**about, reference=make(1))):
+    reference = jax.tree.map(lambda x: 0.5 * x, model)
+    for scorer in (HeadScorer(**about), RatioScorer(**about, reference=reference)):
         scores += scorer.score_encoded(solutions)
     return np.concatenate(scores).tolist()
 
@@ -106,6 +111,14 @@ def forward(model):
     return {"scores": score(model), "long_gradient": gradient, "decoded": decoded(model)}
 
 
+def sample(model):
+    """Ids of 2 samples of each of 3 prompts, which the devices do not divide."""
+    tokenizer = new_tokenizer()
+    policy = Policy(model, tokenizer, PLAIN, "tiny", ANY, batch_rows=8, eos_ids=(tokenizer.eos_token_id,))
+    found, _ = sampled(policy, 8, 2, problems=PROBLEMS[:3], temperature=0.8, top_p=0.9)
+    return [[c.ids_L.tolist() for c in own] for own in found]
+
+
 def rounding():
     """Mean relative error of a weight gradient in bfloat16."""
     x_nD, dy_nF = np.random.default_rng(6).standard_normal((2, 256, 64)).astype(jnp.bfloat16)
@@ -136,11 +149,16 @@ def main(folder: Path):
             )
             out[name]["f32"] = leaves(hf.load(folder / "f32", CFG))
             out[name]["bf16"] = leaves(hf.load(folder / "bf16", CFG))
+            if name == "all":
+                out["samples"] = sample(make_sharded(random_model))
+                with pytest.raises(InputError) as refused:
+                    check_divides(CFG, 6, "batch.rows")
+                out["refused"] = str(refused.value)
     checkpoints = Checkpoints(folder / "run")  # of the last mesh
     checkpoints.save(3, model, opt, {}, model)
     saved = leaves(model), leaves(opt)
     out["restored"] = {}
-    for n, shape in ((1, None), (2, (1, 2, 1)), (4, (1, 2, 2))):
+    for n, shape in ((1, None), (4, (1, 2, 2))):
         mesh = shape and jax.set_mesh(make_mesh(MeshConfig(*shape), 8, jax.devices()[:n]))
         with mesh or contextlib.nullcontext():
             model, opt = start()
@@ -154,6 +172,8 @@ def main(folder: Path):
             out["rounding"][name] = rounding()
     sizes = (1, 8), (1, 12), (1, 11), (2, 6)
     out["parts"] = [make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"] for fsdp, rows in sizes]
+    with jax.set_mesh(make_mesh(MeshConfig(1, 4, 2), 8)):
+        out["memory"] = bench.bench_memory(SimpleNamespace(shape="small", dtype="bfloat16"))
     print(json.dumps(out))
 
 

@@ -1,10 +1,10 @@
 """The benchmark's jobs run, its counts are right, and PyTorch takes the same steps."""
 
 import json
+import runpy
 import sys
 
 import pytest
-from conftest import run
 
 from examples import bench_peers
 from prm_jax import bench
@@ -23,12 +23,27 @@ def numbers_of(monkeypatch, folder, *words, main=bench.main):
     return json.loads((folder / "results.json").read_text())["numbers"]
 
 
-@pytest.mark.parametrize("what", ["train", "score", "sampling"])
-def test_jobs_count_useful_tokens(monkeypatch, tmp_path, what, capsys):
-    got = numbers_of(monkeypatch, tmp_path / "bench", f"what={what}")[f"{what}/embedded/float32"]
-    tokens = got["tokens_per_second"] * got["seconds"]
-    least, most = {"train": (256, 512), "score": (640, 4000), "sampling": (16, 16 * 80)}[what]
-    assert least < tokens <= most and "call 1 of" in capsys.readouterr().out
+PEERS = {"train": "torch our rows", "score": "torch by length", "sampling": "generate"}
+TOKENS = {"train": (256, 512), "score": (640, 4000), "sampling": (16, 16 * 80)}  # the least, the most
+
+
+@pytest.mark.parametrize("what", PEERS)
+def test_jobs_count_useful_tokens_and_pytorch_takes_our_steps(monkeypatch, tmp_path, what, capsys):
+    """The peer's side is a script; it runs in this process, where PyTorch has been imported."""
+
+    def run_here(command, **_):
+        monkeypatch.setattr(sys, "argv", command[2:])
+        runpy.run_path(command[2], run_name="__main__")
+
+    monkeypatch.setattr(bench_peers.subprocess, "run", run_here)
+    monkeypatch.setattr(bench, "JOBS", dict(bench.JOBS))
+    numbers = numbers_of(monkeypatch, tmp_path / "bench", f"what={what}", main=bench_peers.main)
+    got, theirs = numbers[f"{what}/embedded/float32"], PEERS[what]
+    least, most = TOKENS[what]
+    assert least < got["tokens_per_second"] * got["seconds"] <= most
+    assert "call 1 of" in capsys.readouterr().out and got[f"{theirs} ours_by_theirs_second"] > 0
+    if what == "train":
+        assert abs(got["last_loss_nats"] - got[f"{theirs} last_loss_nats"]) < 1e-4
 
 
 def test_a_dtype_that_is_emulated_is_skipped(monkeypatch, tmp_path, capsys):
@@ -43,27 +58,3 @@ def test_two_results_are_compared(tmp_path, capsys):
         path.write_text(json.dumps({"about": {}, "numbers": {"train/small": {"tokens_per_second": rate}}}))
     bench.compare(list(map(str, files)))
     assert capsys.readouterr().out.split()[-4:] == ["tokens_per_second", "2", "3", "1.5"]
-
-
-@pytest.mark.slow
-def test_pytorch_takes_our_steps_and_the_others_run(monkeypatch, tmp_path):
-    pytest.importorskip("torch")
-    monkeypatch.setattr(bench, "JOBS", dict(bench.JOBS))
-    for what, theirs in (("train", "torch our rows"), ("score", "torch by length"), ("sampling", "generate")):
-        got = numbers_of(monkeypatch, tmp_path / what, f"what={what}", main=bench_peers.main)[
-            f"{what}/embedded/float32"
-        ]
-        assert got[f"{theirs} ours_by_theirs_second"] > 0
-        if what == "train":
-            assert abs(got["last_loss_nats"] - got[f"{theirs} last_loss_nats"]) < 1e-4
-
-
-@pytest.mark.slow
-def test_of_eight_devices_each_holds_an_eighth(tmp_path):
-    words = ["what=memory", "shape=small", "dtype=bfloat16", "mesh.fsdp=4", "mesh.tensor=2", "mesh.data=1"]
-    folder = f"hydra.run.dir={tmp_path}/a"
-    run("prm_jax/bench.py", *words, folder, cwd=tmp_path, PYTHONPATH=str(bench.cli.CONF.parent))
-    got = json.loads((tmp_path / "a/results.json").read_text())["numbers"]["memory/small/bfloat16"]
-    matrices = 8192 * 512 + 8 * (2 * 512 * 512 + 2 * 512 * 128 + 3 * 512 * 1408)
-    assert 4 * matrices / 8 < 1e9 * got["weights_gb"] < 1.1 * 4 * matrices / 8  # and small arrays, not split
-    assert got["moments_gb"] == pytest.approx(2 * got["weights_gb"], rel=1e-3)

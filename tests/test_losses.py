@@ -184,15 +184,14 @@ def test_blocks_of_a_vocabulary_have_its_sums_and_gradients(rng, monkeypatch, dt
     model = PRM(dataclasses.replace(TINY, lm_head=True, dtype=dtype), rngs=nnx.Rngs(0))
     batch = {name: x[0] for name, x in make_batch(rng, 4).items()}
     batch["token_weight"] = rng.random((4, 10)) * (rng.random((4, 10)) < [[0.9], [0.5], [0.5], [0]])
-    terms = jax.value_and_grad(
-        lambda model: loss_terms(model, batch, LossConfig("lm", "bce", 1.0, 0.0))["lm"]
-    )
-    right = lambda: eval_step(model, batch, LossConfig("lm", "bce", 1.0, 0.0))["right"]
-    whole, whole_right = terms(model), right()
+    cfg = LossConfig("lm", "bce", 1.0, 0.0)
+    terms = lambda: jax.jit(jax.value_and_grad(lambda model: loss_terms(model, batch, cfg)["lm"]))(model)
+    right = lambda: eval_step(model, batch, cfg)["right"]
+    whole, whole_right = terms(), right()
     monkeypatch.setattr(vocabulary, "LOGITS", 4 * 3 * TINY.vocab)
-    jax.clear_caches()
+    eval_step.clear_cache()
     assert right() == whole_right
-    for x, y in zip(jax.tree.leaves(terms(model)), jax.tree.leaves(whole), strict=True):
+    for x, y in zip(jax.tree.leaves(terms()), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-5 if dtype == "float32" else 2e-2 * np.abs(y).max())
 
 
@@ -226,7 +225,7 @@ def make_batch(rng, rows, A=1):
 OPT = OptimizerConfig(1e-2, 0.1, 0.1, 0.1, 0.9, 0.95, 1.0, "all", "float32")
 
 
-@pytest.mark.parametrize("objective, lm_weight", [("prm", 0.0), ("prm", 0.5), ("lm", 0.0)])
+@pytest.mark.parametrize("objective, lm_weight", [("prm", 0.5), ("lm", 0.0)])
 def test_accumulation_equals_one_large_batch(objective, lm_weight):
     """The mean is over the labelled steps of the whole batch, so 4 x 2 rows and 1 x 8 rows take the same
     step."""

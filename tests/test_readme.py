@@ -83,7 +83,7 @@ def test_the_python_example_runs(capsys):
 
 
 def test_the_edits_of_the_house_apply_and_work(tmp_path):
-    """Each diff is applied to a copy of the package, by its lines alone; two processes then use what they
+    """Each diff is applied to a copy of the package, by its lines alone; a process then uses what they
     add."""
     for name in ("prm_jax", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -100,8 +100,8 @@ def test_the_edits_of_the_house_apply_and_work(tmp_path):
     row = {"question": "3+5?", "steps": [{"text": "3+5=8", "up": True}, {"text": "8", "up": False}]}
     (tmp_path / "thumbs.jsonl").write_text(json.dumps(row))
     data = ["data=files", "data.name=thumbs.py:thumbs", "data.path=thumbs.jsonl"]
-    for arguments in (["-c", USES], ["evaluate.py", "task=length", *data, "hydra.run.dir=out"]):
-        subprocess.run([sys.executable, *arguments], cwd=tmp_path, check=True)
+    command = [sys.executable, "-c", USES, "task=length", *data, "hydra.run.dir=out"]
+    subprocess.run(command, cwd=tmp_path, check=True)
     assert json.loads((tmp_path / "out/results.json").read_text())["mean_steps"] == 2
 
 
@@ -128,4 +128,6 @@ shape |= {"rope_theta": 1e4, "norm_eps": 1e-6, "qkv_bias": True, "tied": True}
 cfg = model.ModelConfig(**shape, activation="relu2")
 tokenizer = types.SimpleNamespace(bos_token_id=None, eos_token_id=0, pad_token_id=0)
 assert export_config(cfg, tokenizer)["hidden_act"] == "relu2"  # and it is read back
+import evaluate
+evaluate.main()
 """

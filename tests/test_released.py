@@ -27,7 +27,6 @@ from prm_jax.formats import Format, all_formats, read_format
 from prm_jax.launch.config import parse
 
 torch = pytest.importorskip("torch")
-torch.set_num_threads(1)  # of tensors this small, two take longer
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,14 +3,12 @@ kill."""
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, call, printed, with_devices
+from conftest import TINY, call, printed
 from flax import nnx
 from test_hf import torch_model
 
@@ -25,8 +23,6 @@ from prm_jax.encoding import encode
 from prm_jax.formats import Format, read_format
 from prm_jax.generate import decoding, pools, sampling
 from prm_jax.generate.sampling import Policy, Sampling
-from prm_jax.launch.devices import MeshConfig, make_mesh
-from prm_jax.launch.mesh import make_sharded
 from prm_jax.model import PRM
 from prm_jax.protocols import Continuation
 
@@ -185,31 +181,6 @@ def test_a_place_whose_sample_has_ended_takes_the_next(policy):
     assert lengths.sum() < 0.5 * waiting and asked.stats.idle < 0.15
     alone, _ = sampled(often, 32, 1, problems=PROBLEMS[:1], max_tokens=100)
     assert texts(alone)[0] == texts(found)[0][:1]
-
-
-def test_two_devices_draw_the_same(policy):
-    """In a process of its own, by data, fsdp and tensor; 6 rows and 3 prompts, which the devices do not
-    divide."""
-    found, _ = sampled(policy, 6, 2, problems=PROBLEMS[:3], temperature=0.8, top_p=0.9)
-    environment = with_devices(2) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    program = "import test_sampling; test_sampling.print_samples_on_two_devices()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines()[-3:]:
-        assert [[ids for ids, _ in own] for own in json.loads(line)] == [
-            [c.ids_L.tolist() for c in own] for own in found
-        ]
-
-
-def print_samples_on_two_devices():
-    for shape in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
-        with jax.set_mesh(make_mesh(MeshConfig(*shape), 6)):
-            model = make_sharded(lambda: random_model())
-            policy = Policy(model, new_tokenizer(), PLAIN, "tiny", ANY, batch_rows=6)
-            found, _ = sampled(policy, 6, 2, problems=PROBLEMS[:3], temperature=0.8, top_p=0.9)
-            print(json.dumps(texts(found)))
 
 
 def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
