@@ -6,7 +6,10 @@ model/ (config, tokenizer) and, at the end, summary.json."""
 import collections
 import contextlib
 import dataclasses
+import functools
+import itertools
 import math
+import operator
 import resource
 import sys
 from collections.abc import Sequence
@@ -153,12 +156,13 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     together = STEP_LOSSES[cfg.loss.step].together
     width = cfg.batch.tokens or packing.training_width(examples.train + examples.validation, share, together)
     cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
-    expected = f"at most the model's window of {model_cfg.window} with prefix trees"
+    expected = f"at most the window ({model_cfg.window}) of a causal model, with prefix trees"
     expect(not share or packing.may_share(model_cfg, width), "batch.tokens", width, expected)
     check_divides(model_cfg, cfg.batch.rows, "batch.rows")
     model = init.make_model(cfg, model_cfg)
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
-    n_all, n_trained = count_parameters(model, ...), count_parameters(model, opt.wrt)
+    n_all = count_parameters(model, ...)
+    n_trained = count_parameters(model, opt.wrt)
     expect(n_trained > 0, "optimizer.trainable", cfg.optimizer.trainable, "all or lora: no step head trains")
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
@@ -196,7 +200,8 @@ def memory_line(cfg: TrainConfig, model: PRM, opt, plan: packing.Plan) -> str:
     used = training.plan_memory(model, opt, shard_batch(batch, b.rows, axis=1), cfg.loss)
     whose = "each device"
     if platform() == "cpu":
-        n, whose = jax.sharding.get_mesh().local_mesh.size, "this process"
+        whose = "this process"
+        n = jax.sharding.get_mesh().local_mesh.size
         unit = 1 if sys.platform == "darwin" else 1024
         until_now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
         used = {name: n * gb for name, gb in used.items()}
@@ -208,7 +213,8 @@ def memory_line(cfg: TrainConfig, model: PRM, opt, plan: packing.Plan) -> str:
 def add_reference(cfg: TrainConfig, model: PRM, source: packing.TrainingRows, validation) -> list[Example]:
     """Gives `training.add_reference` to the examples of `source` that the run will read, and returns the
     validation examples with it."""
-    b, train_set = cfg.batch, list(source.examples)
+    b = cfg.batch
+    train_set = list(source.examples)
     used = source.used(cfg.steps * b.rows * b.accumulate)
     both = [train_set[i] for i in used] + list(validation)
     both = training.add_reference(both, model, b.tokens, b.rows)
@@ -232,7 +238,8 @@ class Examples(NamedTuple):
 
 
 def choose_sharing(cfg: TrainConfig, data_cfg, window: int | None, examples: Examples) -> bool:
-    """Whether rows are prefix trees; with batch.share_prefixes=auto where that saves many tokens of files."""
+    """Whether rows are prefix trees; with batch.share_prefixes=auto where that saves many tokens of files.
+    Not with a window: the rows' width, which it must reach, is chosen later."""
     share = cfg.batch.share_prefixes
     if share != "auto":
         return share
@@ -254,7 +261,7 @@ def draw_samples(*args):
 
 def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) -> Examples:
     """The examples of both splits, with counts. A few very long solutions do not make all rows wide."""
-    solutions, held_out = data.splits["train"], data.splits["validation"][: cfg.eval.solutions]
+    solutions = data.splits["train"]
     fmt = policy_format(cfg.format, tokenizer) if cfg.objective == "lm" else cfg.format
     limit = cfg.batch.tokens
     too_long = cfg.batch.too_long or ("cut" if limit is None else "error")
@@ -262,14 +269,17 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) 
         limit = row_limit(solutions, fmt, tokenizer, positions)
     about = {"fmt": fmt, "tokenizer": tokenizer, "objective": cfg.objective}
     about |= {"limit": limit, "too_long": too_long}
-    train, parts, counts, start = None, {}, collections.Counter(), 0
+    rest = iter(solutions)
+    trains, parts = [], {}
+    counts = collections.Counter()
     for source, n in (data.parts or {"": len(solutions)}).items():
-        made, lost = make_examples(solutions[start : start + n], **about, outcome_at=cfg.outcome_at)
-        train = made if train is None else train + made
+        made, lost = make_examples(itertools.islice(rest, n), **about, outcome_at=cfg.outcome_at)
+        trains.append(made)
         counts.update({f"train_{name}": n_lost for name, n_lost in lost.items()})
-        start += n
         if source:
             parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
+    train = functools.reduce(operator.add, trains)
+    held_out = data.splits["validation"][: cfg.eval.solutions]
     validation, lost = make_examples(held_out, **about)  # measured at the last step, whatever outcome_at
     counts.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
     return Examples(train, validation, parts, data.counts | counts)
@@ -278,14 +288,16 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, held_out, label_kind) -> dict:
     """Trains from the newest checkpoint, or from step 1; returns the numbers of the best evaluation, and the
     run's `steps` and `seconds`."""
-    checkpoints, first, best = Checkpoints(run), 0, {}
-    if cfg.resume is not None:
-        first, best = checkpoints.restore(model, opt) or (first, best)
+    checkpoints = Checkpoints(run)
+    restored = checkpoints.restore(model, opt) if cfg.resume is not None else None
+    first, best = restored or (0, {})
     before = best.pop("seconds", 0.0)
-    b, together = cfg.batch, STEP_LOSSES[cfg.loss.step].together
+    b = cfg.batch
+    together = STEP_LOSSES[cfg.loss.step].together
     validation = list(packing.eval_batches(held_out, b.tokens, b.rows, together))
     batches = micro_batches(source, b, first, cfg.steps)
-    schedule, k_dropout = training.make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
+    schedule = training.make_schedule(cfg.optimizer, cfg.steps)
+    k_dropout = jax.random.key(cfg.seed)
 
     def position(step):
         return {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
@@ -306,12 +318,13 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, held_
                 continue
 
             # Before each save too: the loss was finite before the step's update, perhaps not after.
-            record, is_best = reader.read(), False
-            scores = evaluate(model, validation if evaluates else validation[:1], cfg.loss, label_kind)
+            record = reader.read()
+            scores = validate(cfg, model, validation if evaluates else validation[:1], label_kind)
             run_log.require_finite(step, scores)
+            is_best = evaluates and is_better(scores, best, cfg.eval.best_by)
+            if is_best:
+                best = {**scores, "best_step": step}
             if evaluates:
-                is_best = is_better(scores, best, cfg.eval.best_by)
-                best = {**scores, "best_step": step} if is_best else best
                 record |= scores
                 shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
                 if speaks:
@@ -338,24 +351,26 @@ def micro_batches(source: packing.TrainingRows, cfg: TrainBatch, first: int, ste
 
 def is_better(scores: dict, best: dict, by: str) -> bool:
     """Whether this evaluation beats the best so far, or is the first; a lower loss is better."""
-    name, sign = f"eval_{by}", -1 if by == "loss" else 1
+    name = f"eval_{by}"
     expect(name in scores, "eval.best_by", by, "a number that the validation split defines")
-    return "best_step" not in best or sign * (scores[name] - best[name]) > 0
+    if "best_step" not in best:
+        return True
+    return scores[name] < best[name] if by == "loss" else scores[name] > best[name]
 
 
-def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str) -> dict[str, float]:
+def validate(cfg: TrainConfig, model: PRM, batches, label_kind: str) -> dict[str, float]:
     """Mean loss and accuracy over held-out batches; step AUROC and first-error F1 where defined."""
-    totals, scored = collections.Counter(), []
+    totals = collections.Counter()
+    scored = []
     for batch in batches:
-        on_mesh = shard_batch(batch, len(batch["ids"]))
-        sums = training.eval_step(model, on_mesh, cfg, logits=cfg.objective != "lm")
+        sums = training.eval_step(model, shard_batch(batch, len(batch["ids"])), cfg.loss)
         if "logit" in sums:
             scored += packing.unpack_steps(batch, np.asarray(sums.pop("logit")))
         totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
     if cfg.objective == "lm":
         return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}
-    loss = totals["step"] / n_steps + cfg.lm_weight * totals["lm"] / n_next
+    loss = totals["step"] / n_steps + cfg.loss.lm_weight * totals["lm"] / n_next
     if not math.isfinite(loss):
         return {"eval_loss": loss}  # NaN scores have no metrics
     p = [probability(logit_T) for logit_T, _ in scored]

@@ -23,9 +23,9 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.formats import ANSWER, Format, as_chat, opening, turn_end, with_pad
 from prm_jax.launch.config import expect
+from prm_jax.protocols import Prefix
 
 TEXTS = 4096  # that are tokenised in a call, which takes 100 times the memory of their ids
-Row = tuple[str, tuple[str, ...]]  # problem, steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,40 +40,39 @@ class Encoded:
 def encode(
     fmt: Format,
     tokenizer,
-    rows: Iterable[Row],
+    rows: Iterable[Prefix],
     end: bool = False,
     unwritten: collections.Counter | None = None,
 ) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the token that ends a turn or a text, for language-model
-    training. `unwritten` counts as `count_unwritten`. InputError if a step or the separator has no token, a
-    mark fused with text, marks and steps differ in number, or, in a text tokenised together, a problem or
-    step contains the separator."""
+    training. What `count_unwritten` returns is added to `unwritten`. InputError if a step or the separator
+    has no token, a mark fused with text, marks and steps differ in number, or, in a text tokenised together,
+    a problem or step contains the separator."""
     expect(fmt.name != "auto", "format", "auto", "the name of a convention, unless a checkpoint says it")
     fmt = with_pad(fmt, tokenizer)
     # A chat template writes its own beginning.
     has_bos = fmt.bos and not fmt.chat and tokenizer.bos_token_id is not None
     begin = [tokenizer.bos_token_id] if has_bos else []
-    finish = []
-    if end:
-        finish = sorted(turn_end(fmt, tokenizer)) or [tokenizer.eos_token_id]
+    finish = (sorted(turn_end(fmt, tokenizer)) or [tokenizer.eos_token_id]) if end else []
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
     rows = [(unix_lines(problem), numbered(fmt, tuple(map(unix_lines, steps)))) for problem, steps in rows]
-    found = count_unwritten(tokenizer, rows)
+    lost = count_unwritten(tokenizer, rows)  # refuses what nobody could read
     if unwritten is not None:
-        unwritten.update(found)
+        unwritten.update(lost)
     encode_rows = encode_together if fmt.tokenized == "together" else encode_apart
     encoded = []
-    for (problem, steps), found in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
-        ids_L = np.array(begin + found.ids + finish, np.int32)
-        step_end_T = np.array(found.marks, np.int32) + len(begin) + fmt.shift
-        encoded.append(Encoded(ids_L, step_end_T, found.start + len(begin)))
+    for (problem, steps), tokens in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
+        ids_L = np.array(begin + tokens.ids + finish, np.int32)
+        step_end_T = np.array(tokens.marks, np.int32) + len(begin) + fmt.shift
+        encoded.append(Encoded(ids_L, step_end_T, tokens.start + len(begin)))
         check_marks(encoded[-1], 1 if fmt.outcome else len(steps), repr(problem[:60]))
     return encoded
 
 
 def check_marks(encoded: Encoded, n_steps: int, where: str):
     """Raises InputError unless there is exactly one mark a step, in order and inside the row."""
-    marks, n_tokens = encoded.step_end_T.tolist(), len(encoded.ids_L)
+    marks = encoded.step_end_T.tolist()
+    n_tokens = len(encoded.ids_L)
     if len(marks) != n_steps or (np.diff([-1, *marks, n_tokens]) <= 0).any():
         raise InputError(f"{where}: {len(marks)} step marks {marks} for {n_steps} steps in {n_tokens} tokens")
 
@@ -102,15 +101,16 @@ class Tokens(NamedTuple):
     start: int
 
 
-def encode_apart(fmt: Format, tokenizer, rows: list[Row]) -> Iterator[Tokens]:
+def encode_apart(fmt: Format, tokenizer, rows: list[Prefix]) -> Iterator[Tokens]:
     """Yields the tokens of rows, whose prefix and steps are tokenised one by one, each distinct text once."""
 
     def parts(step):
         return step.split(fmt.separator) if fmt.tokenized == "lines" else [step]
 
     beginnings = dict.fromkeys((problem, steps[:1]) for problem, steps in rows)
-    head_of = {beginning: opening(fmt, tokenizer, *beginning) for beginning in beginnings}
-    texts = list({*head_of.values(), *(part for _, steps in rows for step in steps for part in parts(step))})
+    opening_of = {beginning: opening(fmt, tokenizer, *beginning) for beginning in beginnings}
+    written = (part for _, steps in rows for step in steps for part in parts(step))
+    texts = list({*opening_of.values(), *written})
     ids_of = {}
     for group in (texts[i : i + TEXTS] for i in range(0, len(texts), TEXTS)):
         ids = tokenizer(group, add_special_tokens=False, return_attention_mask=False)["input_ids"]
@@ -118,25 +118,29 @@ def encode_apart(fmt: Format, tokenizer, rows: list[Row]) -> Iterator[Tokens]:
     separator = tokenizer.encode(fmt.separator, add_special_tokens=False)
     expect(separator, "format.separator", fmt.separator, "a text that has a token in this tokenizer")
     for problem, steps in rows:
-        head = ids_of[head_of[problem, steps[:1]]]
-        ids, marks = [*head], []
+        ids = [*ids_of[opening_of[problem, steps[:1]]]]
+        start = len(ids)
+        marks = []
         for step in steps:
             for part in parts(step):
                 ids += [*ids_of[part], *separator]
             marks.append(len(ids) - 1)
-        yield Tokens(ids, marks, len(head))
+        yield Tokens(ids, marks, start)
 
 
-def encode_together(fmt: Format, tokenizer, rows: list[Row]) -> Iterator[Tokens]:
+def encode_together(fmt: Format, tokenizer, rows: list[Prefix]) -> Iterator[Tokens]:
     """Yields the tokens of rows, each tokenised as one text."""
     expect(tokenizer.is_fast, "tokenizer", "a slow one", f"a fast one, with offsets, for format={fmt.name}")
     mark_id = tokenizer.encode(fmt.separator, add_special_tokens=False)[-1:]
-    encode_row = encode_outcome if fmt.outcome else encode_text
     for problem, steps in rows:
         where = f"{problem[:60]!r}"
         if fmt.separator and any(fmt.separator in text for text in (problem, *steps)):
             raise InputError(f"{where}: contains {fmt.separator!r}, which format={fmt.name} reads as a mark")
-        yield encode_row(fmt, tokenizer, fmt.prefix.replace("{problem}", problem), steps, mark_id, where)
+        prefix = fmt.prefix.replace("{problem}", problem)
+        if fmt.outcome:
+            yield encode_outcome(fmt, tokenizer, prefix, steps)
+        else:
+            yield encode_text(fmt, tokenizer, prefix, steps, mark_id, where)
 
 
 def encode_text(fmt: Format, tokenizer, text: str, steps: tuple[str, ...], mark_id, where: str) -> Tokens:
@@ -144,7 +148,8 @@ def encode_text(fmt: Format, tokenizer, text: str, steps: tuple[str, ...], mark_
     suffix = fmt.suffix
     if fmt.chat:
         text, suffix = as_chat(fmt, tokenizer, text, ANSWER).rsplit(ANSWER, 1)
-    first, ends = len(text), []
+    first = len(text)
+    ends = []
     for t, step in enumerate(steps):
         text += fmt.between if t else ""
         if fmt.strip and not step:  # its separator brings the blank before it
@@ -168,7 +173,7 @@ def encode_text(fmt: Format, tokenizer, text: str, steps: tuple[str, ...], mark_
     return Tokens(ids, marks, start)
 
 
-def encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...], *_) -> Tokens:
+def encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...]) -> Tokens:
     """The tokens of a whole solution, with one mark at its last token."""
     answer = fmt.between.join(step + fmt.separator for step in steps)
     text = as_chat(fmt, tokenizer, prefix, answer) if fmt.chat else prefix + answer + fmt.suffix
@@ -185,7 +190,8 @@ def ids_and_spans(tokenizer, text: str) -> tuple[list[int], np.ndarray]:
 
 def find_mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, where: str) -> int:
     """Index of the token that ends at `end`; InputError unless it is the mark and nothing else."""
-    i, mark = int(np.searchsorted(spans[:, 1], end, side="right")) - 1, fmt.mark or fmt.separator
+    mark = fmt.mark or fmt.separator
+    i = int(np.searchsorted(spans[:, 1], end, side="right")) - 1
     is_whole = ids[i : i + 1] == mark_id and tuple(spans[i]) == (end - len(mark), end)
     if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
         raise InputError(f"{where}: the mark {mark!r} of a step is no token of its own (format={fmt.name})")
@@ -203,11 +209,12 @@ def has_token(tokenizer, character: str) -> bool:
     return character.isspace() or tokenizer.decode(known).strip() != ""
 
 
-def count_unwritten(tokenizer, rows: list[Row]) -> collections.Counter:
+def count_unwritten(tokenizer, rows: list[Prefix]) -> collections.Counter:
     """How often each character of (problem, steps) rows has no token: it is unknown to the tokenizer, or left
-    out; "" counts blank steps. InputError where no character of another step has one."""
+    out; "" counts blank steps. InputError where a step that is not blank has no character with a token."""
     characters = set().union(*(text for problem, steps in rows for text in (problem, *steps)))
-    lost, total = {c for c in characters if not has_token(tokenizer, c)}, collections.Counter()
+    lost = {c for c in characters if not has_token(tokenizer, c)}
+    total = collections.Counter()
 
     def lost_of(text: str) -> list[str]:
         return [c for c in text if c in lost] if lost else []
@@ -215,7 +222,8 @@ def count_unwritten(tokenizer, rows: list[Row]) -> collections.Counter:
     for problem, steps in rows:
         total.update(lost_of(problem))
         for t, step in enumerate(steps):
-            text, unknown = "".join(step.split()), lost_of(step)
+            text = "".join(step.split())
+            unknown = lost_of(step)
             expected = "a text that has a token in this tokenizer"
             expect(not text or len(unknown) < len(text), f"{problem[:60]!r}: steps[{t}]", step, expected)
             total.update(unknown if text else [""])

@@ -47,8 +47,3 @@ HEADS = {
     # Neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
     "ternary": Head(("bad", "neutral", "good"), neutral_or_good_minus_bad, rates=True),
 }
-
-
-def good_logit(logit_BTC, head: str):
-    """The step head's C logits as one: the log-odds that the step is good, logit_BT."""
-    return HEADS[head].log_odds(logit_BTC)

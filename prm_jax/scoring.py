@@ -2,7 +2,7 @@
 
 A model scores by its head, by a log-ratio or by a likelihood. Scorers that need no model are in scorers.py.
 
-Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a row."""
+Dimension key: B rows, L tokens, T step ends, D model, n what is read of a row."""
 
 import dataclasses
 from collections import Counter
@@ -14,8 +14,8 @@ from prm_jax import InputError
 from prm_jax.data.units import log_p_to_log_odds
 from prm_jax.encoding import Encoded, encode, unwritten_note
 from prm_jax.formats import Format
-from prm_jax.heads import good_logit
-from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
+from prm_jax.heads import HEADS
+from prm_jax.launch.mesh import check_divides, pad_rows, replicate, shard_batch
 from prm_jax.model import PRM
 from prm_jax.packing import choose_width, doubled, layout_score, layout_tokens, may_share, plan_rows
 from prm_jax.protocols import Rows
@@ -25,7 +25,7 @@ from prm_jax.protocols import Rows
 def step_log_odds(model: PRM, batch):
     """Log-odds that the step is good, at the step ends of a packed batch alone, float32 logit_BT."""
     x_BTD = model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"])
-    return replicate(good_logit(model.step_logits(x_BTD), model.cfg.head))
+    return replicate(HEADS[model.cfg.head].log_odds(model.step_logits(x_BTD)))
 
 
 @jax.jit
@@ -122,12 +122,37 @@ class ModelScorer:
         if self.row_tokens is None:
             self.row_tokens = choose_width(longest, lambda L: plan_rows(sequences, L, self.shares(L)))
         # Not kept: with a given width a score must not depend on what was scored before (resumed RL).
-        values = run_packed(self, encoded, doubled(self.row_tokens, longest))
+        values = self.read(encoded, doubled(self.row_tokens, longest))
         return [self.step_scores(value_n, e) for value_n, e in zip(values, encoded, strict=True)]
+
+    def read(self, encoded: list[Encoded], L: int) -> list[np.ndarray]:
+        """value_n of each solution: `values` at its tokens or steps, computed in packed rows of L tokens."""
+        check_divides(self.model.cfg, self.batch_rows, "batch.rows")
+        packs = plan_rows([e.ids_L for e in encoded], L, self.shares(L))
+        values: list[np.ndarray] = [None] * len(encoded)
+
+        def finish(value_Bn, packs, found):
+            for value_n, pack, found_b in zip(np.asarray(value_Bn), packs, found, strict=True):
+                for i, found_n in zip(pack, found_b, strict=True):
+                    values[i] = value_n[found_n]
+
+        pending = None
+        for start in range(0, len(packs), self.batch_rows):
+            some = packs[start : start + self.batch_rows]
+            B = pad_rows(len(some), self.batch_rows)
+            some += [[]] * (B - len(some))
+            batch, found = self.lay_out([[encoded[i] for i in pack] for pack in some], L)
+            value_Bn = self.values(shard_batch(batch, B))
+            if pending is not None:  # read one batch late, while the device computes the next
+                finish(*pending)
+            pending = value_Bn, some, found
+        finish(*pending)
+        return values
 
     def note_texts(self, encoded: list[Encoded], unwritten: Counter):
         """Counts, and says once a file, what of the texts the model cannot see or was not made for."""
-        stats, positions = self.stats, self.model.cfg.max_positions
+        stats = self.stats
+        positions = self.model.cfg.max_positions
         lengths = [len(e.ids_L) for e in encoded]
         n_long = sum(n > positions for n in lengths)
         if n_long and not stats.too_long:
@@ -181,32 +206,3 @@ class LikelihoodScorer(ModelScorer):
 
     def step_scores(self, value_n, encoded):
         return log_p_to_log_odds(step_ratios(1.0, value_n, encoded)).astype(np.float32)
-
-
-def run_packed(scorer: ModelScorer, encoded: list[Encoded], L: int) -> list[np.ndarray]:
-    """value_n of each solution: `scorer.values` at its tokens or steps, computed in packed rows of L
-    tokens."""
-    check_divides(scorer.model.cfg, scorer.batch_rows, "batch.rows")
-    shards = row_shards()
-    sequences = [e.ids_L for e in encoded]
-    packs = plan_rows(sequences, L, scorer.shares(L))
-    values: list[np.ndarray] = [None] * len(encoded)
-
-    def finish(value_Bn, packs, found):
-        for value_n, pack, found_b in zip(np.asarray(value_Bn), packs, found, strict=True):
-            for i, found_n in zip(pack, found_b, strict=True):
-                values[i] = value_n[found_n]
-
-    pending = None
-    for start in range(0, len(packs), scorer.batch_rows):
-        some = packs[start : start + scorer.batch_rows]
-        B = 1 << (len(some) - 1).bit_length()
-        B = min(scorer.batch_rows, -(-B // shards) * shards)
-        some += [[]] * (B - len(some))
-        batch, found = scorer.lay_out([[encoded[i] for i in pack] for pack in some], L)
-        value_Bn = scorer.values(shard_batch(batch, B))
-        if pending is not None:  # read one batch late, while the device computes the next
-            finish(*pending)
-        pending = value_Bn, some, found
-    finish(*pending)
-    return values

@@ -64,7 +64,8 @@ class OptimizerConfig:
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
     """Learning rate of step i, counted from 0: lr (i + 1) / warm-up steps, then a cosine; never 0."""
-    warmup, end = max(round(cfg.warmup * steps), 1), cfg.lr * cfg.final_lr
+    warmup = max(round(cfg.warmup * steps), 1)
+    end = cfg.lr * cfg.final_lr
     return optax.warmup_cosine_decay_schedule(cfg.lr / warmup, cfg.lr, warmup - 1, max(steps, warmup), end)
 
 
@@ -77,10 +78,12 @@ def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimize
 def make_transform(model: PRM, cfg: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """AdamW with clipping, warm-up and cosine; weight decay on the parameters that declare it, the matrices.
     The usual `ndim > 1` would decay norm gains and biases too, which are stacked over layers."""
-    trained, is_variable = nnx.state(model, TRAINABLE[cfg.trainable]), lambda x: isinstance(x, nnx.Variable)
-    decays = jax.tree.map(lambda x: x.get_metadata("decays", False), trained, is_leaf=is_variable)
-    schedule, options = make_schedule(cfg, steps), {"weight_decay": cfg.weight_decay, "mask": decays}
-    adamw = optax.adamw(schedule, cfg.b1, cfg.b2, mu_dtype=cfg.mu_dtype, **options)
+    trained = nnx.state(model, TRAINABLE[cfg.trainable])
+    decays = jax.tree.map(
+        lambda x: x.get_metadata("decays", False), trained, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
+    options = {"mu_dtype": cfg.mu_dtype, "weight_decay": cfg.weight_decay, "mask": decays}
+    adamw = optax.adamw(make_schedule(cfg, steps), cfg.b1, cfg.b2, **options)
     return optax.chain(optax.clip_by_global_norm(cfg.clip), adamw)
 
 
@@ -90,26 +93,29 @@ def device_bytes(tree) -> int:
     return sum(math.prod(layout.shard_shape(x.shape)) * x.dtype.itemsize for x, layout in pairs)
 
 
-def totals(batch):
+def count_targets(batch):
     """(labelled steps, next-token targets) of a batch; losses are means over the whole global batch."""
     return (batch["weight"] > 0).sum(), (batch["token_weight"] != 0).sum()
 
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool = False):
     """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by
-    `totals` of the global batch; with `logits` also logit_BT of its steps."""
-    has_lm, head = cfg.objective == "lm" or cfg.lm_weight > 0, model.cfg.head
+    `count_targets` of the global batch; with `logits` also logit_BT of its steps. n: L, or T where only
+    step ends are read."""
+    has_lm = cfg.objective == "lm" or cfg.lm_weight > 0
     all_tokens = has_lm or cfg.objective == "implicit"
     read_BT = None if all_tokens else batch["step_end"]
-    x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], read_BT)
+    x_BnD = model(batch["ids"], batch["pos"], batch["visible_until"], read_BT)
     step_sum = lm_sum = right = jnp.zeros(())
     step_logits = {}
     if cfg.objective != "lm":
         if cfg.objective == "implicit":
-            next_logp_BL = model.next_logprobs(x_BLD, batch["ids"])
-            logit_BTC, head = implicit_logit(next_logp_BL, batch, cfg.beta)[..., None], "scalar"
+            head = "scalar"  # one logit a step
+            next_logp_BL = model.next_logprobs(x_BnD, batch["ids"])
+            logit_BTC = implicit_logit(next_logp_BL, batch, cfg.beta)[..., None]
         else:
-            x_BTD = at_step_ends(x_BLD, batch["step_end"]) if all_tokens else x_BLD
+            head = model.cfg.head
+            x_BTD = at_step_ends(x_BnD, batch["step_end"]) if all_tokens else x_BnD
             logit_BTC = model.step_logits(x_BTD, k_dropout)
         loss_BT, logit_BT = step_losses(logit_BTC, batch, head, cfg)
         is_labelled_BT = batch["weight"] > 0
@@ -118,15 +124,16 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
         right = (agrees_BT & is_labelled_BT).sum()
         step_logits = {"logit": logit_BT} if logits else {}
     if has_lm:
-        read, w_DV = functools.partial(read_logits, model.cfg), model.vocab_matrix()
-        lm_sum, right_tokens = vocabulary_sums(read, w_DV, x_BLD, *next_tokens(batch))
+        read = functools.partial(read_logits, model.cfg)
+        lm_sum, right_tokens = vocabulary_sums(read, model.vocab_matrix(), x_BnD, *next_tokens(batch))
         right = right_tokens if cfg.objective == "lm" else right
     return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32), **step_logits}
 
 
 def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
     """(loss_BT, logit_BT): the step loss of a head's outputs, and the log-odds that each step is good."""
-    loss, logit_BT = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC)
+    loss = STEP_LOSSES[cfg.step]
+    logit_BT = HEADS[head].log_odds(logit_BTC)
     arrays = {name: x for name, x in batch.items() if loss.together or name not in ACROSS_SOLUTIONS}
     loss_BT = loss.f(logit_BT, arrays, cfg)
     if loss.ratings and HEADS[head].rates:  # a human rating replaces the label
@@ -138,8 +145,9 @@ def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
 
 def combine(terms, batch, cfg: LossConfig):
     """(loss, the numbers to log) from summed terms and the global batch."""
-    n_steps, n_next = (jnp.maximum(n, 1) for n in totals(batch))
-    step, lm = terms["step"] / n_steps, terms["lm"] / n_next
+    n_steps, n_next = (jnp.maximum(n, 1) for n in count_targets(batch))
+    step = terms["step"] / n_steps
+    lm = terms["lm"] / n_next
     loss = lm if cfg.objective == "lm" else step + cfg.lm_weight * lm
     accuracy = terms["right"] / (n_next if cfg.objective == "lm" else n_steps)
     return loss, {"loss": loss, "step_loss": step, "lm_loss": lm, "accuracy": accuracy}
@@ -168,7 +176,7 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     model, opt = constrain((model, opt))
     _, metrics = combine(terms, batch, cfg)
     n_tokens = (batch["visible_until"] < batch["ids"].shape[-1]).sum()
-    counts = {"n_steps": (batch["weight"] > 0).sum(), "n_tokens": n_tokens}
+    counts = {"n_steps": count_targets(batch)[0], "n_tokens": n_tokens}
     return model, opt, {**metrics, "grad_norm": optax.tree.norm(grads), **counts}
 
 
@@ -184,23 +192,25 @@ def plan_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> dict[
 
 def add_reference(examples: Sequence[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
     """The examples with a target `reference`, their tokens' log p under this model before it trains."""
-    from prm_jax.scoring import LikelihoodScorer, run_packed  # not above: only implicit PRMs read themselves
+    from prm_jax.scoring import LikelihoodScorer  # not above: only implicit PRMs read themselves
 
+    # It scores ids, so what turns text into ids and names results stays open.
     about = {"tokenizer": None, "format": None, "label_kind": "unknown", "name": "reference"}
-    scorer, results = LikelihoodScorer(model=model, batch_rows=rows, **about), []
+    scorer = LikelihoodScorer(model=model, batch_rows=rows, **about)
+    results = []
     with progress("reference", len(examples), "solution", delay=5, leave=False) as bar:
         for start in range(0, len(examples), 64 * rows):
             some = examples[start : start + 64 * rows]
-            for e, next_L in zip(some, run_packed(scorer, some, row_tokens), strict=True):
+            for e, next_L in zip(some, scorer.read(some, row_tokens), strict=True):
                 logp_L = np.roll(next_L, 1)  # of each token itself; the first has none
                 results.append(dataclasses.replace(e, targets=e.targets | {"reference": logp_L}))
             bar.update(len(some))
     return results
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "logits"))
-def eval_step(model: PRM, batch, cfg: LossConfig, logits: bool = False):
+@functools.partial(jax.jit, static_argnames="cfg")
+def eval_step(model: PRM, batch, cfg: LossConfig):
     """`loss_terms` of one batch [B, ...] without dropout, and the counts to divide them by."""
-    n_steps, n_next = totals(batch)
-    terms = loss_terms(model, batch, cfg, logits=logits)
+    n_steps, n_next = count_targets(batch)
+    terms = loss_terms(model, batch, cfg, logits=True)
     return jax.tree.map(replicate, terms) | {"n_steps": n_steps, "n_next": n_next}

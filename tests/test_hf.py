@@ -14,14 +14,13 @@ from conftest import TINY, refuses
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from prm_jax import InputError
+from prm_jax import InputError, heads
 from prm_jax.checkpoints import folders, hf, hf_config, init
 from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import TwoTokenHead, open_checkpoint
 from prm_jax.checkpoints.tokenizer import load_tokenizer, train_tokenizer
 from prm_jax.export import step_tag
 from prm_jax.formats import Format
-from prm_jax.heads import good_logit
 from prm_jax.launch.config import parse
 from prm_jax.model import PRM, RopeScaling, make_cache
 from prm_jax.visibility import ALWAYS
@@ -315,7 +314,7 @@ def test_export_of_the_mlp_head_has_the_layout_of_the_qwen_prms(tmp_path, rng, t
     with torch.no_grad():
         expected = theirs.score(theirs.model(torch.tensor(ids)).last_hidden_state).softmax(-1)[..., 1]
     logit_BTC = ours.step_logits(run(ours, ids))
-    found = jax.nn.sigmoid(good_logit(logit_BTC, "mlp"))
+    found = jax.nn.sigmoid(heads.HEADS["mlp"].log_odds(logit_BTC))
     assert np.ptp(found) > 0.02
     np.testing.assert_allclose(found, expected, atol=1e-5)
 

@@ -11,7 +11,7 @@ from conftest import TINY
 from flax import nnx
 
 from prm_jax.attention import SHORT
-from prm_jax.heads import HEADS, good_logit
+from prm_jax.heads import HEADS
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, RopeScaling, at_step_ends, cast_backbone, for_decoding, linear, make_cache
 from prm_jax.visibility import ALWAYS
@@ -100,15 +100,16 @@ def test_hidden_states_at_step_ends_alone_are_those_of_all_tokens(rng, layers, h
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_good_logit_of_each_head():
-    np.testing.assert_allclose(good_logit(jnp.array([[[1.5]]]), "scalar"), [[1.5]])
+def test_log_odds_of_each_head():
+    np.testing.assert_allclose(HEADS["scalar"].log_odds(jnp.array([[[1.5]]])), [[1.5]])
     two = jnp.array([[[0.3, 2.0]]])
     for head in ("binary", "mlp"):
-        p_good = jax.nn.sigmoid(good_logit(two, head))
+        p_good = jax.nn.sigmoid(HEADS[head].log_odds(two))
         np.testing.assert_allclose(p_good, jax.nn.softmax(two)[..., 1], rtol=1e-6)
     three = jnp.array([[[0.3, 2.0, -1.0]]])
     p = jax.nn.softmax(three)[0, 0]
-    np.testing.assert_allclose(jax.nn.sigmoid(good_logit(three, "ternary"))[0, 0], p[1] + p[2], rtol=1e-6)
+    p_good = jax.nn.sigmoid(HEADS["ternary"].log_odds(three))
+    np.testing.assert_allclose(p_good[0, 0], p[1] + p[2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -117,7 +118,8 @@ def test_a_head_reads_marks_alone_and_dropout_needs_a_key(rng, head):
     x_BLD = jnp.asarray(rng.standard_normal((1, 6, 32)), jnp.float32)
     plain_BLC = model.step_logits(x_BLD)
     assert plain_BLC.shape == (1, 6, HEADS[head].outputs)
-    score = lambda x: good_logit(model.step_logits(at_step_ends(x, jnp.array([[1, 4]]))), head).sum()
+    read = lambda x: model.step_logits(at_step_ends(x, jnp.array([[1, 4]])))
+    score = lambda x: HEADS[head].log_odds(read(x)).sum()
     assert set(np.flatnonzero(np.abs(jax.grad(score)(x_BLD)[0]).sum(-1)).tolist()) == {1, 4}
     np.testing.assert_array_equal(plain_BLC, model.step_logits(x_BLD))
     assert not np.allclose(plain_BLC, model.step_logits(x_BLD, jax.random.key(0)))

@@ -114,7 +114,7 @@ from prm_jax.generate import search
 from prm_jax.rl import advantages
 batch = {"label": jnp.array([[1.0, jnp.nan]])}
 assert np.allclose(losses.STEP_LOSSES["smoothed"].f(jnp.zeros((1, 2)), batch, None), np.log(2))
-assert heads.good_logit(jnp.array([[[1.0, 3.0, 2.0]]]), "two_faults").tolist() == [[-1.0]]
+assert heads.HEADS["two_faults"].log_odds(jnp.array([[[1.0, 3.0, 2.0]]])).tolist() == [[-1.0]]
 logp_PNT = jnp.log(jnp.array([[[0.5, 0.2, 0.9]]]))
 score_PN = rerank.aggregate(logp_PNT, jnp.ones((1, 1, 3), bool), "lowest_two", unit="logp")
 assert np.allclose(score_PN, np.log(0.1))

@@ -151,7 +151,7 @@ class Policy:
         by_length = sorted(requests, key=padded_length)  # among equals the order stays
         for L, prompts in itertools.groupby(by_length, padded_length):
             for group in batched(list(prompts), max(1, self.batch_rows // n)):
-                P = self.pad_rows(max(len(group), min(32, 512 // L), 1))
+                P = mesh.pad_rows(max(len(group), min(32, 512 // L), 1), self.batch_rows)
                 computed, first = places.prefill(group, P, L), len(rows)
                 for p, ids in enumerate(group):
                     rows += [Row(p, i, j) for i in requests[ids] for j in range(n)]
@@ -166,7 +166,7 @@ class Policy:
                     new |= {"prefix": number_P[prefix_n], "sample": sample_n}
                     places.insert(new, computed, size, key)
         least = max(16, LEAST // self.model.cfg.dim)
-        while (fewer := self.pad_rows(max(least, B // 2))) < B:
+        while (fewer := mesh.pad_rows(max(least, B // 2), self.batch_rows)) < B:
             yield from ended(B - fewer)
             places.shrink(fewer)
             B = fewer
@@ -177,12 +177,7 @@ class Policy:
         products: the more there are, the more are idle at the end."""
         if platform() == "cpu":
             samples = min(samples, max(samples // 4, FULL // self.model.cfg.dim))
-        return self.pad_rows(max(32, samples))
-
-    def pad_rows(self, n: int) -> int:
-        """The power of two, at most batch_rows, to which n rows are padded: a few shapes serve all."""
-        shards = mesh.row_shards()
-        return min(self.batch_rows, -(-(1 << (n - 1).bit_length()) // shards) * shards)
+        return mesh.pad_rows(max(32, samples), self.batch_rows)
 
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
         is_end = ids_L[-1] in self.eos_ids
