@@ -41,7 +41,7 @@ class Verifier:
 
     def __init__(self, scorer: Scorer, aggregator: str | None = None):
         self.scorer = scorer
-        self.aggregator = aggregator or default_aggregator(scorer)
+        self.aggregator = aggregator or default_aggregator(scorer, "rank")
 
     def __repr__(self):
         return f"Verifier({self.scorer.name!r}, {self.scorer.label_kind} labels, ranks by {self.aggregator})"

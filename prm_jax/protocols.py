@@ -40,7 +40,8 @@ class Continuation:
 
 
 class Policy(Protocol):
-    """Continues solutions: our sampler, or a server behind the OpenAI completions protocol."""
+    """Continues solutions: our sampler, or a server behind the OpenAI completions protocol. A dataclass, of
+    which a search makes a greedy copy."""
 
     name: str
     format: object  # the Format that turns problem and steps into text

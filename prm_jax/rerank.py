@@ -1,7 +1,6 @@
 """Reranking: step scores to solution scores, KL-regularised reweighting, best-of-n. See votes.py for votes.
 
-Pure functions of arrays: no I/O, no text. The entry points are jitted and work inside a caller's jit or vmap;
-randomness enters as a key.
+No I/O, no text. The entry points are jitted functions of arrays and work inside a caller's jit or vmap.
 
 Dimension key
   P problems, N candidates of a problem, T steps of a candidate
@@ -142,9 +141,9 @@ def aggregate(step_PNT, mask_PNT, aggregator: str, *, unit: str, clip=1e-6, deca
     solution without steps gets -inf."""
     mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
     step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)
-    if {"logit": True, "logp": False}[unit]:
+    if unit == "logit":
         logp_PTN, logit_PTN = jax.nn.log_sigmoid(step_PTN), step_PTN
-    else:
+    elif unit == "logp":
         logp_PTN, logit_PTN = step_PTN, step_PTN - jnp.log(-jnp.expm1(step_PTN))
     logp_PTN = jnp.where(mask_PTN, logp_PTN, 0.0)
     steps = StepScores(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature)
@@ -201,7 +200,8 @@ def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Rew
     only at beta = inf, or where no other candidate is in ref. KL = reward / beta - log Z where all scores are
     finite. At beta = 0 log Z is its limit: ±inf, or log ref(arg max) where the maximum is 0. A nan score
     makes its problem nan."""
-    given_PN, exists_PN = as_float(score_PN), all_or(mask_PN, score_PN)
+    given_PN = as_float(score_PN)
+    exists_PN = all_or(mask_PN, score_PN)
     score_PN = rank_scores(given_PN, eligible_PN, mask_PN, rounded=False)
     ref_PN = jnp.where(exists_PN, 1.0 if ref_PN is None else as_float(ref_PN), 0.0).astype(score_PN.dtype)
     total_P1 = ref_PN.sum(-1, keepdims=True)
@@ -260,7 +260,8 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
 
     def one(problem):
         score_N, order_N, count = problem
-        weight_N, sorted_N = full_N if mask_PN is None else weights(count)[0], score_N[order_N]
+        sorted_N = score_N[order_N]
+        weight_N = full_N if mask_PN is None else weights(count)[0]
         weight_N = jnp.where(TIES[ties] | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
         return jnp.zeros_like(score_N).at[order_N].set(weight_N)
 
@@ -278,9 +279,11 @@ def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
 
     The product is symmetric in n and r, so the one of fewer factors is taken: right to 2e-7 in float32 at N =
     1,860, where binomials by `gammaln` are off by 8e-3."""
-    size_n, count = subset_sizes(size_n, N), jnp.asarray(N if count is None else count)
+    size_n = subset_sizes(size_n, N)
+    count = jnp.asarray(N if count is None else count)
     # all_N: n in rows, r or k in columns. XLA would fold a numpy constant's product for minutes.
-    all_N, left_N = jnp.arange(N + 1), count - jnp.arange(N)
+    all_N = jnp.arange(N + 1)
+    left_N = count - jnp.arange(N)
     factor_nk = (jnp.maximum(left_N - all_N[:, None], 0) / jnp.maximum(left_N, 1)).astype(dtype)
     none_nr = jnp.pad(jnp.cumprod(factor_nk, -1), ((0, 0), (1, 0)), constant_values=1)
     none_nr = jnp.where(all_N <= all_N[:, None], none_nr, none_nr.T)
@@ -346,11 +349,18 @@ def solution_scores(logits: Sequence[np.ndarray], aggregator: str, rounded: bool
     N, T = (max(8, 1 << (n - 1).bit_length()) for n in (len(logits), max(map(len, logits), default=1)))
     logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
     for i, logit_T in enumerate(logits):
-        logit_NT[i, : len(logit_T)], mask_NT[i, : len(logit_T)] = logit_T, True
+        logit_NT[i, : len(logit_T)] = logit_T
+        mask_NT[i, : len(logit_T)] = True
     score_N = aggregate(logit_NT, mask_NT, aggregator, unit="logit")
     return np.asarray(round_score(score_N) if rounded else score_N)[: len(logits)]
 
 
-def default_aggregator(scorer) -> str:
-    """The aggregator where the config names none: an outcome model judges after the last step."""
-    return "last" if scorer.objective == "orm" else "min"
+def default_aggregator(scorer, purpose: str) -> str:
+    """The aggregator where no key names one: `rank` of finished solutions, or `search`. An outcome model
+    judges after the last step, and in a search a value at the last step has judged what can still come.
+    Of other scores `min` ranks without regard to length; a search compares prefixes of like length, by
+    `prod`, the chance that all their steps are right."""
+    is_value = purpose == "search" and scorer.label_kind in ("value", "advantage")
+    if scorer.objective == "orm" or is_value:
+        return "last"
+    return {"rank": "min", "search": "prod"}[purpose]

@@ -1,8 +1,8 @@
 """Votes: the majority vote, weighted votes, and their curves over the number of candidates.
 
 Conventions are those at the top of rerank.py. answer_PN holds group ids within 0..N-1: equal answers share
-one, and -1 is a candidate that cannot win (no answer, or cut). `counts` is what a winning group counts: its
-members' "mean" gold, or its "first" one's.
+one, and -1 is a candidate that cannot win (no answer, or cut). With ties "share" a winning group counts the
+mean of its members' gold, with "first" that of its first one.
 
 Dimension key: P problems, N candidates of a problem, n requested subset sizes, k places taken by a vote
 (0..N), u quadrature nodes, x what a scan carries of a vote (2)"""
@@ -19,22 +19,22 @@ from prm_jax.rerank import TIES, all_or, as_float, expectation, rank_scores, rou
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
 BLOCK = 256  # problems of a draw that are voted on at a time: they stay in a CPU's cache
-COUNTS = {"mean": True, "first": False}  # whether all members of the winning group count
 
 
-@functools.partial(jax.jit, static_argnames=("ties", "counts"))
-def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", counts: str = "mean"):
+@functools.partial(jax.jit, static_argnames="ties")
+def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share"):
     """Distribution of the vote's winner, p_PN; `expectation(p_PN, gold_PN)` is its accuracy.
 
     A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote (Uesato et
-    al. 2022). ties "share": tied groups split the win; "first": that of the lowest index has it."""
+    al. 2022). ties "share": tied groups split the win, and so do a group's members; "first": the group of the
+    lowest index has it, and of it the first member."""
     N = answer_PN.shape[-1]
     log_weight_PN = jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN
     log_weight_PN = rank_scores(log_weight_PN, rounded=False)
     answer_PN = answer_PN if mask_PN is None else jnp.where(mask_PN, answer_PN, -1)
 
     def one(answer_N, log_weight_N):
-        votes_N, index_N = answer_N >= 0, jnp.arange(N)
+        votes_N = answer_N >= 0
         group_N = jnp.where(votes_N, answer_N, N)
         top = jnp.max(log_weight_N, where=votes_N, initial=jnp.finfo(log_weight_N.dtype).min)
         weight_N = jnp.where(votes_N, jnp.exp(log_weight_N - top), 0.0)
@@ -43,12 +43,10 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
             return jax.ops.segment_sum(x_N, group_N, N + 1)[group_N]
 
         total_N = round_score(total(weight_N))
-        first_N = jax.ops.segment_min(index_N, group_N, N + 1)[group_N]
         wins_N = votes_N & (total_N == jnp.max(total_N, where=votes_N, initial=0.0))
         if not TIES[ties]:
-            wins_N &= first_N == jnp.min(first_N, where=wins_N, initial=N)
-        share_N = 1 / total(jnp.ones_like(total_N)) if COUNTS[counts] else index_N == first_N
-        p_N = jnp.where(wins_N, share_N, 0.0)
+            return 1.0 * wins_N * (jnp.arange(N) == wins_N.argmax())
+        p_N = jnp.where(wins_N, 1 / total(jnp.ones_like(total_N)), 0.0)
         return p_N / jnp.maximum(p_N.sum(), 1.0)
 
     return jax.vmap(one)(answer_PN, log_weight_PN)
@@ -72,7 +70,8 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
     N = answer_PN.shape[-1]
     if N > EXACT_VOTE_SIZE:
         raise ValueError(f"{N} candidates, expected at most {EXACT_VOTE_SIZE}: use vote_curve")
-    gold_PN, size_n = as_float(gold_PN), subset_sizes(size_n, N)
+    gold_PN = as_float(gold_PN)
+    size_n = subset_sizes(size_n, N)
     choose_kk = _scaled_binomials(N)
 
     def one(problem):
@@ -104,13 +103,15 @@ def _votes_of_size(c_N, m_N, gold_N, rest_N, choose_kk):
     which nobody has more than c, and won_uk the sum of gold times those in which one of the groups so far
     wins. They are one array, both_xuk, so that a product serves both. With the next c they begin anew, and
     what was won is added up."""
-    N, dtype = len(c_N), gold_N.dtype
+    N = len(c_N)
+    dtype = gold_N.dtype
     place_k = np.arange(N + 1)
     lag_kk = place_k - place_k[:, None]  # places that a group takes when k become k'
     ways_kkk = jnp.asarray(np.where(lag_kk >= 0, choose_kk[:, np.maximum(lag_kk, 0)], 0.0), dtype)
     choose_kk = jnp.asarray(choose_kk, dtype)
     node_u, quad_u = np.polynomial.legendre.leggauss((N + 1) // 2)
-    u_u1, quad_u = jnp.asarray((node_u[:, None] + 1) / 2, dtype), jnp.asarray(quad_u / 2, dtype)
+    u_u1 = jnp.asarray((node_u[:, None] + 1) / 2, dtype)
+    quad_u = jnp.asarray(quad_u / 2, dtype)
 
     def add_group(carry, pair):
         both_xuk, total_k, c_before = carry
@@ -132,28 +133,21 @@ def _votes_of_size(c_N, m_N, gold_N, rest_N, choose_kk):
     return total_k + quad_u @ both_xuk[1]
 
 
-@functools.partial(jax.jit, static_argnames=("draws", "ties", "counts"))
+@functools.partial(jax.jit, static_argnames=("draws", "ties"))
 def vote_curve(
-    key,
-    answer_PN,
-    gold_PN,
-    log_weight_PN=None,
-    mask_PN=None,
-    size_n=None,
-    *,
-    draws=400,
-    ties="share",
-    counts="mean",
+    key, answer_PN, gold_PN, log_weight_PN=None, mask_PN=None, size_n=None, *, draws=400, ties="share"
 ):
     """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random
     n-subsets, whose standard error is at most .5 / sqrt(draws) a problem."""
-    gold_PN, exists_PN = as_float(gold_PN), all_or(mask_PN, answer_PN)
+    gold_PN = as_float(gold_PN)
+    exists_PN = all_or(mask_PN, answer_PN)
     P, N = gold_PN.shape
-    size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)
+    size_n = subset_sizes(size_n, N)
+    index_N = jnp.arange(N, dtype=jnp.uint32)
     index_bits = jnp.uint32((1 << (N - 1).bit_length()) - 1)
 
     def value(answer_PN, gold_PN, log_weight_PN, drawn_PN):
-        return expectation(vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts), gold_PN)
+        return expectation(vote(answer_PN, log_weight_PN, drawn_PN, ties=ties), gold_PN)
 
     problems = answer_PN, gold_PN, log_weight_PN, exists_PN
     all_P = value(*problems)  # of N candidates, whatever is drawn

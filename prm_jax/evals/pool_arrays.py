@@ -56,7 +56,8 @@ class Pool:
     votes_apart: int = 0  # answers that equal another one as numbers and have votes of their own
 
     def unit(self, name: str, default: str) -> str:
-        """The unit of step scores by the file, or `default`."""
+        """The unit of step scores by the file, or `default`; InputError where they have several, or a score
+        is out of its range."""
         units = sorted({unit or default for unit in self.units[name]})
         expect(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
         low, high = UNITS[units[0]].low, UNITS[units[0]].high
@@ -71,7 +72,8 @@ def pool_arrays(
     """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts
     unless a checker has grouped them. step_labels: {(problem text, steps): correctness labels}."""
     counts, rows, labels = [], [], []
-    scores, units = collections.defaultdict(lambda: array("d")), collections.defaultdict(set)
+    scores = collections.defaultdict(lambda: array("d"))
+    units = collections.defaultdict(set)
     having = collections.Counter()  # {name: number of candidates with its scores}
     votes_apart = 0
     for p, problem in enumerate(problems):
@@ -93,7 +95,8 @@ def pool_arrays(
                 logp=sum(c.logp) if c.logp else -math.inf,
             )
             rows.append(row)
-            stored, unit_of = dict(c.step_scores), problem.scores_unit
+            stored = dict(c.step_scores)
+            unit_of = problem.scores_unit
             if c.logp and POLICY not in stored:
                 stored[POLICY] = log_p_to_log_odds(c.logp)
                 unit_of = unit_of | {POLICY: "logit"}
@@ -112,7 +115,7 @@ def pool_arrays(
         return x_PN
 
     has_logp = all_n.finished.any() and np.isfinite(all_n.logp[all_n.finished]).all()
-    has_answers = not all_n.blank.all()
+    has_answers = not all_n.blank.all()  # in a pool without any answer all may win
     silent_n = all_n.blank & has_answers
     eligible_n = all_n.finished & ~silent_n
     return Pool(
@@ -138,8 +141,8 @@ def pool_arrays(
 
 
 def log_scores(pool: Pool, name: str, unit: str) -> tuple[np.ndarray, np.ndarray, str]:
-    """(step_PNT, mask_PNT, unit) of step scores as `rerank.aggregate` takes them: log-odds, others as log
-    P(good)."""
+    """(step_PNT, mask_PNT, unit) of step scores as `rerank.aggregate` takes them: log-odds ("logit"), others
+    as log P(good) ("logp")."""
     steps_PN = np.zeros(pool.present_PN.shape, int)
     steps_PN[pool.present_PN] = pool.steps_n
     mask_PNT = np.arange(pool.steps_n.max()) < steps_PN[..., None]

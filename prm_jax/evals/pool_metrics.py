@@ -3,7 +3,8 @@
 Arrays in, one JSON-ready dict out (`pool_results`); the mathematics is in rerank.py, votes.py and stats.py.
 One protocol for every number: means over problems of expectations over the n-subsets of a problem's
 candidates (all of them where n is larger); a candidate that cannot win fills a place.
-Dimension key: P problems, N candidates, T steps, K subset sizes; n all candidates one after another.
+Dimension key: P problems, N candidates, T steps, K subset sizes (n of rerank.py); n all candidates one after
+another.
 """
 
 import collections
@@ -43,30 +44,22 @@ class Measurement:
         self.mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
         self.size_K = np.array(sorted({2**k for k in range(self.N.bit_length())} | {self.N}))
 
-    def best_of_n(self, score_PN, gold_PN) -> np.ndarray:
-        eligible_PN, ties = self.pool.eligible_PN, self.rules.ties
-        return self.at_sizes(rerank.best_of_n(score_PN, gold_PN, eligible_PN, self.mask_PN, ties=ties))
+    def selection(self, score_PN, gold_PN) -> np.ndarray:
+        """The candidate of the best score."""
+        given = score_PN, gold_PN, self.pool.eligible_PN, self.mask_PN
+        return self.at_sizes(rerank.best_of_n(*given, ties=self.rules.ties))
 
     def at_sizes(self, curve_PN) -> np.ndarray:
         return np.asarray(curve_PN, float)[:, self.size_K - 1]
 
     def vote(self, log_weight_PN=None) -> np.ndarray:
         """The majority vote by its closed form where it has one; others as means over random subsets."""
-        rules, right_PN, answer_PN = self.rules, self.pool.right_PN, self.pool.answer_PN
+        rules = self.rules
+        given = self.pool.answer_PN, self.pool.right_PN
         if log_weight_PN is None and rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
-            return self.at_sizes(votes.majority_curve(answer_PN, right_PN, self.mask_PN))
-        value_PK = votes.vote_curve(
-            jax.random.key(self.seed),
-            answer_PN,
-            right_PN,
-            log_weight_PN,
-            self.mask_PN,
-            self.size_K,
-            draws=rules.vote_draws,
-            ties=rules.ties,
-            counts="first" if rules.ties == "first" else "mean",
-        )
-        return np.asarray(value_PK, float)
+            return self.at_sizes(votes.majority_curve(*given, self.mask_PN))
+        given = jax.random.key(self.seed), *given, log_weight_PN, self.mask_PN, self.size_K
+        return np.asarray(votes.vote_curve(*given, draws=rules.vote_draws, ties=rules.ties), float)
 
     def by_size(self, x_K) -> dict:
         return dict(zip(map(str, self.size_K), np.asarray(x_K).tolist(), strict=True))
@@ -85,16 +78,18 @@ class Measurement:
         """(choices, parts of results.json) of one scorer by its headline aggregator. The choices:
         best of n, the same by score + w log p of the policy, the weighted vote, and `trace`: how often the
         best of n has no wrong step."""
-        pool, right_PN = self.pool, self.pool.right_PN
-        step_PNT, mask_PNT, kind = log_scores(pool, name, pool.unit(name, self.rules.scores_unit))
-        scores = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind)
-        best = {aggregator: self.best_of_n(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
-        score_PN, choices = np.asarray(scores[headline]), {"best_of_n": best[headline]}
+        pool = self.pool
+        right_PN = pool.right_PN
+        step_PNT, mask_PNT, unit = log_scores(pool, name, pool.unit(name, self.rules.scores_unit))
+        scores = rerank.aggregate_all(step_PNT, mask_PNT, unit=unit)
+        best = {aggregator: self.selection(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
+        score_PN = np.asarray(scores[headline])
+        choices = {"best_of_n": best[headline]}
         if pool.labels is not None:
-            choices["trace"] = self.best_of_n(score_PN, right_traces(pool))
+            choices["trace"] = self.selection(score_PN, right_traces(pool))
         if pool.logp_PN is not None and name != POLICY:
             combined_PN = rerank.with_reference(score_PN, pool.logp_PN, self.rules.policy_weight)
-            choices["with_policy"] = self.best_of_n(combined_PN, right_PN)
+            choices["with_policy"] = self.selection(combined_PN, right_PN)
         if pool.answer_PN is not None:
             choices["weighted_vote"] = self.vote(score_PN)
         tables = {how: {"best_of_n": self.by_size(value_PK.mean(0))} for how, value_PK in best.items()}
@@ -112,18 +107,19 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     outcome model has learned the outcome at the last step, so its headline aggregator is `last`; log p of a
     text is a sum over its steps, so the policy's is `prod`. Where the pool has correctness labels `trace`
     counts winners without a wrong step."""
-    measurement, blind = Measurement(pool, rules, seed), {}
+    measurement = Measurement(pool, rules, seed)
+    blind = {}
     for rule, size_n in {"fewest_steps": pool.steps_n, "shortest": pool.length_n}.items():
         score_PN = np.zeros(pool.present_PN.shape, np.float32)
         score_PN[pool.present_PN] = -size_n
-        blind[rule] = measurement.best_of_n(score_PN, pool.right_PN)
+        blind[rule] = measurement.selection(score_PN, pool.right_PN)
     vote = {} if pool.answer_PN is None else {"majority": measurement.vote()}
     selections, others, parts = {}, {}, collections.defaultdict(dict)
     for name in scorers:
         about = (verifiers or {}).get(name, {})
         headline = "prod" if name == POLICY else rules.aggregator
         if about.get("objective") == "orm":
-            headline = "last"
+            headline = "last"  # as rerank.default_aggregator has it
         choices, own = measurement.scorer(name, headline)
         selections[f"{name}.{headline}.best_of_n"] = choices["best_of_n"]
         for rule in ("with_policy", "weighted_vote"):
@@ -131,10 +127,10 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
                 others[f"{name}.{headline}.{rule}"] = choices[rule]
         for part, numbers in own.items():
             parts[part][name] = numbers
-        unseen_P = ~np.array(about.get("known_problems", []), bool)
-        if len(unseen_P) > unseen_P.sum() > 0:
-            apart = choices["best_of_n"][unseen_P, -1].mean()
-            parts["unseen"][name] = {"n_problems": int(unseen_P.sum()), "solved": float(apart)}
+        known_P = np.array(about.get("known_problems", []), bool)
+        if known_P.any() and not known_P.all():
+            apart = choices["best_of_n"][~known_P, -1].mean()
+            parts["unseen"][name] = {"n_problems": int((~known_P).sum()), "solved": float(apart)}
     oracle = measurement.at_sizes(rerank.pass_at_n(pool.right_PN, pool.eligible_PN, measurement.mask_PN))
     return {
         "n_problems": len(pool.right_PN),
@@ -152,7 +148,8 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
 
 def differences(selections: dict, others: dict, vote: dict, seed: int) -> list[dict]:
     """Paired tests among all candidates: of each scorer's choices with the vote, of selections in pairs."""
-    pairs, tests = [*itertools.product((selections | others).items(), vote.items())], []
+    pairs = itertools.product((selections | others).items(), vote.items())
+    tests = []
     for (a, a_PK), (b, b_PK) in itertools.chain(pairs, itertools.combinations(selections.items(), 2)):
         tests.append({"a": a, "b": b} | stats.paired_difference(a_PK[:, -1], b_PK[:, -1], seed))
     return tests

@@ -36,8 +36,8 @@ class Score(Task):
 
     def run(self, setup: Setup) -> dict:
         """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool."""
-        cfg, scorer = self.cfg, one_scorer(setup)
-        problems, solutions = read_input(cfg)
+        scorer = one_scorer(setup)
+        problems, solutions = read_input(self.cfg)
         pools.note_unsplit(solutions)
         files = {"scores": setup.folder / "scores.jsonl"}
         logits = list(score_into(files["scores"], scorer, solutions, len(solutions)))
@@ -48,7 +48,7 @@ class Score(Task):
             pools.write_pool(files["pool"], scored)
         # A model's scores are shown as its authors show them.
         unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"
-        aggregator = default_aggregator(scorer)
+        aggregator = default_aggregator(scorer, "rank")
         ranking = rank(solutions, logits, unit, aggregator)
         for row in ranking[MOST_SHOWN:]:  # scores.jsonl has them
             del row["steps"], row["scores"]
@@ -99,9 +99,10 @@ def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
 def rank(solutions: Iterable, scores: Iterable, unit: str, aggregator: str) -> list[dict]:
     """Problems in the order of the file; in each, solutions by their lowest or last step score, best
     first."""
-    by_problem, from_log_odds = {}, UNITS[unit].from_log_odds
+    by_problem = {}
     for (i, problem, steps), logit_T in zip(solutions, scores, strict=True):
-        weakest, score_T = int(logit_T.argmin()), from_log_odds(logit_T.astype(float))
+        weakest = int(logit_T.argmin())
+        score_T = UNITS[unit].from_log_odds(logit_T.astype(float))
         chosen = -1 if aggregator == "last" else weakest
         row = {"id": i, "problem": problem, "score": float(score_T[chosen]), "weakest_step": weakest + 1}
         row |= {"n_steps": len(steps), "steps": list(steps), "scores": score_T.tolist()}

@@ -20,10 +20,11 @@ from prm_jax.evals.verifiers import describe, open_scorer, task_data
 from prm_jax.generate import search
 from prm_jax.generate.policies import PolicyFormat, Server, show_prompt
 from prm_jax.generate.pools import draw_pool
-from prm_jax.generate.sampling import Policy, Sampling, open_policy
+from prm_jax.generate.sampling import Sampling, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import Count, Rule, expect, one_of
 from prm_jax.launch.progress import progress
+from prm_jax.protocols import Policy
 from prm_jax.tasks import checkers
 
 CHOICES = {"best": "best score", "vote": "weighted vote"}
@@ -68,11 +69,11 @@ class Search(Task):
     Config = Config
 
     def run(self, setup: Setup) -> dict:
-        cfg, verifiers = self.cfg, []
-        inputs = search_inputs(setup, cfg)
+        inputs = search_inputs(setup, self.cfg)
+        verifiers = []
         for k, name in enumerate(setup.checkpoints):
-            verifiers.append(search_all(setup, cfg, inputs, open_scorer(setup, name), k))
-        return {"verifiers": verifiers, "choice": cfg.choice}
+            verifiers.append(search_all(setup, self.cfg, inputs, open_scorer(setup, name), k))
+        return {"verifiers": verifiers, "choice": self.cfg.choice}
 
     def show(self, results: dict):
         rule = results["choice"]
@@ -132,13 +133,14 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
 
 def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) -> dict:
     """The numbers of one verifier: every method at every budget."""
-    seed, samples = setup.cfg.seed, inputs.arrays(inputs.samples)
+    seed = setup.cfg.seed
+    samples = inputs.arrays(inputs.samples)
     right_P = samples.right_PN.sum(1) / samples.present_PN.sum(1)
     problems = [q.problem for q in inputs.questions]
     size = search.tokens_per_solution(inputs.policy, problems, jax.random.key(seed))
-    is_value = scorer.objective == "orm" or scorer.label_kind in ("value", "advantage")
-    aggregator = cfg.aggregator or ("last" if is_value else "prod")
-    searches, rounds = [], list(itertools.product(cfg.budgets, cfg.methods))
+    aggregator = cfg.aggregator or rerank.default_aggregator(scorer, "search")
+    searches = []
+    rounds = list(itertools.product(cfg.budgets, cfg.methods))
     title = f"searching ({Path(scorer.name).name})"
     for budget, method in progress(title, len(rounds), "search", iterable=rounds):
         file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
@@ -147,8 +149,7 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
             state = SearchState(inputs.policy, scorer, problems, aggregator, cfg.max_steps, key)
             search.search(state, method, budget, size, cfg)
             ids, answers = zip(*((q.id, q.answer) for q in inputs.questions))
-            drawn = state.pool(ids, answers, "search")
-            write_pool(file, [inputs.grader.grade(problem) for problem in drawn])
+            write_pool(file, map(inputs.grader.grade, state.pool(ids, answers, "search")))
         about = {"method": method, "budget": budget}
         searches.append(about | outcome(read_pool(file), inputs, aggregator))
     majority = np.nan
@@ -172,7 +173,8 @@ def outcome(pool: list[Problem], inputs: SearchInputs, aggregator: str) -> dict:
     chance of each problem."""
     arrays = inputs.arrays(pool)
     step_PNT, mask_PNT, unit = log_scores(arrays, "search", arrays.unit("search", "logit"))
-    score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit), arrays.present_PN
+    score_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit)
+    present_PN = arrays.present_PN
     size = np.array([present_PN.shape[1]])
     best_P1 = rerank.best_of_n(score_PN, arrays.right_PN, arrays.eligible_PN, present_PN, size)
     vote_P = np.zeros(len(pool))  # where a budget pays for no answer at all nobody has a vote

@@ -49,7 +49,7 @@ def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, a
         for (node, group), siblings in zip(beams, children, strict=True):
             live = [child for child in siblings if child.is_open or apart and child.finish_reason == "eos"]
             rivals[node.problem, group] |= {(child.steps, child.is_open): child for child in live}
-        nodes = list(itertools.chain(*(distinct.values() for distinct in rivals.values())))
+        nodes = [node for distinct in rivals.values() for node in distinct.values()]
         values = state.look_ahead(nodes, ahead) if ahead else [node.value for node in nodes]
         value_of = dict(zip(nodes, values, strict=True))
         beams = []
@@ -87,10 +87,6 @@ def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1,
     return {"width": width, "branch": branch, "apart": apart, "ahead": ahead, "block": block}
 
 
-def plan_tree(width: int, options: Options) -> dict:
-    return {"simulations": options.simulations, "branch": min(options.branch, width)}
-
-
 BRANCH = operator.attrgetter("branch")
 METHODS = {
     "best_of_n": Method(best_of_n, lambda width, o: {"width": width}),
@@ -98,7 +94,7 @@ METHODS = {
     "dvts": Method(beam, lambda n, o: plan_beam(n, o, apart=True), step=BRANCH),
     "lookahead": Method(beam, lambda n, o: plan_beam(n, o, ahead=o.ahead), lambda o: 1 + o.ahead, BRANCH),
     "vgs": Method(beam, lambda n, o: plan_beam(n, o, apart=True, block=o.block), step=BRANCH),
-    "mcts": Method(mcts, plan_tree),
+    "mcts": Method(mcts, lambda n, o: {"simulations": o.simulations, "branch": min(o.branch, n)}),
 }
 
 
@@ -118,27 +114,29 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
     if not per_solution:  # a server's empty texts would never spend the budget
         return
     P = len(state.problems)
-    unit = measured = per_solution * METHODS[method].cost(options)  # tokens a unit of width
+    unit = per_solution * METHODS[method].cost(options)  # tokens a unit of width
+    measured = unit
     for problems in filter(None, (list(range(0, P, 2)), list(range(1, P, 2)))):
         left = budget * P - state.tokens_P.sum()
         width = max(1.0, min(budget, left / len(problems)) / measured)
         measured = search_by_width(state, method, problems, width, options) / width
         if not measured:
             return
-    spend_rest(state, method, budget, unit, options)
+    spend_rest(state, method, unit, options)
 
 
-def spend_rest(state: SearchState, method: str, budget: float, unit: float, options: Options):
+def spend_rest(state: SearchState, method: str, unit: float, options: Options):
     """Searches problems with a unit's cost left again; the last tokens pay for one solution each."""
-    P, spent = len(state.problems), 1.0
+    P = len(state.problems)
+    spent = 1.0
     while spent > 0:
-        left = budget * P - state.tokens_P.sum()
+        left = state.budget * P - state.tokens_P.sum()
         least_first = sorted(range(P), key=lambda p: state.tokens_P[p])
-        problems = [p for p in least_first if state.tokens_P[p] + unit <= budget]
+        problems = [p for p in least_first if state.tokens_P[p] + unit <= state.budget]
         if problems and left >= unit * len(problems):
-            width = min(left, sum(budget - state.tokens_P[problems])) / len(problems) / unit
+            width = min(left, sum(state.budget - state.tokens_P[problems])) / len(problems) / unit
         else:
-            method, width, unit = "best_of_n", 1.0, state.per_solution
+            method, width, unit = "best_of_n", 1.0, state.per_solution  # from here on, whole solutions
             lengths = [[x.tokens for x in state.finished(p)] or [unit] for p in least_first]
             problems = least_first[: np.searchsorted(np.cumsum([np.mean(x) for x in lengths]), left)]
         spent = search_by_width(state, method, problems, width, options) if problems else 0.0
@@ -147,8 +145,10 @@ def spend_rest(state: SearchState, method: str, budget: float, unit: float, opti
 def search_by_width(state: SearchState, method: str, problems: list, width: float, options: Options) -> float:
     """Searches each problem once with a mean `width`: 2.1 is 3 for a tenth. Returns the mean tokens."""
     chosen = METHODS[method]
-    step = chosen.step(options) if width >= chosen.step(options) else 1
-    before, low = state.tokens_P.sum(), int(width / step) * step
+    step = chosen.step(options)
+    step = step if width >= step else 1
+    low = int(width / step) * step
+    before = state.tokens_P.sum()
     n_more = round((width - low) / step * len(problems))
     for n, part in ((low + step, problems[:n_more]), (low, problems[n_more:])):
         if part:

@@ -47,7 +47,8 @@ class SearchState:
     per_solution: float = 0.0
 
     def __post_init__(self):
-        P, greedy = len(self.problems), dataclasses.replace(self.policy.sampling, temperature=0)
+        P = len(self.problems)
+        greedy = dataclasses.replace(self.policy.sampling, temperature=0)
         self.greedy = dataclasses.replace(self.policy, sampling=greedy)
         self.nodes: list[list[Node]] = [[] for _ in self.problems]  # the scored nodes of each problem
         self.tokens_P = np.zeros(P, int)  # policy tokens, lookahead included
@@ -63,7 +64,8 @@ class SearchState:
         self, nodes: Sequence[Node], n: int, stop="step", policy: Policy | None = None
     ) -> list[list[Node]]:
         """n continuations of each node, without scores."""
-        policy, numbers, written = policy or self.policy, [], []
+        policy = policy or self.policy
+        numbers, written = [], []
         for node in nodes:
             numbers.append(node.problem << 16 | self.prefixes_P[node.problem])
             self.prefixes_P[node.problem] += 1
@@ -146,14 +148,15 @@ class SearchState:
 
     def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
         """The finished solutions of each problem; without one, a cut or empty one marked unfinished."""
-        problems, empty = [], Node(0, ("",), np.zeros(1), finish_reason="length")
+        problems = []
+        empty = Node(0, ("",), np.zeros(1), finish_reason="length")
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
             last_cut = [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
             candidates = []
             for node in [node for node in self.finished(p) or last_cut if node.steps] or [empty]:
                 scores = {name: tuple(map(float, node.logit_T))}
-                stated, finished = extract("\n".join(node.steps)), node.finish_reason == "eos"
-                candidates.append(Candidate(node.steps, stated, None, finished, scores))
+                stated = extract("\n".join(node.steps))
+                candidates.append(Candidate(node.steps, stated, None, node.finish_reason == "eos", scores))
             problem = Problem(
                 id=id_,
                 problem=self.problems[p],
