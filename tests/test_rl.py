@@ -183,8 +183,9 @@ def test_dropped_groups_are_drawn_again(monkeypatch, rollouts):
         trainer.problems = SimpleNamespace(train=range(100))
         trainer.keep = functools.partial(rl.Trainer.keep, trainer)
         drawn.clear()
-        found = rl.Trainer.roll_out(trainer, 1)
-        places = np.flatnonzero(trainer.keep(found, rewards.right(found)))
+        found, right_N = rl.Trainer.roll_out(trainer, 1)
+        assert right_N.tolist() == rewards.right(found).tolist()
+        places = np.flatnonzero(trainer.keep(found, right_N))
         assert len(drawn) == batches
         assert [r.group for r in found] == np.repeat(np.arange(2 * batches), 2).tolist()
         assert [found[i].problem for i in places] == np.repeat(kept, 2).tolist()

@@ -81,7 +81,7 @@ class Measurement:
         pool = self.pool
         right_PN = pool.right_PN
         step_PNT, mask_PNT, unit = log_scores(pool, name, pool.unit(name, self.rules.scores_unit))
-        scores = rerank.aggregate_all(step_PNT, mask_PNT, unit=unit)
+        scores = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=unit)
         best = {aggregator: self.selection(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
         score_PN = np.asarray(scores[headline])
         choices = {"best_of_n": best[headline]}

@@ -67,11 +67,11 @@ def resize(cache: Cache, row_b, slots: int) -> Cache:
     return pin_cache(cache.take(row_b).grow(slots))
 
 
-unpack = jax.jit(for_decoding)
+prepare = jax.jit(for_decoding)
 
 
 @jax.jit
-def prefill(model: PRM, ids_PL, first_P):
+def _prefill(model: PRM, ids_PL, first_P):
     """Computes left-padded prompts, which start in slot first_P: the hidden states of their last tokens,
     x_PD, their cache and first_P."""
     slot_L = jnp.arange(ids_PL.shape[1])
@@ -95,7 +95,8 @@ class Stops(NamedTuple):
 
 def empty_rows(places: int, max_tokens: int) -> dict[str, np.ndarray]:
     """What is known of each place's sample beside its cache."""
-    zeros_B, zeros_Bt = np.zeros(places, np.int32), np.zeros((places, max_tokens), np.int32)
+    zeros_B = np.zeros(places, np.int32)
+    zeros_Bt = np.zeros((places, max_tokens), np.int32)
     return {
         "number": zeros_B,  # by which the caller knows it
         "id": zeros_B,  # its last token
@@ -124,15 +125,15 @@ def append(rows: dict, id_B, logp_B, stops: Stops, sampling: Sampling) -> dict:
 
 
 @functools.partial(jax.jit, static_argnames="sampling", donate_argnames="cache")
-def insert(model: PRM, cache: Cache, rows, prompts, new: dict, key, stops: Stops, sampling: Sampling):
+def _insert(model: PRM, cache: Cache, rows, prompts, new: dict, key, stops: Stops, sampling: Sampling):
     """The cache and rows with k new samples behind their first tokens. `new` says the place of each, and the
-    numbers of its prompt in `prompts` (of `prefill`), of its prefix and its own. A place that there is not
-    takes none."""
+    numbers of its prompt in `prompts` (of `_prefill`), of its prefix and its own. A place beyond the last is
+    left out."""
     x_PD, prompt_cache, first_P = prompts
     key_k = policies.sample_keys(key, new["prefix"], new["sample"])
     start = jax.tree.map(jnp.asarray, empty_rows(len(key_k), sampling.max_tokens))
     start |= {"number": new["number"], "first": first_P[new["prompt"]]}
-    start["done"] = jnp.zeros_like(start["wrote"])
+    start["done"] = jnp.zeros_like(start["done"])
     start["key"] = jax.random.key_data(key_k)
     token = sample_token(model, x_PD[new["prompt"]], uniforms(key_k, start["t"], 1)[0], sampling)
     first = append(start, *token, stops, sampling)
@@ -142,7 +143,7 @@ def insert(model: PRM, cache: Cache, rows, prompts, new: dict, key, stops: Stops
 
 
 @functools.partial(jax.jit, static_argnames=("steps", "sampling"), donate_argnames="cache")
-def decode(model: PRM, cache: Cache, rows, enough, stops: Stops, steps: int, sampling: Sampling):
+def _decode(model: PRM, cache: Cache, rows, enough, stops: Stops, steps: int, sampling: Sampling):
     """The cache and rows after up to `steps` more tokens, and the number of steps: until `enough` rows are
     done, or one has no slots left."""
     B, S = cache.visible_until_BS.shape
@@ -159,7 +160,8 @@ def decode(model: PRM, cache: Cache, rows, enough, stops: Stops, steps: int, sam
     def step(carry):
         i, cache, rows = carry
         ropes_B11k = jax.tree.map(lambda x_tB1k: x_tB1k[i][:, None], ropes_tB1k)
-        id_B1, length_B = rows["id"][:, None], cache.length_B
+        id_B1 = rows["id"][:, None]
+        length_B = cache.length_B
         x_B1D, cache = model(id_B1, pos_tB[i][:, None], until_B1, cache=cache, ropes=ropes_B11k)
         token = sample_token(model, x_B1D[:, 0], uniform_tB[i], sampling)
         cache = cache._replace(length_B=jnp.where(rows["done"], length_B, cache.length_B))
@@ -177,19 +179,19 @@ class Places:
     prompts, of L tokens, and grows by at least `room`."""
 
     def __init__(self, model: PRM, places: int, L: int, stops: Stops, sampling: Sampling, room: int):
-        self.model = unpack(model)
+        self.model = prepare(model)
         self.stops = stops
         self.sampling = sampling
         self.room = room
         self.longest = L  # slots of the longest prompt
         self.cache = empty_cache(model.cfg, places, L + min(room, sampling.max_tokens))
         self.rows = empty_rows(places, sampling.max_tokens)
-        self.taken_B = np.ones(places, bool)  # what is done was yielded
+        self.taken_B = np.ones(places, bool)  # places whose sample was yielded, or that had none
         self.used = 0  # places times steps
 
     def grow(self, filled: int):
-        """Gives the cache more slots than so many, by half at once: attention reads all of them, and each
-        number of slots is a program of its own."""
+        """Gives the cache more than `filled` slots, half as many again at once: attention reads all of them,
+        and each number of slots is a program of its own."""
         B, S = self.cache.visible_until_BS.shape
         if S <= filled:
             slots = min(filled + max(self.room, S // 2), self.longest + self.sampling.max_tokens)
@@ -197,32 +199,31 @@ class Places:
 
     def prefill(self, prompts: Sequence[tuple], P: int, L: int) -> tuple:
         """Computes prompts of at most L ids, padded to P of L."""
-        ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
+        ids_PL = np.zeros((P, L), np.int32)
+        first_P = np.full(P, L, np.int32)
         for p, ids in enumerate(prompts):
             first_P[p] = L - len(ids)
             ids_PL[p, first_P[p] :] = ids
         self.longest = max(self.longest, L)
         self.grow(L)
-        return prefill(self.model, ids_PL, first_P)
+        return _prefill(self.model, ids_PL, first_P)
 
     def insert(self, new: dict, prompts: tuple, size: int, key):
-        """Puts samples into free places, as the function `insert` does; padded to `size`, so that one program
-        serves."""
+        """Puts samples into free places (`_insert`); padded to `size`, so that one program serves."""
         n = len(new["number"])
         place_n = np.flatnonzero(self.rows["done"])[:n]
         new = {name: np.pad(x_n, (0, size - n)) for name, x_n in new.items()}
         new["place"] = np.pad(place_n, (0, size - n), constant_values=len(self.taken_B))
         state = self.model, self.cache, self.rows
-        self.cache, rows = insert(*state, prompts, new, key, self.stops, self.sampling)
+        self.cache, rows = _insert(*state, prompts, new, key, self.stops, self.sampling)
         self.rows = jax.device_get(rows)
         self.taken_B[place_n] = False
 
     def decode(self, free: int) -> Iterator[tuple]:
-        """Decodes until so many places are free; yields (number, ids, log-probabilities) of what has
-        ended."""
+        """Decodes until `free` places are; yields (number, ids, log-probabilities) of what has ended."""
         while self.rows["done"].sum() < free:
             state = self.model, self.cache, self.rows
-            self.cache, out = decode(*state, free, self.stops, STEPS, self.sampling)
+            self.cache, out = _decode(*state, free, self.stops, STEPS, self.sampling)
             self.rows, steps = jax.device_get(out)
             self.used += int(steps) * len(self.taken_B)
             if steps < STEPS and self.rows["done"].sum() < free:  # a row has no slots
@@ -233,7 +234,7 @@ class Places:
         self.taken_B = self.rows["done"].copy()
 
     def shrink(self, places: int):
-        """Keeps the living rows alone, in so many places."""
+        """Keeps the living rows alone, in this number of places."""
         living = np.flatnonzero(~self.rows["done"])
         place_b = np.pad(living, (0, places - len(living)))
         self.cache = resize(self.cache, place_b, 0)

@@ -40,12 +40,13 @@ from prm_jax.protocols import Continuation, Prefix
 SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two: a few shapes serve all
 # What fills a CPU's products: the places times the model's width. With fewer than LEAST a program of their
 # own does not pay, and XLA sums products in another order; more than FULL are no faster.
-LEAST, FULL = 1 << 13, 1 << 15
+LEAST = 1 << 13
+FULL = 1 << 15
 # Slots by which the cache grows: attention reads all of it, and a step is seldom long.
 ROOM = {"end": 64, "step": 16}
 
 
-class Row(NamedTuple):
+class Draw(NamedTuple):
     """A sample to draw: the numbers of its prompt in a group, of its prefix in a call, and its own."""
 
     prompt: int
@@ -119,16 +120,17 @@ class Policy:
         for i, ids_L in enumerate(self.prefix_ids(prefixes)):
             requests[tuple(ids_L.tolist())].append(i)
         number_P = policies.prefix_numbers(first, len(prefixes))
-        B = self.count_places(n * len(prefixes))
+        total = n * len(prefixes)
+        B = self.count_places(total)
         shortest = min(map(padded_length, requests), default=SHORTEST)
         places = Places(self.model, B, shortest, stops, self.sampling, ROOM[stop])
         samples = [[None] * n for _ in prefixes]
-        total = n * len(prefixes)
         drawn = self.draw(places, requests, n, key, number_P)
-        for row, ids_L, logp_L in progress("samples", total, "sample", iterable=drawn, delay=5, leave=False):
+        bar = progress("samples", total, "sample", iterable=drawn, delay=5, leave=False)
+        for draw, ids_L, logp_L in bar:
             expect(not np.isnan(logp_L).any(), self.name, "nan as a log-probability", "numbers")
             c = self.continuation(ids_L, logp_L, stops.stop_V)
-            samples[row.prefix][row.sample] = with_thought(self, prefixes[row.prefix], c)
+            samples[draw.prefix][draw.sample] = with_thought(self, prefixes[draw.prefix], c)
             self.stats.tokens += len(ids_L)
         self.stats.continuations += total
         self.stats.places += places.used
@@ -137,14 +139,14 @@ class Policy:
         return samples
 
     def draw(self, places: Places, requests: dict, n: int, key, number_P) -> Iterator[tuple]:
-        """Yields (Row, ids, log-probabilities) of n samples of each request, as they end. The places are
+        """Yields (Draw, ids, log-probabilities) of n samples of each request, as they end. The places are
         filled whenever an eighth of them is free, and halved when none waits."""
-        rows: list[Row] = []
+        draws: list[Draw] = []
 
         def ended(free: int):
             """Decodes until so many places are free."""
             for i, *sample in places.decode(free):
-                yield rows[i], *sample
+                yield draws[i], *sample
 
         B = len(places.taken_B)
         few = max(1, B // 8)
@@ -152,16 +154,17 @@ class Policy:
         for L, prompts in itertools.groupby(by_length, padded_length):
             for group in batched(list(prompts), max(1, self.batch_rows // n)):
                 P = mesh.pad_rows(max(len(group), min(32, 512 // L), 1), self.batch_rows)
-                computed, first = places.prefill(group, P, L), len(rows)
+                computed = places.prefill(group, P, L)
+                first = len(draws)
                 for p, ids in enumerate(group):
-                    rows += [Row(p, i, j) for i in requests[ids] for j in range(n)]
-                waiting = range(first, len(rows))
+                    draws += [Draw(p, i, j) for i in requests[ids] for j in range(n)]
+                waiting = range(first, len(draws))
                 while waiting:
                     free = int(places.rows["done"].sum())
                     size, most = (B, free) if 2 * free > B else (few, few)
                     numbers, waiting = waiting[:most], waiting[most:]
                     yield from ended(len(numbers))
-                    prompt_n, prefix_n, sample_n = np.array(rows[numbers.start : numbers.stop]).T
+                    prompt_n, prefix_n, sample_n = np.array(draws[numbers.start : numbers.stop]).T
                     new = {"number": np.array(numbers), "prompt": prompt_n}
                     new |= {"prefix": number_P[prefix_n], "sample": sample_n}
                     places.insert(new, computed, size, key)
@@ -209,13 +212,15 @@ def open_policy(
 
 
 def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling, batch_rows: int) -> Policy:
+    """A language model, opened from `path`, that samples with its own format or `fmt`. Texts end where its
+    tokenizer or its folder says."""
     if loaded.objective != "lm":
         raise InputError(f"{path}: is a verifier (objective={loaded.objective}), expected a language model")
     ends = {loaded.tokenizer.eos_token_id} - {None}
     if loaded.config is None:
         ends |= end_ids(locate(str(path)))
-    fmt, ends = loaded.format or fmt, tuple(ends)
-    return Policy(loaded.model, loaded.tokenizer, fmt, loaded.name, sampling, batch_rows, ends)
+    fmt = loaded.format or fmt
+    return Policy(loaded.model, loaded.tokenizer, fmt, loaded.name, sampling, batch_rows, tuple(ends))
 
 
 def end_ids(folder: Path) -> set[int]:

@@ -4,7 +4,7 @@ Read `Trainer` from top to bottom; conf/rl.yaml says what each key means. The ro
 on the weights, fold_in(seed, step) and, where select=mixed draws again, `steps`: a resumed run is bit for bit
 the undisturbed one.
 
-Dimension key: N roll-outs of a step, T steps, L tokens."""
+Dimension key: A micro-batches, B rows, L tokens, N roll-outs of a step (or n of P problems), T steps."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ from prm_jax.packing import may_share, shuffled
 from prm_jax.rl.advantages import EstimatorConfig, Responses, keep_mixed
 from prm_jax.rl.problems import Problems, load_problems
 from prm_jax.rl.rewards import Reward, RewardConfig, Rewards, diagnose
-from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
+from prm_jax.rl.rollouts import Rollout, RolloutLayout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
 from prm_jax.tasks.checkers import CHECKERS, checker_rule
 from prm_jax.training import OptimizerConfig, make_optimizer
@@ -82,7 +82,7 @@ class RLConfig(EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each k
     lora: LoraConfig
     batch: RLBatch
     eval: EvalConfig
-    objective: Literal["lm"]
+    objective: Literal["lm"]  # what other commands read of the run
     checkpoint_every: Count
     wandb: Literal["offline", "online"] | None
 
@@ -122,8 +122,8 @@ class Trainer:
 
     def open_policy(self):
         cfg = self.cfg
-        fmt, dtype = cfg.format.whole(), choose_dtype(cfg.dtype)
-        policy = open_policy(cfg.policy, cfg.which, fmt, dtype, cfg.sampling, cfg.batch_rows)
+        how = cfg.format.whole(), choose_dtype(cfg.dtype), cfg.sampling, cfg.batch_rows
+        policy = open_policy(cfg.policy, cfg.which, *how)
         for key, default in dataclasses.asdict(PolicyFormat()).items():
             asked, own = getattr(cfg.format, key), getattr(policy.format, key)
             expect(asked in (default, own), f"format.{key}", asked, f"{own!r}, as {cfg.policy} has")
@@ -138,17 +138,19 @@ class Trainer:
     def fit(self, run: Path, texts: Path) -> dict:
         """Trains from the newest checkpoint, or measures at step 0 and trains from step 1; returns the last
         evaluation and the run's times."""
-        cfg, checkpoints = self.cfg, Checkpoints(run)
-        newest, state = -1, {"tokens": 0, "seconds": 0.0, "best_step": 0, "best_pass_at_1": -1.0}
-        if cfg.resume is not None:
-            newest, state = checkpoints.restore(self.policy.model, self.learners()) or (newest, state)
+        cfg = self.cfg
+        checkpoints = Checkpoints(run)
+        fresh = -1, {"tokens": 0, "seconds": 0.0, "best_step": 0, "best_pass_at_1": -1.0}
+        stored = checkpoints.restore(self.policy.model, self.learners()) if cfg.resume is not None else None
+        newest, state = stored or fresh
         self.tokens = state["tokens"]
         started = time.perf_counter() - state["seconds"]
         log = MetricsLog(texts, newest, cfg.wandb if jax.process_index() == 0 else None)
         bar = progress("training", cfg.steps + 1, "step", newest + 1)
         with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
             for step in range(newest + 1, cfg.steps + 1):
-                is_last, is_best = step == cfg.steps, False
+                is_last = step == cfg.steps
+                is_best = False
                 record = require_finite(step, self.learn(step)) if step else {}
                 received = int(max_over_processes(stop.received or 0))
                 is_stopping = received and not is_last
@@ -185,11 +187,11 @@ class Trainer:
     def learn(self, step: int) -> dict[str, float]:
         """One step: roll out, reward, select, update; returns the numbers to log."""
         self.policy.stats = SamplingStats()
-        rollouts = self.roll_out(step)
+        rollouts, right_N = self.roll_out(step)
         tokens = self.policy.stats.tokens
         self.tokens += tokens
-        reward = self.rewards(rollouts)
-        keep_N = self.keep(rollouts, reward.right_N)
+        reward = self.rewards(rollouts, right_N)
+        keep_N = self.keep(rollouts, right_N)
         learned = self.learn_beside(step, rollouts, reward)
         kept = [rollouts[i] for i in np.flatnonzero(keep_N)]
         updated = self.update(kept, reward.step_NT[keep_N], reward.outcome_N[keep_N]) if kept else {}
@@ -209,10 +211,13 @@ class Trainer:
         """What else learns from a step's roll-outs, such as a verifier (examples/online.py); its numbers."""
         return {}
 
-    def roll_out(self, step: int) -> list[Rollout]:
-        """The roll-outs of a step; up to `resample` batches more until enough groups are kept (DAPO)."""
-        cfg, train = self.cfg, self.problems.train
+    def roll_out(self, step: int) -> tuple[list[Rollout], np.ndarray]:
+        """(the roll-outs of a step, right_N); up to `resample` batches more until enough groups are kept
+        (DAPO)."""
+        cfg = self.cfg
+        train = self.problems.train
         rollouts = []
+        right_N = np.zeros(0)
         for more in range(cfg.resample + 1):
             number = step + more * cfg.steps
             places = shuffled(len(train), (number - 1) * cfg.problems, number * cfg.problems, cfg.seed)
@@ -220,9 +225,10 @@ class Trainer:
             drawn = roll_out(self.policy, [train[i] for i in places], cfg.n, key)
             first = len(rollouts) // cfg.n
             rollouts += [dataclasses.replace(r, group=r.group + first) for r in drawn]
-            if more == cfg.resample or self.keep(rollouts, self.rewards.right(rollouts)).sum() == len(drawn):
+            right_N = np.append(right_N, self.rewards.right(drawn))
+            if self.keep(rollouts, right_N).sum() == len(drawn):
                 break
-        return rollouts
+        return rollouts, right_N
 
     def keep(self, rollouts: list[Rollout], right_N: np.ndarray) -> np.ndarray:
         """Which roll-outs are learned from: all, or of select=mixed the first `problems` mixed groups."""
@@ -252,12 +258,12 @@ class Trainer:
             self.policy.model, self.opt, metrics = new
         return metrics
 
-    def lay_out(self, rollouts: list[Rollout], most: int) -> Layout:
+    def lay_out(self, rollouts: list[Rollout], most: int) -> RolloutLayout:
         batch = self.cfg.batch
         share = may_share(self.policy.model.cfg, batch.tokens) and self.cfg.update.surrogate != "gspo"
         return lay_out(rollouts, batch.rows, batch.tokens, most, share)
 
-    def reference_logps(self, layout: Layout) -> np.ndarray:
+    def reference_logps(self, layout: RolloutLayout) -> np.ndarray:
         """log p of the sampled tokens under the policy that the run began with, reference_ABL."""
         batch = shard_batch(layout.batch, self.cfg.batch.rows, axis=1)
         return np.asarray(written_logps(self.reference, batch, layout.used))

@@ -117,7 +117,7 @@ def rloo_steps(r: Responses) -> np.ndarray:
     end of sequence after a step's separator therefore has the baseline of the step that it forgoes."""
     return_NT = returns(np.pad(r.step_reward_NT, ((0, 0), (0, 1))))
     advantage_NT = np.stack([leave_one_out(return_N, r.group_N) for return_N in return_NT.T], 1)
-    steps_before_NL = np.maximum(r.step_of_token_NL, ~r.step_of_token_NL)
+    steps_before_NL = np.maximum(r.step_of_token_NL, ~r.step_of_token_NL)  # t, of t and of ~t
     return r._replace(step_of_token_NL=steps_before_NL).at_steps(advantage_NT) + outcome_rloo(r)
 
 
@@ -222,6 +222,6 @@ class EstimatorConfig:  # the estimator and the options of all of them; conf/rl.
 def keep_mixed(right_N, group_N, low: float = 0.0, high: float = 1.0) -> np.ndarray:
     """keep_N is True for groups with right and wrong answers (DAPO, Yu et al. 2025, arXiv 2503.14476) whose
     share of right ones is in [low, high] (PRIME's filter: .2, .8)."""
-    share_N = right_N - centred(right_N, group_N, normalise=False)
+    share_N = of_group(right_N, group_N) / of_group(np.ones(len(group_N)), group_N)
     is_mixed_N = (share_N > TINY) & (share_N < 1 - TINY)
     return is_mixed_N & (share_N >= low - TINY) & (share_N <= high + TINY)

@@ -75,8 +75,10 @@ class Rewards:
         place = self.cfg.own_function
         self.own = place and read_function("reward.own_function", place, as_arrays)
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> Reward:
-        cfg, right_N = self.cfg, self.right(rollouts)
+    def __call__(self, rollouts: Sequence[Rollout], right_N: np.ndarray | None = None) -> Reward:
+        """The rewards of roll-outs; right_N: what `right` has said of them, where it has."""
+        cfg = self.cfg
+        right_N = self.right(rollouts) if right_N is None else right_N
         rows = [(r.problem, r.steps) for r in rollouts]
         ratings = self.task and [self.task.ratings(*row) for row in rows]
         log_odds = self.prm and self.prm.score(rows)

@@ -2,7 +2,7 @@
 
 The policy learns from the ids that it sampled; no text is tokenised again.
 
-Dimension key: A micro-batches, B rows, L tokens, N responses, T steps."""
+Dimension key: A micro-batches, B rows, R rows of all micro-batches, L tokens, N responses."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,7 +34,8 @@ class Rollout:
 def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollout]:
     """n responses to each problem, problem by problem; `Policy.extend` says how they are drawn."""
     prefixes = [(problem, ()) for problem in problems]
-    prompts, responses = policy.prefix_ids(prefixes), policy.extend(prefixes, n, "end", key)
+    prompts = policy.prefix_ids(prefixes)
+    responses = policy.extend(prefixes, n, "end", key)
     rollouts = []
     for group, (problem, prompt_L, samples) in enumerate(zip(problems, prompts, responses, strict=True)):
         thought = thought_before(policy, problem).strip()
@@ -76,7 +77,7 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class RolloutLayout:
     """The places of roll-outs' tokens in packed rows, A micro-batches of B. A row is a prefix tree: the first
     tokens of responses may be shared, so `scatter` adds the numbers of a place up."""
 
@@ -99,20 +100,24 @@ class Layout:
         return padded([x_RL[row, place_L] for row, place_L in self.places])
 
 
-def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, share: bool = True) -> Layout:
+def lay_out(
+    rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, share: bool = True
+) -> RolloutLayout:
     """The layout in micro-batches of `rows` rows, as many as `most` roll-outs need at worst."""
     sequences = [np.concatenate([r.prompt_L, r.ids_L]) for r in rollouts]
     packs = plan_rows(sequences, row_tokens, share)
     used = -(-len(packs) // rows)
     packs += [[]] * (-(-most // rows) * rows - len(packs))
-    starts, none, place_of = [len(r.prompt_L) for r in rollouts], np.zeros(0, np.int32), {}
+    starts = [len(r.prompt_L) for r in rollouts]
+    none = np.zeros(0, np.int32)  # no step ends
     encoded = [[Encoded(sequences[i], none, starts[i]) for i in pack] for pack in packs]
     batch, places, _ = layout_tokens(encoded, row_tokens, share)
     batch |= {name: np.zeros_like(batch["ids"]) for name in ("before", "start")}
+    place_of = {}
     for row, (pack, places_of_pack) in enumerate(zip(packs, places, strict=True)):
         for i, place_L in zip(pack, places_of_pack, strict=True):
             place_of[i] = row, place_L[starts[i] :]
             batch["before"][row, place_L[starts[i] :]] = place_L[starts[i] - 1 : -1]
             batch["start"][row, place_L[starts[i] :]] = place_L[starts[i]]
     batch = {name: x.reshape(-1, rows, row_tokens) for name, x in batch.items()}
-    return Layout(batch, used, [place_of[i] for i in range(len(rollouts))])
+    return RolloutLayout(batch, used, [place_of[i] for i in range(len(rollouts))])

@@ -1,7 +1,7 @@
 """One update of a policy: the clipped objective over the sampled tokens, and the KL divergence from a
 reference.
 
-Dimension key: A micro-batches, B rows, L tokens, V vocabulary."""
+Dimension key: A micro-batches, B rows, L tokens, N responses, D model."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from prm_jax.launch.config import Count, NotNegative, Positive
 from prm_jax.launch.mesh import constrain, replicate
 from prm_jax.model import PRM
 
-SUMS = ("n_tokens", "kl_change", "clipped_mass", "total_mass", "loss")  # over micro-batches
+SUMS = ("n_tokens", "kl_change", "clipped_mass", "total_mass", "loss")  # of `policy_loss`, over micro-batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +41,14 @@ def kl(log_ratio):
 def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray:
     """The weight of each token in the loss. response: mean over responses of the mean over tokens (GRPO);
     token: mean over all (DAPO); constant: sum / (responses x max_tokens) (Dr. GRPO)."""
-    N, n_N = len(mask_NL), mask_NL.sum(1, keepdims=True)
-    size = {"response": N * n_N, "token": mask_NL.sum(), "constant": N * max_tokens}[norm]
+    N = len(mask_NL)
+    n_N1 = mask_NL.sum(1, keepdims=True)
+    size = {"response": N * n_N1, "token": mask_NL.sum(), "constant": N * max_tokens}[norm]
     return np.where(mask_NL, 1 / np.maximum(size, 1), 0.0)
 
 
 def loss_inputs(layout, weight_NL, advantage_NL, old_NL, mask_NL) -> dict[str, np.ndarray]:
-    """The inputs of `policy_loss` besides the ids, {name: x_ABL} at the places of a rollouts.Layout."""
+    """The inputs of `policy_loss` besides the ids, {name: x_ABL} at the places of a RolloutLayout."""
     gain_NL = weight_NL * advantage_NL
     sums = {"up": np.maximum(gain_NL, 0), "down": np.minimum(gain_NL, 0)}
     sums |= {"weight": weight_NL, "count": mask_NL}
@@ -99,11 +100,12 @@ def written_logps(model: PRM, batch, used: int):
 
 
 def policy_loss(model: PRM, batch, cfg: UpdateConfig):
-    """The loss of one micro-batch [B, L], and SUMS over its tokens to be logged. batch: rollouts.lay_out's
-    arrays; up, down and weight, in shares of the whole batch; count: the number of responses with the token;
-    old and (with a KL loss) reference: log p under the policy that sampled it and under the one that the run
-    began with."""
-    count_BL, is_written_BL = batch["count"], (batch["count"] > 0).astype(jnp.float32)
+    """The loss of one micro-batch [B, L], and SUMS over its tokens to be logged. batch: all arrays of
+    rollouts.lay_out; up, down and weight, in shares of the whole batch; count: the number of responses with
+    the token; old and (with a KL loss) reference: log p under the policy that sampled it and under the one
+    that the run began with."""
+    count_BL = batch["count"]
+    is_written_BL = (count_BL > 0).astype(jnp.float32)
     logp_BL = sampled_logps(model, batch)
     change_BL = is_written_BL * (logp_BL - batch["old"])
     ratio_BL = of_sequence(change_BL, batch["start"], is_written_BL) if cfg.surrogate == "gspo" else change_BL
