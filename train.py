@@ -228,7 +228,7 @@ def count_parameters(model: PRM, which) -> int:
     return sum(x.size for x in jax.tree.leaves(nnx.state(model, which)))
 
 
-class Examples(NamedTuple):
+class Tokenised(NamedTuple):
     """What is trained and measured on."""
 
     train: Sequence[Example]
@@ -237,7 +237,7 @@ class Examples(NamedTuple):
     counts: dict[str, int]
 
 
-def choose_sharing(cfg: TrainConfig, data_cfg, window: int | None, examples: Examples) -> bool:
+def choose_sharing(cfg: TrainConfig, data_cfg, window: int | None, examples: Tokenised) -> bool:
     """Whether rows are prefix trees; with batch.share_prefixes=auto where that saves many tokens of files.
     Not with a window: the rows' width, which it must reach, is chosen later."""
     share = cfg.batch.share_prefixes
@@ -259,7 +259,7 @@ def draw_samples(*args):
     return policy_pool(*args)
 
 
-def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) -> Examples:
+def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) -> Tokenised:
     """The examples of both splits, with counts. A few very long solutions do not make all rows wide."""
     solutions = data.splits["train"]
     fmt = policy_format(cfg.format, tokenizer) if cfg.objective == "lm" else cfg.format
@@ -282,7 +282,7 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) 
     held_out = data.splits["validation"][: cfg.eval.solutions]
     validation, lost = make_examples(held_out, **about)  # measured at the last step, whatever outcome_at
     counts.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
-    return Examples(train, validation, parts, data.counts | counts)
+    return Tokenised(train, validation, parts, data.counts | counts)
 
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, held_out, label_kind) -> dict:

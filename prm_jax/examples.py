@@ -13,7 +13,7 @@ import numpy as np
 from prm_jax.encoding import Encoded, encode, unwritten_note
 from prm_jax.formats import Format
 from prm_jax.launch.config import expect
-from prm_jax.solutions import Packed, Solution
+from prm_jax.solutions import Pickled, Solution
 
 CHUNK = 4096  # solutions tokenised at a time
 # Targets of each step and of each token; the value where no example stands.
@@ -87,7 +87,7 @@ def encode_all(solutions, fmt: Format, tokenizer, **options) -> Iterator[tuple[S
         yield from zip(chunk, encode(fmt, tokenizer, rows, **options), strict=True)
 
 
-def row_limit(solutions: Packed, fmt: Format, tokenizer, positions: int) -> int:
+def row_limit(solutions: Pickled, fmt: Format, tokenizer, positions: int) -> int:
     """Tokens that 99 in 100 solutions need, up to a multiple of 128, but at most `positions`, for which the
     model was made; of many solutions CHUNK are measured."""
     some = solutions[:: 1 + len(solutions) // CHUNK]
@@ -97,12 +97,12 @@ def row_limit(solutions: Packed, fmt: Format, tokenizer, positions: int) -> int:
 
 def make_examples(
     solutions, fmt: Format, tokenizer, objective: str, limit=None, too_long="error", outcome_at="last"
-) -> tuple[Packed, dict[str, int]]:
+) -> tuple[Pickled, dict[str, int]]:
     """Tokenises solutions; returns (examples, counts of what was lost). One of more than `limit` tokens
     raises, is dropped, or loses its last steps (`cut`); one without a target is dropped."""
     is_trainable = not fmt.outcome or objective == "lm"
     expect(is_trainable, "format", fmt.name, "one with step marks to train at, such as plain")
-    examples = Packed(_pack, functools.partial(_unpack, objective=objective))
+    examples = Pickled(_pack, functools.partial(_unpack, objective=objective))
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
     unwritten = Counter()
     options = {"end": objective == "lm", "unwritten": unwritten}

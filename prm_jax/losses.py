@@ -93,8 +93,7 @@ class Loss:
     """A step loss and what training has to know of it."""
 
     f: Callable  # f(z_BT, batch, cfg) -> loss_BT
-    # It compares solutions of a problem: these share a row, and it alone sees ACROSS_SOLUTIONS.
-    together: bool = False
+    together: bool = False  # it compares solutions of a problem, which share a row
     # It learns differences, no probability: no class weight, and one target for an outcome.
     ranks: bool = False
     # f(logit_BTC, rating_BT, pos_weight) -> loss_BT of human ratings, under a head that has a class for each

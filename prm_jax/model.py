@@ -90,7 +90,7 @@ class ModelConfig:
         for name in positive.split():
             value = getattr(self, name)
             assert value is None or 0 < value < math.inf, f"{name}: got {value}, expected a number above 0"
-        layers = len(self.sliding or range(self.layers))
+        layers = self.layers if self.sliding is None else len(self.sliding)
         assert layers == self.layers, f"layer_types: has {layers} layers, expected {self.layers}"
         E, per_token = self.experts, self.experts_per_token
         assert min(1, E) <= per_token <= E, f"num_experts_per_tok: got {per_token}, expected 1 to {E}"
@@ -161,8 +161,8 @@ class Cache(NamedTuple):
         return jax.tree.map(lambda x_B: x_B[row_b], self)
 
     def put(self, place_b, rows: "Cache"):
-        """The cache with other rows, of no more slots, in the places place_b; one that there is not takes
-        none."""
+        """The cache with other rows, of no more slots, in the places place_b; one beyond the last is left
+        out."""
         rows = rows.grow(self.visible_until_BS.shape[1] - rows.visible_until_BS.shape[1])
         return jax.tree.map(lambda x_B, x_b: x_B.at[place_b].set(x_b, mode="drop"), self, rows)
 
@@ -291,25 +291,27 @@ class PRM(nnx.Module):
         self.norm_out = nnx.Param(jnp.ones(cfg.dim))
         has_unembed = cfg.lm_head and not cfg.tied
         self.unembed = matrix(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5, OUT_SPLIT) if has_unembed else None
-        head, D = HEADS.get(cfg.head), cfg.dim
+        head = HEADS.get(cfg.head)
         has_hidden = head is not None and head.hidden
 
         def head_matrix(key, outputs):
-            return matrix(rngs, (D, outputs), head_scale(key, D), in_head=True)
+            return matrix(rngs, (cfg.dim, outputs), head_scale(key, cfg.dim), in_head=True)
 
-        self.w_mlp_head = head_matrix("w_mlp_head", D) if has_hidden else None
-        self.b_mlp_head = nnx.Param(jnp.zeros(D), in_head=True) if has_hidden else None
+        self.w_mlp_head = head_matrix("w_mlp_head", cfg.dim) if has_hidden else None
+        self.b_mlp_head = nnx.Param(jnp.zeros(cfg.dim), in_head=True) if has_hidden else None
         self.w_head = head_matrix("w_head", head.outputs) if head else None
         self.b_head = nnx.Param(jnp.zeros(head.outputs), in_head=True) if head else None
 
     def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None, cache=None, ropes=None):
-        """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the step ends alone, x_BTD.
+        """Hidden states after the final norm: x_BLD; with `step_end_BT` those of the step ends alone, x_BTD;
+        with a `cache`, whose rows these tokens continue, (x, cache).
 
-        `visible_until_BL`: the last place of its row that sees each token (visibility.py). With a `cache`,
-        whose rows these tokens continue, places are slots: a token with ALWAYS is seen by all that follow,
-        padding before a row's first token only by itself. The result is then (x, cache); what passes a row's
-        last slot is NaN. `ropes`: those of pos_BL, where the caller has them."""
-        cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
+        `visible_until_BL`: the last place of its row that sees each token (visibility.py). With a cache
+        places are slots: a token with ALWAYS is seen by all that follow, padding before a row's first token
+        only by itself; what passes a row's last slot is NaN. `ropes`: those of pos_BL, where the caller has
+        them."""
+        cfg = self.cfg
+        slot_BL, visible_until_BS = None, visible_until_BL
         x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:
             slot_BL, visible_until_BS = cache.next_slots(visible_until_BL)
@@ -416,7 +418,8 @@ def read_logits(cfg: ModelConfig, w_DV, x_BLD):
 
 def cast_backbone(model: PRM) -> PRM:
     """The model with the backbone's matrices stored in the compute dtype, to which every use casts them, so
-    no score changes. What trains stays float32, where small updates add up; low-rank factors always do."""
+    no score changes. Only for a backbone that does not train: small updates add up in float32 alone, which
+    low-rank factors keep."""
 
     def cast(x):
         in_backbone = isinstance(x, nnx.Param) and x.get_metadata("mesh_axes", ()) in (IN_SPLIT, OUT_SPLIT)

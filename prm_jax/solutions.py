@@ -39,7 +39,7 @@ class Solution:
         expect(self.outcome is None or is_probability(self.outcome), "outcome", self.outcome, PROBABILITY)
 
 
-class Packed(Sequence):
+class Pickled(Sequence):
     """A list that keeps its items as bytes, a fraction of the objects' memory; an access makes one anew."""
 
     def __init__(self, pack: Callable, unpack: Callable, rows: Iterable[bytes] = ()):
@@ -53,20 +53,22 @@ class Packed(Sequence):
 
     def __getitem__(self, i):
         if isinstance(i, slice):
-            return Packed(self.pack, self.unpack, self.rows[i])
+            return Pickled(self.pack, self.unpack, self.rows[i])
         return self.unpack(self.rows[i])
 
     def __add__(self, other):
-        return Packed(self.pack, self.unpack, self.rows + other.rows)
+        return Pickled(self.pack, self.unpack, self.rows + other.rows)
 
     def __eq__(self, other):
         return list(self) == list(other)
 
 
-def packed_solutions(solutions: Iterable[Solution] = ()) -> Packed:
-    packed = Packed(lambda s: pickle.dumps(tuple(vars(s).values())), lambda row: Solution(*pickle.loads(row)))
-    packed.rows += map(packed.pack, solutions)
-    return packed
+def pickled_solutions(solutions: Iterable[Solution] = ()) -> Pickled:
+    pickled = Pickled(
+        lambda s: pickle.dumps(tuple(vars(s).values())), lambda row: Solution(*pickle.loads(row))
+    )
+    pickled.rows += map(pickled.pack, solutions)
+    return pickled
 
 
 def is_probability(value) -> bool:

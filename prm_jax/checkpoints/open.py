@@ -65,8 +65,9 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name. Runs and our
     exports bring their format. Others are read with `fmt`, with `auto` by their step head, with None as a
     language model. `reference` names the second model of an implicit PRM."""
-    path, is_implicit = str(path), fmt is not None and fmt.head == "implicit"
+    path = str(path)
     dtype = resolve_dtype(dtype, path)
+    is_implicit = fmt is not None and fmt.head == "implicit"
     is_right = is_implicit == (reference is not None)
     expect(is_right, "reference", reference, "a model with an implicit format, null with others")
     load = load_run if is_run(path) else load_folder
@@ -74,21 +75,21 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     vocab = loaded.model.cfg.vocab
     most = max(loaded.tokenizer.get_vocab().values(), default=0)
     expect(most < vocab, f"{path}: highest id of the tokenizer", most, f"one of the model's {vocab}")
-    is_own = loaded.objective == "implicit"  # a run of ours: its reference is what it started from
-    if is_own and fmt is None:
-        return dataclasses.replace(loaded, objective="lm")
-    if not (is_own or is_implicit):
+    if loaded.objective != "implicit" and not is_implicit:
         return loaded
-    if is_own:
-        beta, reference = loaded.config.loss.beta, reference or loaded.config.init
-        said = {"head": "implicit", "score": "log_ratio", "beta": beta, "label_kind": "value"}
-        fmt = dataclasses.replace(loaded.format, **said)
-    expect(is_own or loaded.objective == "lm", "format", fmt.name, f"none: {path} has a step head")
+    if loaded.objective != "implicit":
+        expect(loaded.objective == "lm", "format", fmt.name, f"none: {path} has a step head")
+    elif fmt is None:
+        return dataclasses.replace(loaded, objective="lm")
+    else:  # a run of ours: its reference is what it started from
+        reference = reference or loaded.config.init
+        said = {"head": "implicit", "score": "log_ratio", "beta": loaded.config.loss.beta}
+        fmt = dataclasses.replace(loaded.format, **said, label_kind="value")
     second = open_checkpoint(reference, "best", None, dtype).model
     is_wide = second.cfg.vocab >= len(loaded.tokenizer)
     expect(is_wide, "reference", reference, f"a model with the tokens of {path}")
-    kind = fmt.label_kind
-    return dataclasses.replace(loaded, format=fmt, objective="prm", label_kind=kind, reference=second)
+    implicit = {"format": fmt, "label_kind": fmt.label_kind, "reference": second}
+    return dataclasses.replace(loaded, objective="prm", **implicit)
 
 
 def resolve_dtype(name: str, path: str) -> str:
@@ -103,24 +104,27 @@ def resolve_dtype(name: str, path: str) -> str:
 
 def load_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     model, tokenizer, run, step = restore_run(Path(path), which, dtype)
-    stored, kind = parse(run.format, Format, "format"), run.data.label_kind
+    stored = parse(run.format, Format, "format")
     note_ignored(stored, fmt, path)
-    return Loaded(model, tokenizer, stored, run.objective, kind, f"{path} step {step}", config=run)
+    name = f"{path} step {step}"
+    return Loaded(model, tokenizer, stored, run.objective, run.data.label_kind, name, config=run)
 
 
 def load_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     """A Hugging Face folder, ours or another."""
     folder = locate(path)
-    config, where, tensors = hf_config.read_config(folder), str(folder / "config.json"), open_weights(folder)
+    config = hf_config.read_config(folder)
+    where = str(folder / "config.json")
     notes = config.get("prm_jax") or {}  # of our exports: format, head, label kind, objective, policy tokens
-    kind, layer = hf.find_head(tensors, str(folder), notes.get("head"))
+    head, layer = hf.find_head(open_weights(folder), str(folder), notes.get("head"))
     as_lm = fmt is None
     if "format" in notes:
         stored = parse(notes["format"], Format, f"{where}: prm_jax.format")
         note_ignored(stored, fmt, path)
-        fmt, as_lm = stored, notes.get("objective") == "lm"
+        fmt = stored
+        as_lm = notes.get("objective") == "lm"
     elif not as_lm:
-        fmt = choose_format(fmt, kind, layer, config.get("architectures") or [], str(folder))
+        fmt = choose_format(fmt, head, layer, config.get("architectures") or [], str(folder))
     tokenizer = load_tokenizer(folder)
     if as_lm:
         cfg = hf_config.model_config(config, where, lm_head=True, dtype=dtype)
@@ -129,12 +133,12 @@ def load_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded
     objective = notes.get("objective", "orm" if fmt.outcome else "prm")
     label_kind = notes.get("label_kind", fmt.label_kind)
     ids = verdicts(fmt, tokenizer)
-    answers = {"tokens": TwoTokenHead, "vocabulary": TokenShareHead}.get(fmt.head)
-    head = kind if answers is None else "none"
-    cfg = hf_config.model_config(config, where, head=head, lm_head=answers is not None, dtype=dtype)
+    Head = {"tokens": TwoTokenHead, "vocabulary": TokenShareHead}.get(fmt.head)
+    own = {"head": "none" if Head else head, "lm_head": Head is not None}
+    cfg = hf_config.model_config(config, where, **own, dtype=dtype)
     model = hf.load(folder, cfg, stored="file")
-    if answers is not None:
-        model = answers(model, *ids)
+    if Head:
+        model = Head(model, *ids)
     return Loaded(model, tokenizer, fmt, objective, label_kind, path)
 
 
@@ -145,18 +149,18 @@ def note_ignored(stored: Format, requested: Format | None, path: str):
         print(f"format      {path}: is read with its own, {stored.name}, not with {requested.name}{keys}")
 
 
-def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str) -> Format:
+def choose_format(fmt: Format, head: str, layer: str, classes: list, where: str) -> Format:
     """`fmt`, or for auto the one format whose checkpoints have this head. `classes`: the architectures of
     config.json, which tell an outcome model from a PRM."""
-    is_outcome = kind != "none" and any(str(name).endswith(OUTCOME) for name in classes)
-    heads = (None, kind) if kind != "none" else ("tokens", "vocabulary", "implicit")
+    is_outcome = head != "none" and any(str(name).endswith(OUTCOME) for name in classes)
+    heads = (None, head) if head != "none" else ("tokens", "vocabulary", "implicit")
     suitable = (is_outcome,) if classes else (True, False)  # values of Format.outcome
     fits = [f for f in all_formats() if f.head in heads and f.layer == layer and f.outcome in suitable]
     listed = " or ".join(f"format={f.name}" for f in fits) or "no known format"
-    if kind == "none":
+    if head == "none":
         listed += ", of a critic format=judge"
     what = "an outcome model" if is_outcome else "a checkpoint"
-    found = f"format={fmt.name} for {what} with the head {layer}.weight ({kind})"
+    found = f"format={fmt.name} for {what} with the head {layer}.weight ({head})"
     if fmt.name != "auto":
         is_right = fmt.head in heads and fmt.outcome in suitable
         expect(is_right, f"{where}: format", found, listed)
@@ -174,12 +178,14 @@ def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str)
 
 class ReleasedHead(nnx.Module):
     """A PRM whose step logits a subclass computes from the hidden states x_BTD, with the ids of its
-    verdicts' tokens; HeadScorer takes it as `head`."""
+    verdicts' tokens; HeadScorer reads it as a model with the head `head`."""
 
     head = "scalar"
 
     def __init__(self, model: PRM, *ids: int):
-        self.model, self.ids, self.cfg = model, ids, dataclasses.replace(model.cfg, head=self.head)
+        self.model = model
+        self.ids = ids
+        self.cfg = dataclasses.replace(model.cfg, head=self.head)
 
     def __call__(self, *args):
         return self.model(*args)
@@ -189,7 +195,8 @@ class TokenShareHead(ReleasedHead):
     """P(good) is the probability of the good verdict's token among the whole vocabulary (Granite's PRMs)."""
 
     def step_logits(self, x_BTD):
-        logit_BTV, (good,) = self.model.vocab_logits(x_BTD), self.ids
+        (good,) = self.ids
+        logit_BTV = self.model.vocab_logits(x_BTD)
         others_BTV = logit_BTV.at[..., good].set(-jnp.inf)
         return logit_BTV[..., good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
 
@@ -200,8 +207,9 @@ class TwoTokenHead(ReleasedHead):
     head = "binary"
 
     def step_logits(self, x_BTD):
-        model, ids = self.model, np.array(self.ids)
-        w_DC = model.embed[...][ids].T if model.unembed is None else model.unembed[...][:, ids]
+        ids = np.array(self.ids)
+        embed, unembed = self.model.embed, self.model.unembed
+        w_DC = embed[...][ids].T if unembed is None else unembed[...][:, ids]
         x_BTD, w_DC = x_BTD.astype(jnp.float32), w_DC.astype(jnp.float32)
         logit_BTC = jnp.matmul(x_BTD, w_DC, precision=jax.lax.Precision.HIGHEST)
         return soft_cap(self.cfg.logit_scale * logit_BTC, self.cfg.final_logit_softcap)

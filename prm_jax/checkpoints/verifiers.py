@@ -47,7 +47,7 @@ class OpenOptions:
     tokens: Count | None = None
     reference: str | None = None
     seed: Seed = 0  # of noise, and of the errors that a checker with faults misses
-    data: DictConfig | None = None  # data section of an embedded task: for exact values, and for its policy
+    data: DictConfig | None = None  # of an embedded task, for exact values and for its policy's likelihood
     task: str | None = None  # embedded task, for the checker; None: the one that `files` name
     files: tuple[str, ...] = ()
 
@@ -96,8 +96,10 @@ def open_verifier(name: str, options: OpenOptions):
         kind, *faults = built_in.groups()
         return exact_scorer(name, kind, [float(x) for x in faults if x], options)
     if named := with_format(name):
-        options, name = dataclasses.replace(options, format=named[0]), named[1]
-    fmt, is_server = options.format, name.startswith(SERVER)
+        fmt, name = named
+        options = dataclasses.replace(options, format=fmt)
+    fmt = options.format
+    is_server = name.startswith(SERVER)
     if fmt is None or fmt.critic is None:
         expected = "format=judge, genprm or thinkprm: a server is asked as a critic"
         expect(not is_server, f"{name}: format", fmt and fmt.name, expected)

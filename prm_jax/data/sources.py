@@ -28,7 +28,7 @@ from prm_jax.data.rows import (
     texts,
 )
 from prm_jax.launch.own import load_object
-from prm_jax.solutions import Packed, Solution, packed_solutions, relabel_after_error
+from prm_jax.solutions import Pickled, Solution, pickled_solutions, relabel_after_error
 
 READERS = {  # name -> the module of prm_jax/data with a function of this name
     "native": "sources",
@@ -64,11 +64,11 @@ def find_reader(name: str) -> Callable:
 
 def load(
     path, name: str, split: str | None = None, labels_required=False, **options
-) -> tuple[Packed, dict[str, int]]:
+) -> tuple[Pickled, dict[str, int]]:
     """(solutions, counts of events) of `load_placed`; `options` are those of `Reading`."""
     counts = collections.Counter()
     loaded = load_placed(path, Reading(name=name, **options), counts, split, labels_required)
-    return packed_solutions(solution for *_, solution in loaded), dict(counts)
+    return pickled_solutions(solution for *_, solution in loaded), dict(counts)
 
 
 def load_placed(

@@ -14,7 +14,7 @@ from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.sources import READERS, AfterError, Reading, load_placed
 from prm_jax.launch.config import Count, Positive, Rule, expect, parse
 from prm_jax.launch.files import read_json, sha256, write_json
-from prm_jax.solutions import Packed, Solution, packed_solutions
+from prm_jax.solutions import Pickled, Solution, pickled_solutions
 
 LabelKind = Literal["correctness", "value", "advantage"]
 FileList = Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")]
@@ -161,7 +161,7 @@ def load_files(cfg: FileData, labels_required: bool) -> Data:
         if path is None:
             continue
         hub_split = cfg.hub_split if path is cfg.hub else None
-        counts, solutions, digest = collections.Counter(), packed_solutions(), hashlib.sha256()
+        counts, solutions, digest = collections.Counter(), pickled_solutions(), hashlib.sha256()
         for place, row, solution in load_placed(path, cfg, counts, hub_split, labels_required):
             kind = row.get("label_kind")
             is_same = kind in (None, "unknown", cfg.label_kind)
@@ -189,10 +189,10 @@ def load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> 
         counts |= {f"{name}_{event}": n for event, n in data.counts.items()}
         fingerprints |= data.fingerprints
     train = itertools.chain(*(data.splits["train"] for data in parts.values()))
-    splits = {"train": packed_solutions(train)}
+    splits = {"train": pickled_solutions(train)}
     for side in ("validation", "test"):
         turns = itertools.zip_longest(*(data.splits[side] for data in parts.values()))
-        splits[side] = packed_solutions(s for turn in turns for s in turn if s is not None)
+        splits[side] = pickled_solutions(s for turn in turns for s in turn if s is not None)
     sizes = {name: len(data.splits["train"]) for name, data in parts.items()}
     return Data(splits, counts | count_overlaps(splits), fingerprints, sizes)
 
@@ -202,11 +202,11 @@ def assign_fold(problem: str, folds: int) -> int:
     return int(sha256(" ".join(problem.split()))[:16], 16) % folds
 
 
-def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "validation")) -> dict:
+def split_by_problem(solutions: Pickled, folds: int, fold: int, sides=("test", "validation")) -> dict:
     """Returns {train, *sides: solutions}: the first of `sides` is fold `fold`, the second the next one."""
     expect(folds > len(sides), "data.folds", folds, f"more, for train, {' and '.join(sides)}")
     expect(0 <= fold < folds, "data.fold", fold, f"0 to {folds - 1}")
-    splits = {side: packed_solutions() for side in ("train", *sides)}
+    splits = {side: pickled_solutions() for side in ("train", *sides)}
     for row, solution in zip(solutions.rows, solutions, strict=True):
         offset = (assign_fold(solution.problem, folds) - fold) % folds
         splits[sides[offset] if offset < len(sides) else "train"].rows.append(row)
