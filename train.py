@@ -6,10 +6,8 @@ model/ (config, tokenizer) and, at the end, summary.json."""
 import collections
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
-import operator
 import resource
 import sys
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 
 from prm_jax import packing, training
@@ -161,8 +160,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     check_divides(model_cfg, cfg.batch.rows, "batch.rows")
     model = init.make_model(cfg, model_cfg)
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
-    n_all = count_parameters(model, ...)
-    n_trained = count_parameters(model, opt.wrt)
+    n_all, n_trained = (optax.tree.size(nnx.state(model, which)) for which in (..., opt.wrt))
     expect(n_trained > 0, "optimizer.trainable", cfg.optimizer.trainable, "all or lora: no step head trains")
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
     processes = "1 process" if jax.process_count() == 1 else f"{jax.process_count()} processes"
@@ -224,10 +222,6 @@ def add_reference(cfg: TrainConfig, model: PRM, source: packing.TrainingRows, va
     return both[len(used) :]
 
 
-def count_parameters(model: PRM, which) -> int:
-    return sum(x.size for x in jax.tree.leaves(nnx.state(model, which)))
-
-
 class Tokenised(NamedTuple):
     """What is trained and measured on."""
 
@@ -270,7 +264,8 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) 
     about = {"fmt": fmt, "tokenizer": tokenizer, "objective": cfg.objective}
     about |= {"limit": limit, "too_long": too_long}
     rest = iter(solutions)
-    trains, parts = [], {}
+    trains = []
+    parts = {}
     counts = collections.Counter()
     for source, n in (data.parts or {"": len(solutions)}).items():
         made, lost = make_examples(itertools.islice(rest, n), **about, outcome_at=cfg.outcome_at)
@@ -278,11 +273,10 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) 
         counts.update({f"train_{name}": n_lost for name, n_lost in lost.items()})
         if source:
             parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
-    train = functools.reduce(operator.add, trains)
     held_out = data.splits["validation"][: cfg.eval.solutions]
     validation, lost = make_examples(held_out, **about)  # measured at the last step, whatever outcome_at
     counts.update({f"validation_{name}": n_lost for name, n_lost in lost.items()})
-    return Tokenised(train, validation, parts, data.counts | counts)
+    return Tokenised(sum(trains[1:], trains[0]), validation, parts, data.counts | counts)
 
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, held_out, label_kind) -> dict:
@@ -353,9 +347,8 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
     """Whether this evaluation beats the best so far, or is the first; a lower loss is better."""
     name = f"eval_{by}"
     expect(name in scores, "eval.best_by", by, "a number that the validation split defines")
-    if "best_step" not in best:
-        return True
-    return scores[name] < best[name] if by == "loss" else scores[name] > best[name]
+    sign = -1 if by == "loss" else 1
+    return "best_step" not in best or sign * (scores[name] - best[name]) > 0
 
 
 def validate(cfg: TrainConfig, model: PRM, batches, label_kind: str) -> dict[str, float]:

@@ -83,12 +83,6 @@ def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return mean_p, mean_y, count
 
 
-def reliability_table(p, y) -> dict[str, list]:
-    """`reliability` by name, ready for JSON."""
-    names = "mean_score", "mean_label", "n"
-    return {name: x.tolist() for name, x in zip(names, reliability(p, y), strict=True)}
-
-
 def ece(p, y, bins: int = 15) -> float:
     """Expected calibration error of P(good), sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017)."""
     mean_p, mean_y, count = reliability(p, y, bins)
@@ -99,11 +93,6 @@ def predict_first_error(scores: Sequence[float], threshold: float = 0.5) -> int:
     """0-based index of the first step with P(good) < threshold, -1 if there is none."""
     is_bad = _checked(scores, scores)[0] < threshold
     return int(is_bad.argmax()) if is_bad.any() else -1
-
-
-def first_error_accuracy(predicted, label) -> float:
-    """Share of solutions whose predicted first error (index or -1) is the label, in [0, 1]; nan if empty."""
-    return mean(np.equal(*_checked(predicted, label)))
 
 
 def first_error_f1(predicted, label) -> dict[str, float]:
@@ -172,7 +161,7 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
         "tail_miss_rate": mean(p[~is_good] > TAIL_SCORE),
         "brier": brier(p, y),
         "ece": ece(p, y),
-        "first_error_accuracy": first_error_accuracy(predicted, first_error),
+        "first_error_accuracy": mean(np.equal(predicted, first_error)),
         **{f"first_error_{name}": x for name, x in processbench.items()},
         "within_problem_auroc": within_problem_auroc(lowest, first_error == -1, ids),
         "n_steps": len(p),

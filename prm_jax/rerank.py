@@ -170,12 +170,6 @@ def expectation(p_PN, value_PN):
 
 
 @jax.jit
-def kl_divergence(p_PN, ref_PN):
-    """KL(p || ref) in nats per problem, of two normalised distributions."""
-    return expectation(p_PN, jnp.log(p_PN) - jnp.log(ref_PN))
-
-
-@jax.jit
 def mean_score(p_PN, score_PN, eligible_PN=None):
     """The mean score under a distribution, over the eligible candidates with a finite score, or nan."""
     counts_PN = jnp.isfinite(score_PN) if eligible_PN is None else jnp.isfinite(score_PN) & eligible_PN
@@ -200,8 +194,7 @@ def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Rew
     only at beta = inf, or where no other candidate is in ref. KL = reward / beta - log Z where all scores are
     finite. At beta = 0 log Z is its limit: ±inf, or log ref(arg max) where the maximum is 0. A nan score
     makes its problem nan."""
-    given_PN = as_float(score_PN)
-    exists_PN = all_or(mask_PN, score_PN)
+    given_PN, exists_PN = as_float(score_PN), all_or(mask_PN, score_PN)
     score_PN = rank_scores(given_PN, eligible_PN, mask_PN, rounded=False)
     ref_PN = jnp.where(exists_PN, 1.0 if ref_PN is None else as_float(ref_PN), 0.0).astype(score_PN.dtype)
     total_P1 = ref_PN.sum(-1, keepdims=True)
@@ -279,8 +272,7 @@ def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
 
     The product is symmetric in n and r, so the one of fewer factors is taken: right to 2e-7 in float32 at N =
     1,860, where binomials by `gammaln` are off by 8e-3."""
-    size_n = subset_sizes(size_n, N)
-    count = jnp.asarray(N if count is None else count)
+    size_n, count = subset_sizes(size_n, N), jnp.asarray(N if count is None else count)
     # all_N: n in rows, r or k in columns. XLA would fold a numpy constant's product for minutes.
     all_N = jnp.arange(N + 1)
     left_N = count - jnp.arange(N)
@@ -356,10 +348,9 @@ def solution_scores(logits: Sequence[np.ndarray], aggregator: str, rounded: bool
 
 
 def default_aggregator(scorer, purpose: str) -> str:
-    """The aggregator where no key names one: `rank` of finished solutions, or `search`. An outcome model
-    judges after the last step, and in a search a value at the last step has judged what can still come.
-    Of other scores `min` ranks without regard to length; a search compares prefixes of like length, by
-    `prod`, the chance that all their steps are right."""
+    """The aggregator where no key names one. An outcome model judges after the last step, and in a search a
+    value at the last step has judged what can still come. Else a `rank` is by `min`, whatever the lengths,
+    and a `search` compares prefixes of like length by `prod`, the chance that all their steps are right."""
     is_value = purpose == "search" and scorer.label_kind in ("value", "advantage")
     if scorer.objective == "orm" or is_value:
         return "last"

@@ -100,8 +100,7 @@ def count_targets(batch):
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool = False):
     """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by
-    `count_targets` of the global batch; with `logits` also logit_BT of its steps. n: L, or T where only
-    step ends are read."""
+    `count_targets` of the global batch; with `logits` also logit_BT of its steps. n: L, or T."""
     has_lm = cfg.objective == "lm" or cfg.lm_weight > 0
     all_tokens = has_lm or cfg.objective == "implicit"
     read_BT = None if all_tokens else batch["step_end"]
@@ -146,8 +145,7 @@ def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
 def combine(terms, batch, cfg: LossConfig):
     """(loss, the numbers to log) from summed terms and the global batch."""
     n_steps, n_next = (jnp.maximum(n, 1) for n in count_targets(batch))
-    step = terms["step"] / n_steps
-    lm = terms["lm"] / n_next
+    step, lm = terms["step"] / n_steps, terms["lm"] / n_next
     loss = lm if cfg.objective == "lm" else step + cfg.lm_weight * lm
     accuracy = terms["right"] / (n_next if cfg.objective == "lm" else n_steps)
     return loss, {"loss": loss, "step_loss": step, "lm_loss": lm, "accuracy": accuracy}

@@ -70,9 +70,9 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
     N = answer_PN.shape[-1]
     if N > EXACT_VOTE_SIZE:
         raise ValueError(f"{N} candidates, expected at most {EXACT_VOTE_SIZE}: use vote_curve")
-    gold_PN = as_float(gold_PN)
-    size_n = subset_sizes(size_n, N)
-    choose_kk = _scaled_binomials(N)
+    gold_PN, size_n = as_float(gold_PN), subset_sizes(size_n, N)
+    # Row m of Pascal's triangle over 2^(m/2), so that products stay within float32's range.
+    choose_kk = np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
 
     def one(problem):
         answer_N, gold_N, votes_N, count = problem
@@ -91,11 +91,6 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
     return jax.lax.map(one, problems, batch_size=16)
 
 
-def _scaled_binomials(N: int) -> np.ndarray:
-    """choose_kk: row m of Pascal's triangle over 2^(m/2), so that products stay within float32's range."""
-    return np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
-
-
 def _votes_of_size(c_N, m_N, gold_N, rest_N, choose_kk):
     """won_k: the sum over pairs (c, group of m members) of gold times the ways to draw k in which it wins.
 
@@ -103,15 +98,13 @@ def _votes_of_size(c_N, m_N, gold_N, rest_N, choose_kk):
     which nobody has more than c, and won_uk the sum of gold times those in which one of the groups so far
     wins. They are one array, both_xuk, so that a product serves both. With the next c they begin anew, and
     what was won is added up."""
-    N = len(c_N)
-    dtype = gold_N.dtype
+    N, dtype = len(c_N), gold_N.dtype
     place_k = np.arange(N + 1)
     lag_kk = place_k - place_k[:, None]  # places that a group takes when k become k'
     ways_kkk = jnp.asarray(np.where(lag_kk >= 0, choose_kk[:, np.maximum(lag_kk, 0)], 0.0), dtype)
     choose_kk = jnp.asarray(choose_kk, dtype)
     node_u, quad_u = np.polynomial.legendre.leggauss((N + 1) // 2)
-    u_u1 = jnp.asarray((node_u[:, None] + 1) / 2, dtype)
-    quad_u = jnp.asarray(quad_u / 2, dtype)
+    u_u1, quad_u = jnp.asarray((node_u[:, None] + 1) / 2, dtype), jnp.asarray(quad_u / 2, dtype)
 
     def add_group(carry, pair):
         both_xuk, total_k, c_before = carry
@@ -139,8 +132,7 @@ def vote_curve(
 ):
     """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random
     n-subsets, whose standard error is at most .5 / sqrt(draws) a problem."""
-    gold_PN = as_float(gold_PN)
-    exists_PN = all_or(mask_PN, answer_PN)
+    gold_PN, exists_PN = as_float(gold_PN), all_or(mask_PN, answer_PN)
     P, N = gold_PN.shape
     size_n = subset_sizes(size_n, N)
     index_N = jnp.arange(N, dtype=jnp.uint32)

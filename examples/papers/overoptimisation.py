@@ -3,6 +3,7 @@
 python -m examples.papers.run overoptimisation --redraw       # README.md: its question, what was expected
 """
 
+import jax.numpy as jnp
 import numpy as np
 
 from examples.papers.implicit import scorer_of, share_solved
@@ -61,7 +62,8 @@ def reward_against_kl(pool: Pool, scorer: str) -> dict[str, dict]:
     best = []
     for n in 2 ** np.arange(score_PN.shape[1].bit_length()):
         weight_PN = rerank.winner_probs(score_PN, n, able_PN, present_PN)
-        best.append((weight_PN, rerank.kl_divergence(weight_PN, uniform_PN)))
+        kl_P = rerank.expectation(weight_PN, jnp.log(weight_PN) - jnp.log(uniform_PN))
+        best.append((weight_PN, kl_P))
     return {"reweighted": tilted, "best_of_n": measure(best)}
 
 

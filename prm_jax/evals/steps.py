@@ -17,7 +17,7 @@ from prm_jax.evals.task import Task
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect
 from prm_jax.launch.progress import print_counts
-from prm_jax.metrics import auroc, problem_numbers, reliability_table, step_metrics
+from prm_jax.metrics import auroc, problem_numbers, reliability, step_metrics
 from prm_jax.solutions import Solution
 
 # Counts that are no loss, or are said elsewhere, in report.txt alone.
@@ -90,7 +90,8 @@ class Steps(Task):
 
 def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
     """Every number of one verifier; `number` names its files."""
-    scorer, (data_cfg, run_seed) = verifiers.open_scorer(setup, name), verifiers.data_of(setup, name)
+    scorer = verifiers.open_scorer(setup, name)
+    data_cfg, run_seed = verifiers.data_of(setup, name)
     kind = data_cfg.label_kind
     data = load_evaluation(data_cfg, run_seed, policy_pool, named=setup.data.name != "of_run")
     check_unchanged(setup.folder, data.fingerprints)
@@ -123,12 +124,13 @@ def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
 
 def step_results(threshold: float, kind: str, test: list[Solution], p: list[np.ndarray]) -> dict:
     """Numbers of P(step good) on solutions with labels of this kind, and the figures' curves."""
-    labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
+    labels = [s.labels for s in test]
     p_n, y_n = of_labelled_steps(p, test, kind), of_labelled_steps(labels, test, kind)
     histograms = {"good": p_n[y_n >= 0.5], "bad": p_n[y_n < 0.5]}
+    curve = zip(("mean_score", "mean_label", "n"), reliability(p_n, y_n), strict=True)
     return {
-        **step_metrics(p, labels, problems, threshold, kind),
-        "reliability": reliability_table(p_n, y_n),
+        **step_metrics(p, labels, problem_numbers(s.problem for s in test), threshold, kind),
+        "reliability": {name: x.tolist() for name, x in curve},
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
 

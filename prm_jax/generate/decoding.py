@@ -95,8 +95,7 @@ class Stops(NamedTuple):
 
 def empty_rows(places: int, max_tokens: int) -> dict[str, np.ndarray]:
     """What is known of each place's sample beside its cache."""
-    zeros_B = np.zeros(places, np.int32)
-    zeros_Bt = np.zeros((places, max_tokens), np.int32)
+    zeros_B, zeros_Bt = np.zeros(places, np.int32), np.zeros((places, max_tokens), np.int32)
     return {
         "number": zeros_B,  # by which the caller knows it
         "id": zeros_B,  # its last token
@@ -199,8 +198,7 @@ class Places:
 
     def prefill(self, prompts: Sequence[tuple], P: int, L: int) -> tuple:
         """Computes prompts of at most L ids, padded to P of L."""
-        ids_PL = np.zeros((P, L), np.int32)
-        first_P = np.full(P, L, np.int32)
+        ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
         for p, ids in enumerate(prompts):
             first_P[p] = L - len(ids)
             ids_PL[p, first_P[p] :] = ids

@@ -40,8 +40,7 @@ from prm_jax.protocols import Continuation, Prefix
 SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two: a few shapes serve all
 # What fills a CPU's products: the places times the model's width. With fewer than LEAST a program of their
 # own does not pay, and XLA sums products in another order; more than FULL are no faster.
-LEAST = 1 << 13
-FULL = 1 << 15
+LEAST, FULL = 1 << 13, 1 << 15
 # Slots by which the cache grows: attention reads all of it, and a step is seldom long.
 ROOM = {"end": 64, "step": 16}
 

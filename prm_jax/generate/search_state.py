@@ -47,12 +47,11 @@ class SearchState:
     per_solution: float = 0.0
 
     def __post_init__(self):
-        P = len(self.problems)
         greedy = dataclasses.replace(self.policy.sampling, temperature=0)
         self.greedy = dataclasses.replace(self.policy, sampling=greedy)
         self.nodes: list[list[Node]] = [[] for _ in self.problems]  # the scored nodes of each problem
-        self.tokens_P = np.zeros(P, int)  # policy tokens, lookahead included
-        self.prefixes_P = np.zeros(P, int)  # number of continued prefixes
+        self.tokens_P = np.zeros(len(self.problems), int)  # policy tokens, lookahead included
+        self.prefixes_P = np.zeros_like(self.tokens_P)  # number of continued prefixes
         self.steps = 0  # continuations to the end of a step, and their tokens
         self.step_tokens = 0
         self.scores: dict[Prefix, np.ndarray] = {}  # log-odds: no text is scored twice

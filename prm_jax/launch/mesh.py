@@ -52,17 +52,15 @@ def row_shards() -> int:
 
 
 def pad_rows(n: int, most: int) -> int:
-    """The power of two, at most `most`, to which n rows are padded, or more to split them evenly: a few
-    shapes serve all."""
+    """The power of two that the mesh splits, at most `most`, to which n rows are padded: few shapes serve."""
     shards = row_shards()
     return min(most, -(-(1 << (n - 1).bit_length()) // shards) * shards)
 
 
 def check_divides(model_cfg, rows: int, key: str):
     """InputError where the mesh in use cannot split the rows of a batch or the heads of the model evenly."""
-    n = row_shards()
+    n, tensor = row_shards(), jax.sharding.get_mesh().shape.get("tensor", 1)
     expect(rows % n == 0, key, rows, f"a multiple of {n} (mesh.data x mesh.fsdp)")
-    tensor = jax.sharding.get_mesh().shape.get("tensor", 1)
     for name in ("heads", "kv_heads"):
         heads = getattr(model_cfg, name)
         expect(heads % tensor == 0, "mesh.tensor", tensor, f"a divisor of the model's {heads} {name}")

@@ -212,8 +212,7 @@ class Trainer:
         return {}
 
     def roll_out(self, step: int) -> tuple[list[Rollout], np.ndarray]:
-        """(the roll-outs of a step, right_N); up to `resample` batches more until enough groups are kept
-        (DAPO)."""
+        """(roll-outs of a step, right_N); up to `resample` batches more until enough groups stay (DAPO)."""
         cfg = self.cfg
         train = self.problems.train
         rollouts = []

@@ -100,9 +100,7 @@ class RolloutLayout:
         return padded([x_RL[row, place_L] for row, place_L in self.places])
 
 
-def lay_out(
-    rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, share: bool = True
-) -> RolloutLayout:
+def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, share=True) -> RolloutLayout:
     """The layout in micro-batches of `rows` rows, as many as `most` roll-outs need at worst."""
     sequences = [np.concatenate([r.prompt_L, r.ids_L]) for r in rollouts]
     packs = plan_rows(sequences, row_tokens, share)
