@@ -23,7 +23,7 @@ from prm_jax import packing, training
 from prm_jax.checkpoints import hf_config, init
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
-from prm_jax.data.splits import Data, TaskData, data_config, load_splits
+from prm_jax.data.splits import Data, FileData, TaskData, data_config, load_splits
 from prm_jax.data.units import probability
 from prm_jax.examples import Example, make_examples, row_limit
 from prm_jax.formats import Format, policy_format
@@ -142,7 +142,10 @@ def main(cfg) -> float:
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`.
     Returns the best validation value of `eval.best_by`."""
-    data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
+    policy_pool = None
+    if not isinstance(data_cfg, FileData):  # files need no policy
+        from prm_jax.generate.samples import policy_pool
+    data = load_splits(data_cfg, cfg.seed, policy_pool, labels_required=cfg.objective == "prm")
     data.record(texts / "data.json")
     tokenizer = init.make_tokenizer(cfg, data.splits["train"])
     model_cfg = init.read_model_config(cfg, tokenizer)
@@ -244,13 +247,6 @@ def choose_sharing(cfg: TrainConfig, data_cfg, window: int | None, examples: Tok
     share = saved >= packing.WORTH_SHARING
     print(f"prefixes    {'shared' if share else 'not shared'}: that saves about {saved:.0%} of the tokens")
     return share
-
-
-def draw_samples(*args):
-    """The samples of an embedded task's policy, as `policy_pool` draws them."""
-    from prm_jax.generate.samples import policy_pool  # not above: training on files needs no policy
-
-    return policy_pool(*args)
 
 
 def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) -> Tokenised:

@@ -150,12 +150,6 @@ class Cache(NamedTuple):
     visible_until_BS: jax.Array  # last slot that sees each slot's token; -1 where there is none yet
     length_B: jax.Array  # number of filled slots
 
-    def next_slots(self, visible_until_BL):
-        """The slots of a row's next tokens, slot_BL, and visible_until_BS with theirs."""
-        B, L = visible_until_BL.shape
-        slot_BL = self.length_B[:, None] + jnp.arange(L)
-        return slot_BL, self.visible_until_BS.at[jnp.arange(B)[:, None], slot_BL].set(visible_until_BL)
-
     def take(self, row_b):
         """A copy of rows row_b: a prompt once for each of its samples, or the rows that go on."""
         return jax.tree.map(lambda x_B: x_B[row_b], self)
@@ -314,7 +308,11 @@ class PRM(nnx.Module):
         slot_BL, visible_until_BS = None, visible_until_BL
         x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:
-            slot_BL, visible_until_BS = cache.next_slots(visible_until_BL)
+            B, L = ids_BL.shape
+            slot_BL = cache.length_B[:, None] + jnp.arange(L)
+            visible_until_BS = cache.visible_until_BS.at[jnp.arange(B)[:, None], slot_BL].set(
+                visible_until_BL
+            )
             has_slot_BL = slot_BL < visible_until_BS.shape[1]
             x_BLD = jnp.where(has_slot_BL[..., None], x_BLD, jnp.nan)
         rope, local_rope = ropes or self.ropes(pos_BL)

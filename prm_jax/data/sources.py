@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -56,12 +56,6 @@ class Reading:
     columns: dict[str, str] | None = None
 
 
-def find_reader(name: str) -> Callable:
-    if name not in READERS:
-        return load_object("data.name", name)
-    return getattr(importlib.import_module(f"prm_jax.data.{READERS[name]}"), name)
-
-
 def load(
     path, name: str, split: str | None = None, labels_required=False, **options
 ) -> tuple[Pickled, dict[str, int]]:
@@ -77,7 +71,10 @@ def load_placed(
     """Yields (the row's place in an error, row, solution) of a file, several files or (with `split`) a
     Hugging Face data set, and adds events to `counts`. Duplicates repeat problem, steps, labels, ratings and
     outcome. InputError names file, line and field."""
-    read = find_reader(reading.name)
+    if name := READERS.get(reading.name):
+        read = getattr(importlib.import_module(f"prm_jax.data.{name}"), reading.name)
+    else:
+        read = load_object("data.name", reading.name)
     takes = inspect.getfullargspec(read).kwonlyargs
     options = {name: getattr(reading, name) for name in takes}
     seen = set()  # 64 bits stand for a solution: two of ten million have the same with chance 3e-6

@@ -48,9 +48,6 @@ class GradedPool:
     groups: list | None = None  # of equal answers; None: those of the same text
     labels: dict | None = None  # {(problem, steps): exact labels}
 
-    def arrays(self):
-        return pool_arrays(self.problems, self.groups, self.labels)
-
 
 class BestOfN(Task):
     Config = Config
@@ -60,13 +57,15 @@ class BestOfN(Task):
         return self.cfg.input is None
 
     def run(self, setup: Setup) -> dict:
-        cfg, checkpoints, scored_by = self.cfg, list(setup.checkpoints), {}
+        cfg = self.cfg
+        checkpoints = list(setup.checkpoints)
+        scored_by = {}
         if cfg.input is None:
             graded, outcome_model = fresh_pool(setup, cfg)
             checkpoints += [outcome_model] if outcome_model else []
         else:
             graded = stored_pool(cfg, keep=bool(checkpoints or cfg.checker))
-        pool = graded.arrays()
+        pool = pool_arrays(graded.problems, graded.groups, graded.labels)
         for name, n in pool.lacking.items():
             print(f"scores      {name}: left out, {n} candidates have none")
         wanted = list(pool.scores) if cfg.scores is None else cfg.scores
@@ -162,7 +161,8 @@ def fresh_pool(setup: Setup, cfg: Config) -> tuple[GradedPool, str | None]:
     """(fresh solutions of unseen problems of the first run's task with the exact labels of their steps, the
     outcome model that is scored beside the verifiers)."""
     data_cfg = verifiers.task_data(setup)
-    fresh, seed = cfg.fresh, setup.cfg.seed + 1  # 0 draws the test split of the step metrics
+    fresh = cfg.fresh
+    seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics
     drawn = tasks.sample_pool(data_cfg, fresh.problems, fresh.candidates, "test", seed, policy_pool)
     problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(drawn)]
     task = tasks.find_task(data_cfg.name)
@@ -206,7 +206,7 @@ def seeds_of_one_setting(results: dict) -> list[dict]:
     tables, numbers = headline_tables(results), {}
     for scorer in results["verifiers"]:
         table = tables[scorer]
-        *sizes, N = table["best_of_n"]
+        *sizes, N = table["best_of_n"]  # 1, 2, 4, 8, ..., of which every second from 4 is shown
         numbers[scorer] = {f"best_of_{n}": table["best_of_n"][n] for n in [*sizes[2::2], N]}
         for column, rule in (("best_with_policy_of", "with_policy"), ("weighted_vote_of", "weighted_vote")):
             if rule in table:

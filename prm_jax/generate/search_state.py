@@ -59,10 +59,8 @@ class SearchState:
     def row(self, node: Node) -> Prefix:
         return self.problems[node.problem], node.steps
 
-    def write(
-        self, nodes: Sequence[Node], n: int, stop="step", policy: Policy | None = None
-    ) -> list[list[Node]]:
-        """n continuations of each node, without scores."""
+    def write(self, nodes: Sequence[Node], n: int, stop="step", policy=None) -> list[list[Node]]:
+        """n continuations of each node, without scores; `policy`: another one than the state's."""
         policy = policy or self.policy
         numbers, written = [], []
         for node in nodes:
