@@ -138,8 +138,8 @@ def encode_together(fmt: Format, tokenizer, rows: list[Prefix]) -> Iterator[Toke
         prefix = fmt.prefix.replace("{problem}", problem)
         if fmt.outcome:
             yield encode_outcome(fmt, tokenizer, prefix, steps)
-        else:
-            yield encode_text(fmt, tokenizer, prefix, steps, mark_id, where)
+            continue
+        yield encode_text(fmt, tokenizer, prefix, steps, mark_id, where)
 
 
 def encode_text(fmt: Format, tokenizer, text: str, steps: tuple[str, ...], mark_id, where: str) -> Tokens:

@@ -217,7 +217,8 @@ def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Rew
 
 @functools.partial(jax.jit, static_argnames=("ties",))
 def best_of_n(score_PN, gold_PN, eligible_PN=None, mask_PN=None, size_n=None, *, ties: str = "share"):
-    """Expected gold of the best-scored of n candidates, curve_Pn, the mean over all C(N, n) subsets.
+    """Expected gold of the best-scored of n candidates, curve_Pn, the mean over all C(N, n) subsets. Of the
+    score gold, 0 or 1, it is pass@n = 1 - C(N - c, n) / C(N, n), c of N right (Chen et al. 2021).
 
     E_n = sum_i C(N - i, n - 1) / C(N, n) gold_(i), sorted from the best, i = 1..N (Nakano et al. 2021,
     appendix I). Tied candidates share: each counts with the mean of its block. size_n: sizes within 1..N,
@@ -283,14 +284,6 @@ def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
     drawn_nN = jnp.where(left_N > 0, jnp.minimum(taken_n[:, None] / jnp.maximum(left_N, 1), 1.0), 0.0)
     weight_nN = none_nr[taken_n, :-1] * drawn_nN.astype(dtype)
     return jnp.where(((size_n >= 1) & (size_n <= N))[:, None], weight_nN, jnp.nan)
-
-
-@jax.jit
-def pass_at_n(right_PN, eligible_PN=None, mask_PN=None, size_n=None):
-    """pass@n = 1 - C(N - c, n) / C(N, n), curve_Pn, c of the N candidates right (Chen et al. 2021).
-
-    Best-of-n whose score is right_PN itself, 0 or 1: a sum of positive terms, precise where it is small."""
-    return best_of_n(right_PN, right_PN, eligible_PN, mask_PN, size_n)
 
 
 # Ranks, ties and arguments; votes.py takes them too

@@ -273,7 +273,8 @@ def test_e2_proxy_equal_to_gold_is_pass_at_n(precision):
 
     # Averaged over c ~ Binomial(64, .02) pass@n is 1 - .98^n, without bias; the plug-in gives .250 at 16.
     M, size_n = 64, np.array([1, 2, 16, 32, 64])
-    all_Pn = np.asarray(rerank.pass_at_n(np.arange(M) < np.arange(M + 1)[:, None], size_n=size_n))
+    right_PN = 1.0 * (np.arange(M) < np.arange(M + 1)[:, None])
+    all_Pn = np.asarray(best_of_n(right_PN, right_PN, size_n=size_n))
     chance_P = np.array([math.comb(M, c) * 0.02**c * 0.98 ** (M - c) for c in range(M + 1)])
     np.testing.assert_allclose(chance_P @ all_Pn, 1 - 0.98**size_n, atol=tol)
 

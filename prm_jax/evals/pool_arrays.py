@@ -72,8 +72,7 @@ def pool_arrays(
     """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts
     unless a checker has grouped them. step_labels: {(problem text, steps): correctness labels}."""
     counts, rows, labels = [], [], []
-    scores = collections.defaultdict(lambda: array("d"))
-    units = collections.defaultdict(set)
+    scores, units = collections.defaultdict(lambda: array("d")), collections.defaultdict(set)
     having = collections.Counter()  # {name: number of candidates with its scores}
     votes_apart = 0
     for p, problem in enumerate(problems):

@@ -131,7 +131,7 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
         if known_P.any() and not known_P.all():
             apart = choices["best_of_n"][~known_P, -1].mean()
             parts["unseen"][name] = {"n_problems": int((~known_P).sum()), "solved": float(apart)}
-    oracle = measurement.at_sizes(rerank.pass_at_n(pool.right_PN, pool.eligible_PN, measurement.mask_PN))
+    oracle = measurement.selection(pool.right_PN, pool.right_PN)  # pass@n
     return {
         "n_problems": len(pool.right_PN),
         "n_candidates": measurement.N,
