@@ -142,8 +142,8 @@ def may_share(cfg, row_tokens: int) -> bool:
 
 def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int) -> list[list[int]]:
     """First-fit packing in this order, among the OPEN newest rows: lists of indices that share a row."""
-    packs, n = [], len(order)
-    free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
+    packs = []
+    free_tokens, free_steps = np.full(len(order), row_tokens), np.full(len(order), step_slots)
     for i in order:
         recent = slice(max(0, len(packs) - OPEN), len(packs))
         fits = (free_tokens[recent] >= token_counts[i]) & (free_steps[recent] >= step_counts[i])
@@ -160,9 +160,9 @@ def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> list[list[int]]:
     """Rows that share prefixes: lists of indices. Depth first, each sequence goes to that one of the OPEN
     newest rows where it adds the fewest tokens, of several to the fullest: a row holds few problems, and
     small ones fill the gaps of large ones."""
-    rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
-    free = np.full(n, row_tokens)
-    common = np.zeros(n, int)  # of each row's last sequence with this one
+    rows, last_L = [], np.zeros(0, np.int32)
+    free = np.full(len(sequences), row_tokens)
+    common = np.zeros(len(sequences), int)  # of each row's last sequence with this one
     for i in depth_first(sequences):
         ids_L = sequences[i]
         # In depth-first order two sequences share what all sequences between them share.

@@ -174,12 +174,11 @@ def outcome(pool: list[Problem], inputs: SearchInputs, aggregator: str) -> dict:
     arrays = inputs.arrays(pool)
     step_PNT, mask_PNT, unit = log_scores(arrays, "search", arrays.unit("search", "logit"))
     score_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit)
-    present_PN = arrays.present_PN
-    size = np.array([present_PN.shape[1]])
-    best_P1 = rerank.best_of_n(score_PN, arrays.right_PN, arrays.eligible_PN, present_PN, size)
+    size = np.array([arrays.present_PN.shape[1]])
+    best_P1 = rerank.best_of_n(score_PN, arrays.right_PN, arrays.eligible_PN, arrays.present_PN, size)
     vote_P = np.zeros(len(pool))  # where a budget pays for no answer at all nobody has a vote
     if arrays.answer_PN is not None:
-        weight_PN = votes.vote(arrays.answer_PN, score_PN, present_PN)
+        weight_PN = votes.vote(arrays.answer_PN, score_PN, arrays.present_PN)
         vote_P = np.asarray(rerank.expectation(weight_PN, arrays.right_PN))
     tokens = [problem.policy_tokens for problem in pool]
     unfinished = sum(not any(c.finished for c in problem.candidates) for problem in pool)

@@ -150,13 +150,16 @@ class Policy:
         B = len(places.taken_B)
         few = max(1, B // 8)
         by_length = sorted(requests, key=padded_length)  # among equals the order stays
-        for L, prompts in itertools.groupby(by_length, padded_length):
-            for group in batched(list(prompts), max(1, self.batch_rows // n)):
+        at_once = max(1, self.batch_rows // n)
+        for L, alike in itertools.groupby(by_length, padded_length):
+            prompts = list(alike)
+            for i in range(0, len(prompts), at_once):
+                group = prompts[i : i + at_once]
                 P = mesh.pad_rows(max(len(group), min(32, 512 // L), 1), self.batch_rows)
                 computed = places.prefill(group, P, L)
                 first = len(draws)
                 for p, ids in enumerate(group):
-                    draws += [Draw(p, i, j) for i in requests[ids] for j in range(n)]
+                    draws += [Draw(p, prefix, j) for prefix in requests[ids] for j in range(n)]
                 waiting = range(first, len(draws))
                 while waiting:
                     free = int(places.rows["done"].sum())
@@ -189,10 +192,6 @@ class Policy:
             reason = "eos" if is_end else "stop"
         logp_T = step_sums(self.format, [self.token_texts[i] for i in ids_L], logp_L, text)
         return Continuation(ids_L, logp_L, text, reason, logp_T)
-
-
-def batched(items: Sequence, size: int) -> Iterator[Sequence]:
-    return (items[i : i + size] for i in range(0, len(items), size))
 
 
 def padded_length(ids: Sequence[int]) -> int:

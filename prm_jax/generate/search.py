@@ -114,8 +114,7 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
     if not per_solution:  # a server's empty texts would never spend the budget
         return
     P = len(state.problems)
-    unit = per_solution * METHODS[method].cost(options)  # tokens a unit of width
-    measured = unit
+    unit = measured = per_solution * METHODS[method].cost(options)  # tokens a unit of width
     for problems in filter(None, (list(range(0, P, 2)), list(range(1, P, 2)))):
         left = budget * P - state.tokens_P.sum()
         width = max(1.0, min(budget, left / len(problems)) / measured)

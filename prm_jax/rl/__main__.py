@@ -150,7 +150,6 @@ class Trainer:
         with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
             for step in range(newest + 1, cfg.steps + 1):
                 is_last = step == cfg.steps
-                is_best = False
                 record = require_finite(step, self.learn(step)) if step else {}
                 received = int(max_over_processes(stop.received or 0))
                 is_stopping = received and not is_last
@@ -160,7 +159,7 @@ class Trainer:
                     record |= state["last"]
                     pass_at_1 = record["eval_pass_at_1"]
                     bar.write(f"step {step:>6}  pass@1 {pass_at_1:.3f}", file=sys.stderr)
-                    is_best = step > 0 and pass_at_1 > state["best_pass_at_1"]
+                is_best = evaluates and step > 0 and pass_at_1 > state["best_pass_at_1"]
                 if step == 0:
                     state["before"] = record
                 if is_best:
