@@ -37,17 +37,11 @@ class Encoded:
     start: int  # that of the solution's first token
 
 
-def encode(
-    fmt: Format,
-    tokenizer,
-    rows: Iterable[Prefix],
-    end: bool = False,
-    unwritten: collections.Counter | None = None,
-) -> list[Encoded]:
+def encode(fmt: Format, tokenizer, rows: Iterable[Prefix], end=False, unwritten=None) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the token that ends a turn or a text, for language-model
-    training. What `count_unwritten` returns is added to `unwritten`. InputError if a step or the separator
-    has no token, a mark fused with text, marks and steps differ in number, or, in a text tokenised together,
-    a problem or step contains the separator."""
+    training. What `count_unwritten` returns is added to the Counter `unwritten`. InputError if a step or the
+    separator has no token, a mark fused with text, marks and steps differ in number, or, in a text tokenised
+    together, a problem or step contains the separator."""
     expect(fmt.name != "auto", "format", "auto", "the name of a convention, unless a checkpoint says it")
     fmt = with_pad(fmt, tokenizer)
     # A chat template writes its own beginning.
