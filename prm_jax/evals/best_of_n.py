@@ -76,7 +76,7 @@ class BestOfN(Task):
             taken = pool.scores.keys() | pool.lacking.keys()
             problems, scored_by = score_pool(setup, checkpoints, graded.problems, taken)
             pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
-            pool = dataclasses.replace(graded, problems=problems).arrays()
+            pool = pool_arrays(problems, graded.groups, graded.labels)
             print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
         scorers = [*scored_by, *stored]
         if POLICY in pool.scores and POLICY not in scorers:  # what nobody taught stands beside it
