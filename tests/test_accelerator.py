@@ -13,7 +13,7 @@ from jax.export import DisabledSafetyCheck, export
 
 from prm_jax import bench
 from prm_jax.attention import attend, dense
-from prm_jax.generate.decoding import Stops, decode, empty_rows, insert, prefill, resize, unpack
+from prm_jax.generate.decoding import Stops, _decode, _insert, _prefill, empty_rows, prepare, resize
 from prm_jax.generate.policies import Sampling
 from prm_jax.model import PRM, ModelConfig, cast_backbone, make_cache
 from prm_jax.packing import pack_batch
@@ -96,13 +96,13 @@ def test_training_scoring_and_sampling_lower(lowered):
     model = abstract_model(lm)
     i32, sampling = lambda *shape: ShapeDtypeStruct(shape, jnp.int32), Sampling(1.0, None, 1.0, 256)
     stops = Stops(*[ShapeDtypeStruct((lm.vocab,), bool)] * 2)
-    model = unpack.eval_shape(model)
+    model = prepare.eval_shape(model)
     prompts = model, i32(4, 128), i32(4)
-    computed = jax.eval_shape(prefill, *prompts)
+    computed = jax.eval_shape(_prefill, *prompts)
     cache, key = jax.eval_shape(lambda: make_cache(lm, 64, 192)), jax.eval_shape(lambda: jax.random.key(0))
     new = dict.fromkeys(("number", "prompt", "prefix", "sample", "place"), i32(8))
     rows = empty_rows(64, 256)
     one = model, cache, rows, computed, new, key, stops, sampling
     loop = model, cache, rows, 8, stops, 64, sampling
-    for f, args in ((prefill, prompts), (insert, one), (decode, loop), (resize, (cache, i32(32), 64))):
+    for f, args in ((_prefill, prompts), (_insert, one), (_decode, loop), (resize, (cache, i32(32), 64))):
         assert "stablehlo" in lowered(f, *args)[1]
