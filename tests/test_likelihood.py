@@ -4,6 +4,7 @@ KL."""
 import dataclasses
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,13 +32,18 @@ def policy():
     return open_policy("embedded", "best", PLAIN, "float32", Sampling(1.0, None, 1.0, 80), 16)
 
 
+@jax.jit
+def next_logprobs(model, ids_BL):
+    B, L = ids_BL.shape
+    return model.next_logprobs(model(ids_BL, jnp.tile(jnp.arange(L), (B, 1)), jnp.full((B, L), L)), ids_BL)
+
+
 def forced(policy, problem: str, steps: tuple, ends: bool) -> list[float]:
     """log p of each step by one forward pass over the text alone, the end of the text in the last."""
     (e,) = encode(PLAIN, policy.tokenizer, [(problem, steps)])
     ids = [*e.ids_L, *policy.eos_ids[:1]] if ends else list(e.ids_L)
-    ids_BL = jnp.array([ids])
-    x_BLD = policy.model(ids_BL, jnp.arange(len(ids))[None], jnp.full(ids_BL.shape, len(ids)))
-    logp_L = np.asarray(policy.model.next_logprobs(x_BLD, ids_BL))[0, :-1]  # of tokens 1, 2, ...
+    padded_L = np.pad(ids, (0, 128 - len(ids)))  # behind the text, so that one program serves all
+    logp_L = np.asarray(next_logprobs(policy.model, padded_L[None]))[0, : len(ids) - 1]  # of tokens 1, 2, ...
     bounds = [e.start - 1, *e.step_end_T]
     sums = [logp_L[first:last].sum() for first, last in itertools.pairwise(bounds)]
     sums[-1] += logp_L[-1] if ends else 0.0
