@@ -261,6 +261,13 @@ def test_the_page_has_the_numbers_of_its_file():
         numbers = [f"{x:+.3f}".replace("0.", ".") for x in found[["test", "low", "high"]]]
         shown = f"{numbers[0]} [{numbers[1]}, {numbers[2].lstrip('+')}]"
         assert shown in page, name
+    rl = pd.read_csv(ROOT / "docs/real_rl.csv").set_index(["reward", "update"])["pass@1"]
+    for shown, where in {
+        ".425": ("checker", 0),
+        ".428": ("checker", 20),
+        ".422": ("PRM + checker", 20),
+    }.items():
+        assert shown in page.partition("**RL ")[2] and float(shown) == pytest.approx(rl[where], abs=5.1e-4)
 
 
 # Keys of the page's commands at the size of a test.
