@@ -80,6 +80,17 @@ def test_tables_of_the_real_pool_are_those_of_its_file(page):
         assert [float(cell) for cell in cells] == pytest.approx(list(expected), abs=5.1e-4)
 
 
+def test_the_vote_on_independent_slips_is_that_of_the_pages():
+    table = read_table(run.ROOT / "docs/gallery/best_of_n.csv").set_index(["panel", "series", "x"]).y
+    for series, n, shown in (
+        ("majority vote", 16, ".931"),
+        ("majority vote", 64, ".995"),
+        ("PRM", 16, "1.000"),
+    ):
+        assert table["independent slips", series, n] == pytest.approx(float(shown), abs=5.1e-4)
+        assert f"{shown} of {n}" in " ".join((run.ROOT / "docs/lab.md").read_text().split())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", run.NAMES)
 def test_a_stored_table_is_redrawn_by_one_command(name, tmp_path, monkeypatch, capsys):
