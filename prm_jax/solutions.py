@@ -64,11 +64,10 @@ class Pickled(Sequence):
 
 
 def pickled_solutions(solutions: Iterable[Solution] = ()) -> Pickled:
-    pickled = Pickled(
-        lambda s: pickle.dumps(tuple(vars(s).values())), lambda row: Solution(*pickle.loads(row))
-    )
-    pickled.rows += map(pickled.pack, solutions)
-    return pickled
+    def pack(solution: Solution) -> bytes:
+        return pickle.dumps(tuple(vars(solution).values()))
+
+    return Pickled(pack, lambda row: Solution(*pickle.loads(row)), map(pack, solutions))
 
 
 def is_probability(value) -> bool:
