@@ -16,7 +16,6 @@ target out of reach, so a step can be right and worthless: correctness and value
 import collections
 import dataclasses
 import functools
-import operator
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -28,7 +27,6 @@ from prm_jax.tasks.embedded import EmbeddedTask
 LARGEST = 99  # of all values
 PROBLEM = re.compile(r"([1-9][0-9]?(?:,[1-9][0-9]?){1,5})=([1-9][0-9]?)\?")
 LINE = re.compile(r"([0-9]{1,4}) *([-+*/]) *([0-9]{1,4}) *= *([0-9]{1,4})")
-OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 Hand = tuple[int, ...]  # the numbers at hand, sorted
 
@@ -54,11 +52,12 @@ class Move(NamedTuple):
     left: Hand  # the numbers at hand after it
 
 
-def compute(first: int, operation: str, second: int) -> int | None:
-    """The result; None for a division by 0 or with a remainder."""
-    if operation == "/" and (second == 0 or first % second):
-        return None
-    return OPERATIONS[operation](first, second)
+def results(first: int, second: int) -> dict[str, int]:
+    """{operation: its result} of the legal ones."""
+    found = {"+": first + second, "-": first - second, "*": first * second}
+    if second and first % second == 0:
+        found["/"] = first // second
+    return {operation: x for operation, x in found.items() if 1 <= x <= LARGEST}
 
 
 @functools.lru_cache(1 << 16)
@@ -68,12 +67,9 @@ def moves(hand: Hand) -> tuple[Move, ...]:
     for i, first in enumerate(hand):
         for j, second in enumerate(hand[:i]):
             others = hand[:j] + hand[j + 1 : i] + hand[i + 1 :]
-            for operation in OPERATIONS:
-                result = compute(first, operation, second)
-                if result is not None and 1 <= result <= LARGEST:
-                    left = tuple(sorted((*others, result)))
-                    text = f"{first}{operation}{second}"
-                    moves[text] = Move(text, result, left)
+            for operation, result in results(first, second).items():
+                text = f"{first}{operation}{second}"
+                moves[text] = Move(text, result, tuple(sorted((*others, result))))
     return tuple(moves.values())
 
 
@@ -105,7 +101,7 @@ def follow(problem: str, steps: Sequence[str]) -> Iterator[tuple[bool, Hand]]:
             first, second, result = int(line[1]), int(line[3]), int(line[4])
             left = collections.Counter(hand) - collections.Counter([first, second])
             has_both = left.total() == len(hand) - 2
-            is_right = has_both and result == compute(first, line[2], second) and 1 <= result <= LARGEST
+            is_right = has_both and results(first, second).get(line[2]) == result
             hand = tuple(sorted((*left.elements(), result)))
         yield is_right, hand
 

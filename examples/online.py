@@ -24,8 +24,6 @@ from prm_jax.rl.__main__ import Trainer, train_policy
 from prm_jax.solutions import Solution
 from prm_jax.training import LossConfig, OptimizerConfig, add_reference, make_optimizer, train_step
 
-EVERY = 1  # steps of the policy between updates of the verifier
-PASSES = 1  # updates of the verifier on a step's roll-outs
 OPTIMIZER = {"lr": 1e-3, "warmup": 0.0, "final_lr": 1.0, "weight_decay": 0.0, "clip": 1.0}
 OPTIMIZER |= {"b1": 0.9, "b2": 0.98, "trainable": "all", "mu_dtype": "float32"}
 BETA = 0.05  # of an implicit PRM: log-odds per nat
@@ -38,8 +36,7 @@ class OnlineTrainer(Trainer):
         expect(cfg.reward.prm_checkpoint, "reward.prm_checkpoint", None, "a language model")
         self.verifier = self.rewards.prm
         self.loss = LossConfig("implicit", "bce", pos_weight=1.0, lm_weight=0.0, beta=BETA)
-        steps = cfg.steps // EVERY * PASSES
-        self.verifier_opt = make_optimizer(self.verifier.model, OptimizerConfig(**OPTIMIZER), steps)
+        self.verifier_opt = make_optimizer(self.verifier.model, OptimizerConfig(**OPTIMIZER), cfg.steps)
 
     def open_verifier(self, name):
         """A language model as an implicit PRM with itself as reference."""
@@ -55,9 +52,7 @@ class OnlineTrainer(Trainer):
         return nnx.Dict(opt=self.opt, verifier=self.verifier.model, verifier_opt=self.verifier_opt)
 
     def learn_beside(self, step, rollouts, reward):
-        """Makes PASSES steps of the verifier's optimiser on the roll-outs."""
-        if step % EVERY:
-            return {}
+        """Makes one step of the verifier's optimiser on the roll-outs."""
         width = self.cfg.batch.tokens
         rows = [(r.problem, r.steps) for r in rollouts]
         encoded = encode(self.verifier.format, self.verifier.tokenizer, rows)
@@ -71,9 +66,8 @@ class OnlineTrainer(Trainer):
         packed = [[examples[i] for i in pack] for pack in packs]
         batch = pack_batch(packed, width, plan.step_slots, share=False)
         batch = shard_batch({k: x.reshape(-1, ROWS, x.shape[1]) for k, x in batch.items()}, ROWS, axis=1)
-        for _ in range(PASSES):
-            new = train_step(self.verifier.model, self.verifier_opt, batch, self.loss, jax.random.key(0))
-            self.verifier.model, self.verifier_opt, metrics = new
+        new = train_step(self.verifier.model, self.verifier_opt, batch, self.loss, jax.random.key(0))
+        self.verifier.model, self.verifier_opt, metrics = new
         return {f"online_{name}": metrics[name] for name in ("loss", "accuracy")}
 
     def example(self, encoded, problem, steps, outcome):

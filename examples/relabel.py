@@ -21,7 +21,7 @@ from prm_jax import tasks
 from prm_jax.data.writing import native_row, write_rows
 from prm_jax.generate.labeling import read_input
 from prm_jax.launch.config import expect
-from prm_jax.solutions import Solution, relabel_after_error
+from prm_jax.solutions import Solution
 from prm_jax.tasks.checkers import is_own, own_function
 
 
@@ -85,8 +85,7 @@ def rows(found: Labelled, args) -> Iterator[dict]:
     """A native row of each solution."""
     for s, y_T in zip(found.solutions, found.labels, strict=True):
         labels = [None if np.isnan(y) else y for y in np.array(y_T, np.float64).tolist()]
-        s = relabel_after_error(dataclasses.replace(s, labels=tuple(labels)), args.after)
-        yield native_row(s, s.labels) | {"label_kind": found.kind, "by": args.by}
+        yield native_row(s, labels) | {"label_kind": found.kind, "by": args.by}
 
 
 def main():
@@ -94,7 +93,6 @@ def main():
     parser.add_argument("by", choices=SOURCES)
     parser.add_argument("input")
     parser.add_argument("--output", default="labels.jsonl")
-    parser.add_argument("--after", default="keep", choices=["keep", "mask", "bad"], help="of the first error")
     parser.add_argument("--checkpoint", help="of scorer and td, as in evaluate.py")
     parser.add_argument("--checker", help="of checker: a task, by default that of the rows; FILE.py:FUNCTION")
     args = parser.parse_args()

@@ -10,9 +10,7 @@ F1).
 together: one text, one call, as the authors' code does. Marks are found by their place in the text, never by
 their id; a mark that fused with the text beside it raises."""
 
-import collections
 import dataclasses
-import functools
 import re
 from array import array
 from collections.abc import Iterable, Iterator
@@ -37,11 +35,10 @@ class Encoded:
     start: int  # that of the solution's first token
 
 
-def encode(fmt: Format, tokenizer, rows: Iterable[Prefix], end=False, unwritten=None) -> list[Encoded]:
+def encode(fmt: Format, tokenizer, rows: Iterable[Prefix], end=False) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the token that ends a turn or a text, for language-model
-    training. What `count_unwritten` returns is added to the Counter `unwritten`. InputError if a step or the
-    separator has no token, a mark fused with text, marks and steps differ in number, or, in a text tokenised
-    together, a problem or step contains the separator."""
+    training. InputError if the separator has no token, a mark fused with text, marks and steps differ in
+    number, or, in a text tokenised together, a problem or step contains the separator."""
     expect(fmt.name != "auto", "format", "auto", "the name of a convention, unless a checkpoint says it")
     fmt = with_pad(fmt, tokenizer)
     # A chat template writes its own beginning.
@@ -50,9 +47,6 @@ def encode(fmt: Format, tokenizer, rows: Iterable[Prefix], end=False, unwritten=
     finish = (sorted(turn_end(fmt, tokenizer)) or [tokenizer.eos_token_id]) if end else []
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
     rows = [(unix_lines(problem), numbered(fmt, tuple(map(unix_lines, steps)))) for problem, steps in rows]
-    lost = count_unwritten(tokenizer, rows)  # refuses what nobody could read
-    if unwritten is not None:
-        unwritten.update(lost)
     encode_rows = encode_together if fmt.tokenized == "together" else encode_apart
     encoded = []
     for (problem, steps), tokens in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
@@ -189,45 +183,3 @@ def find_mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, 
     if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
         raise InputError(f"{where}: the mark {mark!r} of a step is no token of its own (format={fmt.name})")
     return i
-
-
-# What a tokenizer cannot write
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def has_token(tokenizer, character: str) -> bool:
-    """Whether the tokens of a character, the unknown one aside, say anything of it."""
-    ids = tokenizer.encode(character, add_special_tokens=False)
-    known = [i for i in ids if i != tokenizer.unk_token_id]
-    return character.isspace() or tokenizer.decode(known).strip() != ""
-
-
-def count_unwritten(tokenizer, rows: list[Prefix]) -> collections.Counter:
-    """How often each character of (problem, steps) rows has no token: it is unknown to the tokenizer, or left
-    out; "" counts blank steps. InputError where a step that is not blank has no character with a token."""
-    characters = set().union(*(text for problem, steps in rows for text in (problem, *steps)))
-    lost = {c for c in characters if not has_token(tokenizer, c)}
-    total = collections.Counter()
-
-    def lost_of(text: str) -> list[str]:
-        return [c for c in text if c in lost] if lost else []
-
-    for problem, steps in rows:
-        total.update(lost_of(problem))
-        for t, step in enumerate(steps):
-            text = "".join(step.split())
-            unknown = lost_of(step)
-            expected = "a text that has a token in this tokenizer"
-            expect(not text or len(unknown) < len(text), f"{problem[:60]!r}: steps[{t}]", step, expected)
-            total.update(unknown if text else [""])
-    return total
-
-
-def unwritten_note(unwritten: collections.Counter) -> str:
-    """What a command says of what `count_unwritten` found."""
-    notes = [f"{unwritten['']:,} steps are blank"] if unwritten[""] else []
-    lost = [(c, n) for c, n in unwritten.most_common() if c]
-    if lost:
-        some = " ".join(repr(c) for c, _ in lost[:5])
-        notes.append(f"{sum(n for _, n in lost):,} characters have no token: {some}")
-    return "; ".join(notes)

@@ -5,12 +5,11 @@ import functools
 import itertools
 import math
 import pickle
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
-from prm_jax.encoding import Encoded, encode, unwritten_note
+from prm_jax.encoding import Encoded, encode
 from prm_jax.formats import Format
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Pickled, Solution
@@ -104,9 +103,7 @@ def make_examples(
     expect(is_trainable, "format", fmt.name, "one with step marks to train at, such as plain")
     examples = Pickled(_pack, functools.partial(_unpack, objective=objective))
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
-    unwritten = Counter()
-    options = {"end": objective == "lm", "unwritten": unwritten}
-    for solution, encoded in encode_all(solutions, fmt, tokenizer, **options):
+    for solution, encoded in encode_all(solutions, fmt, tokenizer, end=objective == "lm"):
         n_tokens, n_steps = len(encoded.ids_L), len(encoded.step_end_T)
         if limit is not None and n_tokens > limit:
             expected = f"at most batch.tokens={limit}; raise it, or set batch.too_long=drop or cut"
@@ -124,10 +121,6 @@ def make_examples(
         examples.append(example)
     lost = {name: n for name, n in counts.items() if n}
     expect(examples, "data", f"a split that keeps no solution: {lost}", f"targets for objective={objective}")
-    counts["blank_steps"] = unwritten[""]
-    counts["characters_without_token"] = unwritten.total() - unwritten[""]
-    if unwritten:
-        print(f"note        {unwritten_note(unwritten)}")
     return examples, counts
 
 

@@ -237,7 +237,6 @@ class Plan:
     step_slots: int
     groups: list[Group]
     share: bool
-    continued: int = 0  # groups of a problem whose solutions do not all fit in a row, where they should
 
     def rows(self, order) -> list[list[int]]:
         """`plan_packs` of groups in this order: lists of example indices that share a row."""
@@ -251,11 +250,7 @@ def make_plan(examples: Sequence[Encoded], row_tokens: int, share=False, togethe
     groups = make_groups(examples, row_tokens, share, together)
     _, tokens, steps = zip(*groups)
     slots = max(math.ceil(1.5 * row_tokens * sum(steps) / sum(tokens)), max(steps))
-    continued = 0
-    if together:
-        firsts = [examples[group.indices[0]] for group in groups]
-        continued = len(groups) - len({e.ids_L[: e.start].tobytes() for e in firsts})
-    return Plan(row_tokens, -(-slots // 8) * 8, groups, share, continued)
+    return Plan(row_tokens, -(-slots // 8) * 8, groups, share)
 
 
 def saved_by_sharing(examples: Sequence[Encoded], most: int = 10_000) -> float:
@@ -340,8 +335,6 @@ class TrainingRows:
         text = f"rows of {width} tokens, one shape; {1 - sum(tokens) / (rows * width):.1%} padding"
         unit = "solution" if len(tokens) == len(self.examples) else "group"
         text += f"; {rows:,} rows an epoch, the longest {unit} {max(tokens):,} tokens"
-        if self.plan.continued:
-            text += f"; {self.plan.continued:,} of {len(tokens):,} groups continue a problem of another row"
         if self.plan.share:
             saved = 1 - sum(tokens) / sum(len(e.ids_L) for e in self.examples)
             text += f"; shared prefixes save {saved:.1%} of the tokens"

@@ -5,14 +5,13 @@ A model scores by its head, by a log-ratio or by a likelihood. Scorers that need
 Dimension key: B rows, L tokens, T step ends, D model, n what is read of a row."""
 
 import dataclasses
-from collections import Counter
 
 import jax
 import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.units import log_p_to_log_odds
-from prm_jax.encoding import Encoded, encode, unwritten_note
+from prm_jax.encoding import Encoded, encode
 from prm_jax.formats import Format
 from prm_jax.heads import HEADS
 from prm_jax.launch.mesh import check_divides, pad_rows, replicate, shard_batch
@@ -53,16 +52,9 @@ class ScoringStats:
     solutions: int = 0  # distinct ones
     tokens: int = 0
     too_long: int = 0  # solutions with more tokens than the model has positions
-    longest: int = 0  # tokens of a solution
-    unwritten: Counter = dataclasses.field(default_factory=Counter)  # encoding.count_unwritten
 
     def summary(self) -> str:
-        text = f"scored      {self.solutions:,} distinct solutions of {self.tokens:,} tokens"
-        if self.too_long:
-            text += f"; {self.too_long:,} longer than the model's positions, up to {self.longest:,} tokens"
-        if self.unwritten:
-            text += f"; {unwritten_note(self.unwritten)}"
-        return text
+        return f"scored      {self.solutions:,} distinct solutions of {self.tokens:,} tokens"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -103,9 +95,8 @@ class ModelScorer:
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         distinct = {row: i for i, row in enumerate(dict.fromkeys(rows))}
-        unwritten = Counter()
-        encoded = encode(self.format, self.tokenizer, list(distinct), unwritten=unwritten)
-        self.note_texts(encoded, unwritten)
+        encoded = encode(self.format, self.tokenizer, list(distinct))
+        self.note_lengths(encoded)
         scores = self.score_encoded(encoded) if distinct else []
         for (problem, _), score_T in zip(distinct, scores, strict=True):
             if not np.isfinite(score_T).all():
@@ -149,8 +140,8 @@ class ModelScorer:
         finish(*pending)
         return values
 
-    def note_texts(self, encoded: list[Encoded], unwritten: Counter):
-        """Counts, and says once a file, what of the texts the model cannot see or was not made for."""
+    def note_lengths(self, encoded: list[Encoded]):
+        """Counts solutions and tokens, and says once a file which solutions the model was not made for."""
         stats = self.stats
         positions = self.model.cfg.max_positions
         lengths = [len(e.ids_L) for e in encoded]
@@ -158,13 +149,9 @@ class ModelScorer:
         if n_long and not stats.too_long:
             which = f"{n_long:,} of {len(encoded):,} solutions, up to {max(lengths):,} tokens long"
             print(f"note        {which}, pass the {positions:,} tokens that {self.name} was made for")
-        if unwritten and not stats.unwritten:
-            print(f"note        {unwritten_note(unwritten)}")
         stats.solutions += len(encoded)
         stats.tokens += sum(lengths)
         stats.too_long += n_long
-        stats.longest = max([stats.longest, *lengths])
-        stats.unwritten.update(unwritten)
 
 
 class HeadScorer(ModelScorer):

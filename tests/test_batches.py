@@ -208,15 +208,11 @@ def test_solutions_of_a_problem_come_into_one_row(rng, how):
         assert len({i % 6 for i in indices}) == 1
         assert how == "share" or indices == sorted(indices)  # as they come: not the most alike together
     assert len(plan.groups) < 15 and len(make_plan(examples, 48).groups) == 30
-    # A width that is chosen holds all solutions of a problem, unless they are many; then the log counts them.
+    # A width that is chosen holds all solutions of a problem, unless they are many.
     few = [e for k, e in enumerate(examples) if k % 6 < 5]
     width = training_width(few, share=False, together=True)
     assert len(make_plan(few, width, together=True).groups) == 5 and training_width(few, share=False) < width
-    cut = make_plan(few, 32, together=True)
-    assert (
-        cut.continued == len(cut.groups) - 5 > 0
-        and f"; {cut.continued} of {len(cut.groups)} groups" in TrainingRows(few, cut, 0).summary()
-    )
+    assert len(make_plan(few, 32, together=True).groups) > 5
     # What a row says of its steps: whose they are, -1 where there is none.
     batch = pack_batch([[examples[i] for i in (0, 1, 6)]], 48, 8)
     assert batch["solution"].tolist() == [[0, 0, 1, 1, 2, 2, -1, -1]]
@@ -286,7 +282,7 @@ def test_too_long_rows(tokenizer):
     assert example.step_end_T.tolist() == [2, 4] and len(example.ids_L) == 5
     assert example.targets["label"].tolist() == [1, 1]
     expected = {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 1}
-    assert counts == expected | {"characters_without_token": 0, "blank_steps": 0}
+    assert counts == expected
 
 
 def test_a_few_very_long_solutions_do_not_make_all_rows_wide(tokenizer):

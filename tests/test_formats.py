@@ -1,6 +1,5 @@
 """Marks: one a step, at the separator's last token, whatever the text."""
 
-import collections
 import dataclasses
 import json
 
@@ -10,7 +9,6 @@ import pytest
 from conftest import real_data
 from omegaconf import OmegaConf
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 import evaluate
 import train  # noqa: F401 (its keys)
@@ -48,23 +46,6 @@ def test_one_mark_a_step_at_the_separators_last_token(name, separator, request):
     for step, a, b in zip(AWKWARD, begin, row.step_end_T + 1, strict=True):
         assert tokenizer.decode(row.ids_L[a:b], clean_up_tokenization_spaces=False) == step + separator
     assert tokenizer.decode(row.ids_L[: row.start]) == "What is 1 + 1?"
-
-
-def words_alone(unknown: str | None):
-    """A tokenizer that knows letters and a line end; the rest is `unknown`, or nothing."""
-    vocab = {c: i for i, c in enumerate(["[UNK]", "\n", *"abc"])}
-    model = models.BPE(vocab, [], unk_token=unknown)
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), unk_token=unknown)
-
-
-@pytest.mark.parametrize("unknown", [None, "[UNK]"])
-def test_a_character_without_a_token_is_counted_and_a_step_of_such_ones_refused(unknown):
-    tokenizer, found = words_alone(unknown), collections.Counter()
-    encode(PLAIN, tokenizer, [("aé", ("b√é", " ", "")), ("a", ("b c",))], unwritten=found)
-    assert found == {"é": 2, "√": 1, "": 2}
-    for step in ("√", " √√ "):
-        with pytest.raises(InputError, match=r"^'ab': steps\[1\]: "):
-            encode(PLAIN, tokenizer, [("a", ("b",)), ("ab", ("c", step))])
 
 
 def test_line_ends_of_windows_change_no_id(small):

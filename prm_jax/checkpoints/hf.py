@@ -69,7 +69,9 @@ def tensor_names(key: str, cfg: ModelConfig, layer: str) -> np.ndarray:
     step head's last one."""
     if key in HEAD:
         return np.array(HEAD[key].format(layer), object)
-    pattern = (TOP | layer_names(cfg))[key]
+    patterns = TOP | layer_names(cfg)
+    expect(key in patterns, f"model.{key}", "a parameter", f"one with a tensor name: {', '.join(patterns)}")
+    pattern = patterns[key]
     names = np.empty((cfg.layers, cfg.experts)[: pattern.count("{}")], object)
     for place in np.ndindex(names.shape):
         names[place] = pattern.format(*place)
@@ -152,7 +154,6 @@ def load(
             layer = HEADS[cfg.head].layer
     model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     state, layout = nnx.state(model).to_pure_dict(), nnx.state(shardings(model)).to_pure_dict()
-    check_names(state, cfg)
     # The blocks, which are read a layer at a time, come last: a whole tensor's buffers are small beside them.
     blocks, where = state.pop("blocks"), layout | layout["blocks"]
     made = make_head(tensors, state, layer, cfg, new_head, seed, folder)
@@ -215,18 +216,11 @@ def check_unused(unused: set[str], cfg: ModelConfig, folder: Path):
     expect(not lost, f"{folder}: tensors", lost[:3], f"those of a {cfg.family} PRM alone")
 
 
-def check_names(state: dict, cfg: ModelConfig):
-    """InputError where a parameter of the model has no tensor name, so that no file can hold it."""
-    unknown = sorted((state | state["blocks"]).keys() - {*TOP, *HEAD, *layer_names(cfg), "blocks"})
-    expect(not unknown, "model", unknown, "parameters that have a tensor name (checkpoints/hf.py)")
-
-
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with
     `notes` (format, label kind, objective, policy tokens) and the head's name under `prm_jax`."""
     cfg, state = model.cfg, nnx.state(model).to_pure_dict()
     config = export_config(cfg, tokenizer) | {"prm_jax": notes | {"head": cfg.head}}
-    check_names(state, cfg)
     layer = HEADS[cfg.head].layer if cfg.head != "none" else ""
     tensors = {}
     blocks = state.pop("blocks")

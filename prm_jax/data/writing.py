@@ -23,11 +23,6 @@ from prm_jax.solutions import Solution
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
 
-def writable(text: str) -> str:
-    """The text with U+FFFD for half a pair of surrogates, which JSON may name and no file can hold."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def write_rows(path, rows: Iterable[dict]):
     """Writes .jsonl or .jsonl.gz; the file appears only when it is complete."""
     path = Path(path)

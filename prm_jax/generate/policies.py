@@ -98,16 +98,6 @@ def show_prompt(policy, problem: str):
     print(f"prompt      {shown} ({made})")
 
 
-def note_empty(policy, empty: int, total: int):
-    """Says why more than half of the samples may be empty."""
-    if 2 * empty <= total:
-        return
-    cause = "no chat template wrote the prompt: format.chat=FILE.jinja names one, format.prefix writes turns"
-    if policy.format.chat:
-        cause = "see the prompt, sampling.max_tokens, and the ids that end a text in generation_config.json"
-    print(f"note        {empty:,} of {total:,} samples are empty: the model ends at once; {cause}")
-
-
 def thought_before(policy, problem: str) -> str:
     """The opening of a thought that the chat template writes at the end of the prompt; nothing at most."""
     return opened_thought(policy.prompt(problem)) if policy.format.chat else ""

@@ -62,9 +62,7 @@ def draw_pool(
     size = max(1, 4 * policy.batch_rows // n)
     appended = append_rows(path, problems, size, check, draw_rows)
     with progress("sampling", total, "problem") as bar:
-        counts = keep_rows(path, about, appended, count_line, dict.fromkeys(COUNTS, 0), bar)
-    policies.note_empty(policy, counts["empty"], counts["candidates"])
-    return counts
+        return keep_rows(path, about, appended, count_line, dict.fromkeys(COUNTS, 0), bar)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

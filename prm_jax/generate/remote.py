@@ -24,7 +24,6 @@ from prm_jax import InputError
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.steps import step_sums
-from prm_jax.data.writing import writable
 from prm_jax.encoding import numbered
 from prm_jax.formats import Format, added_bos, opening, policy_format, turn_end
 from prm_jax.generate import policies
@@ -100,7 +99,7 @@ class RemotePolicy:
     def find_model(self) -> Served:
         """The served model, by the server's list of them; vLLM and SGLang say there that they own it."""
         try:
-            owner_of = {writable(row.id): row.owned_by for row in self.client.models.list()}
+            owner_of = {row.id: row.owned_by for row in self.client.models.list()}
         except FAILURES as error:
             raise InputError(f"{self.url}: no server of the completions protocol: {reason(error)}") from None
         chosen = self.server.model or (next(iter(owner_of)) if len(owner_of) == 1 else None)
@@ -187,7 +186,7 @@ class RemotePolicy:
         is_split = is_known and "".join(tokens) == text
         logp_T = step_sums(self.format, tokens, logp_L, text) if is_split else None
         ids = getattr(choice, "token_ids", None) or [-1] * n
-        return Continuation(np.array(ids, np.int32), logp_L, writable(text), finish, logp_T)
+        return Continuation(np.array(ids, np.int32), logp_L, text, finish, logp_T)
 
     def ending(self, choice, stop: str) -> tuple[str, str]:
         """(text, finish_reason). vLLM (stop_reason) and SGLang (matched_stop) cut the separator off and say
