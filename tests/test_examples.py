@@ -33,10 +33,7 @@ def test_labels_from_what_is_there(tmp_path, monkeypatch):
     steps = tuple(TEXTS[1].split())
     write_pool("pool.jsonl", [Problem("0", PROBLEM, "4", (Candidate(steps, "0", False),), {}, "chain")])
     exact = tasks.CHAIN.step_labels(PROBLEM, steps)
-    commands = {
-        "checker pool.jsonl": exact,
-        "scorer pool.jsonl --checkpoint checker": exact,
-    }
+    commands = {"checker pool.jsonl": exact, "scorer pool.jsonl --checkpoint checker": exact}
     for command, labels in commands.items():
         assert written(monkeypatch, command) == labels
     (*targets, last) = written(monkeypatch, "td pool.jsonl --checkpoint embedded_orm")

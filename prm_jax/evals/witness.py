@@ -1,5 +1,4 @@
-"""task=witness: the policies of the toy trace witness at one aggregator and beta, and over the whole
-plane."""
+"""task=witness: the policies of the toy trace witness at one aggregator and beta, and its interactive page."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +20,7 @@ class Witness(Task):
     needs_checkpoint = False
 
     def run(self, setup) -> dict:
-        return witness.results(self.cfg.aggregator, self.cfg.beta) | {"plane": witness.grid()}
+        return witness.results(self.cfg.aggregator, self.cfg.beta)
 
     def show(self, results: dict):
         aggregator, beta = results["aggregator"], results["beta"]
@@ -33,6 +32,5 @@ class Witness(Task):
             print(f"  {name:<10}" + "".join(f"{x:13.6f}" for x in row) + f"  {results['winners'][name]}")
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
-        from prm_jax.figures.witness import witness_figures
-
-        return witness_figures(results, folder)
+        expected = {key: x for key, x in results.items() if key != "versions"}
+        return [witness.page(folder / "witness.html", expected)]
