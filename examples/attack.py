@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import hydra
 import numpy as np
+from omegaconf import OmegaConf
 
 import prm_jax
 from prm_jax import metrics, tasks
@@ -80,9 +80,7 @@ def is_sound(problem: str, steps: Steps) -> bool:
 
 
 def load_chain(**changes) -> TaskData:
-    keys = [f"data.{name}={value}" for name, value in changes.items()]
-    with hydra.initialize_config_dir(str(CONF), version_base=None):
-        return data_config(hydra.compose(overrides=["+data=chain", *keys]).data)
+    return data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/chain.yaml"), changes))
 
 
 def harden(folder: Path, data: TaskData, share: float, seed: int):

@@ -454,7 +454,7 @@ def test_files_that_are_missing_or_bad_are_one_line(tmp_path, tokenizer):
         refuses(f"{tmp_path}: ", load_tokenizer, tmp_path)
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["x.T", null]}}')
-    refuses("custom code", load_tokenizer, tmp_path)
+    refuses("auto_map", load_tokenizer, tmp_path)
 
 
 def test_bad_safetensors_are_one_line(tmp_path, tokenizer):

@@ -12,7 +12,7 @@ import pytest
 
 import evaluate
 from examples.papers import run
-from examples.papers.run import Difference, Figure, Table, differences, draw_panels, read_table, statements
+from examples.papers.run import Difference, Figure, Table, differences, draw_panels, statements
 from prm_jax.figures.style import BLUE, ORANGE
 from prm_jax.launch.cli import store_defaults
 from prm_jax.launch.config import CONF
@@ -43,19 +43,19 @@ PRIMARY = {
 @pytest.mark.parametrize("name", PRIMARY)
 def test_the_declared_differences_are_what_they_were(name):
     """The stored rows, to the digits of the runs' values, and the primary one with its test."""
-    table = read_table(run.ROOT / "docs/gallery" / f"{name}.csv")
+    table = pd.read_csv(run.ROOT / "docs/gallery" / f"{name}.csv")
     found = differences(table, FIGURES[name].compare)
     stored = table[table.panel.str.startswith("difference of ")]
     for (item, difference_S), row in zip(found.items(), stored.itertuples(), strict=True):
         assert row.panel == f"difference of {item.panel}"
-        assert difference_S == pytest.approx(row.values, abs=2e-6)
+        assert difference_S == pytest.approx([float(x) for x in row.values.split()], abs=2e-6)
     primary, *others = statements(found)
     assert primary.startswith("primary: ") and PRIMARY[name] in primary
     assert all(line.startswith("secondary: ") and ", by Holm " in line for line in others)
 
 
 def test_holm_is_over_the_secondary_differences():
-    says = statements(differences(read_table(run.ROOT / "docs/gallery" / "rl.csv"), FIGURES["rl"].compare))
+    says = statements(differences(pd.read_csv(run.ROOT / "docs/gallery" / "rl.csv"), FIGURES["rl"].compare))
     assert "at equal tokens - checker (RLOO): -0.158 [-0.179, -0.137], p 0.008, by Holm 0.031 " in says[1]
 
 
@@ -68,7 +68,7 @@ SERIES = {
 
 @pytest.mark.parametrize("page", ["README.md", "docs/gallery.md"])
 def test_tables_of_the_real_pool_are_those_of_its_file(page):
-    table = read_table(run.ROOT / "docs/gallery/real_pools.csv")
+    table = pd.read_csv(run.ROOT / "docs/gallery/real_pools.csv")
     curves = table[table.panel == "problems solved"].pivot(index="series", columns="x", values="y")
     shown = re.search(
         r"\| solved at n \| 1 \| 4 \| 16 \| 32 \|\n.*\n((?:\|.*\n)+)", (run.ROOT / page).read_text()
@@ -81,7 +81,7 @@ def test_tables_of_the_real_pool_are_those_of_its_file(page):
 
 
 def test_the_vote_on_independent_slips_is_that_of_the_pages():
-    table = read_table(run.ROOT / "docs/gallery/best_of_n.csv").set_index(["panel", "series", "x"]).y
+    table = pd.read_csv(run.ROOT / "docs/gallery/best_of_n.csv").set_index(["panel", "series", "x"]).y
     for series, n, shown in (
         ("majority vote", 16, ".931"),
         ("majority vote", 64, ".995"),

@@ -75,11 +75,6 @@ class Table(list):
             self.number(panel, series, value_S, x)
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """The rows of a file; `values` are an array of the runs."""
-    return pd.read_csv(path, converters={"values": lambda text: np.array(text.split(), float)})
-
-
 def make_stages(figure: Figure, root: Path) -> dict[str, list[Stage]]:
     """{line: its stages}, each folder once."""
     made = {}
@@ -127,7 +122,8 @@ def differences(table: pd.DataFrame, declared: Sequence[Difference]) -> dict[Dif
 
     def values(panel: str, series: str, x: float | None) -> np.ndarray:
         rows = table[(table.panel == panel) & (table.series == series)]
-        return (rows if x is None else rows[rows.x == x])["values"].iloc[-1]
+        runs = (rows if x is None else rows[rows.x == x])["values"].iloc[-1]
+        return np.array(runs.split(), float)
 
     return {d: values(d.panel, d.a, d.x) - values(d.panel, d.b, d.x) for d in declared}
 
@@ -201,7 +197,7 @@ def main(words: list[str] | None = None):
             for stage in itertools.chain(*lines.values()):
                 run_stage(stage)
             pd.DataFrame(figure.gather(lines)).to_csv(path, index=False, float_format="%.6g")
-        table = read_table(path)
+        table = pd.read_csv(path, dtype={"values": str})
         for line in statements(differences(table, figure.compare)):
             print(f"says        {line}")
         print(f"figure      {style.save(figure.draw(table), root / f'{name}.png')}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import base_of, no_checkpoint
 from prm_jax.launch.config import expect
+from prm_jax.launch.files import read_json
 
 # Text whose ids transformers must read as the files have it: digits, signs, blanks, line ends, other scripts.
 PROBE = "Café  №7:\n\tx² ≤ 3.5, so ки + -  naïve 数学 $\\boxed{12}$ \n\n√ a  b\t48 + 12 = 60\n\n-3.5%\r\n"
@@ -16,12 +17,14 @@ def load_tokenizer(folder: str | Path):
     from transformers import AutoTokenizer
 
     folder = Path(folder)
-    file, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
+    file, pieces, settings = (folder / f"tokenizer{end}" for end in (".json", ".model", "_config.json"))
     has_json = file.is_file() or (folder / "vocab.json").is_file()
     if not has_json and (base := base_of(folder)):
         return load_tokenizer(base)
     if not has_json and not pieces.is_file():  # transformers would return an empty one
         raise no_checkpoint(folder, "tokenizer.json, vocab.json or tokenizer.model")
+    is_code = settings.exists() and "auto_map" in read_json(settings)
+    expect(not is_code, f"{settings}: auto_map", "Python code, which is never run", "none")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         if file.is_file():
