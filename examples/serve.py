@@ -1,9 +1,9 @@
 """A script that serves step scores and rankings over HTTP: copy it and edit it.
 
     pip install starlette uvicorn pydantic
-    python -m examples.serve --checkpoint RUN               # http://127.0.0.1:8000, for this machine alone
+    python -m examples.serve --checkpoint RUN               # http://127.0.0.1:8001, for this machine alone
     PRM_JAX_TOKEN=SECRET python -m examples.serve --checkpoint RUN --host 0.0.0.0   # for others, by the token
-    curl localhost:8000/score -d '{"problem": "4 +5 *3 mod7?", "candidates": [["4+5=2", "2*3=6"], ["4+5=3"]]}'
+    curl localhost:8001/score -d '{"problem": "4 +5 *3 mod7?", "candidates": [["4+5=2", "2*3=6"], ["4+5=3"]]}'
 
 POST /score takes {"problem": TEXT, "steps": [TEXT, ...]}, {"problem": TEXT, "candidates": [STEPS, ...]} or
 {"problems": [such objects]}. The answer has for each problem its `candidates`, with `probability` and
@@ -206,7 +206,7 @@ def main():
     parser.add_argument("--aggregator", choices=AGGREGATORS, help="of a solution's steps")
     parser.add_argument("--dtype", default="float32", help="as in evaluate.py")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=int, default=8001)
     args = parser.parse_args()
     token = os.environ.get("PRM_JAX_TOKEN")
     if not token and args.host not in LOCAL:
