@@ -8,7 +8,7 @@ import numpy as np
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.units import UNITS, probability
 from prm_jax.formats import read_format
-from prm_jax.launch import cli, runs
+from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
 from prm_jax.protocols import Scorer
 from prm_jax.rerank import AGGREGATORS, default_aggregator, solution_scores
@@ -30,7 +30,7 @@ def load(
     changes = format if isinstance(format, dict) else {"name": format}
     options = parse(options, OpenOptions, format=read_format(**{"name": "auto"} | changes))
     cli.use_compilation_cache()
-    name = runs.newest_run() if checkpoint is None else checkpoint
+    name = run_folder.newest_run() if checkpoint is None else checkpoint
     return Verifier(open_verifier(str(name), options), aggregator)
 
 

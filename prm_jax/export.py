@@ -16,7 +16,6 @@ from prm_jax.formats import with_pad
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
-from prm_jax.launch.runs import newest_run
 
 ROW = "3 + 4 * 2 = ?", ("4 * 2 = 8", "3 + 8 = 11")  # the solution that an export scores again
 MEANING = {
@@ -56,7 +55,7 @@ def main(cfg):
     raw_cfg, cfg = cfg, parse(cfg, ExportConfig)
     to = Path(cfg.to)
     run_folder.claim_folder(run_folder.output_dir(), raw_cfg)
-    run = Path(cfg.checkpoint) if cfg.checkpoint else newest_run()
+    run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
     loaded = open_checkpoint(run, cfg.which, None, "float32")
     export(loaded, to)
     size = sum(path.stat().st_size for path in to.iterdir())

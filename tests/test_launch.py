@@ -22,12 +22,12 @@ import train
 from prm_jax import InputError
 from prm_jax import __main__ as commands
 from prm_jax.data.writing import described_file
-from prm_jax.launch import files, run_folder, runs
+from prm_jax.launch import files, run_folder
 from prm_jax.launch.cli import require_once, store_defaults
 from prm_jax.launch.config import CONF, parse
 from prm_jax.launch.own import read_function
+from prm_jax.launch.run_folder import flatten
 from prm_jax.launch.run_log import MetricsLog
-from prm_jax.launch.runs import flatten
 
 TINY_DATA = [*SMALL, *THIN, "steps=2", "data.solutions=60", "data.test_solutions=20"]
 
@@ -208,7 +208,7 @@ def test_a_run_is_made_longer_on_purpose(monkeypatch, tmp_path):
     printed(train.main, monkeypatch, "resume=r", "steps=4", cwd=tmp_path)
     after = records(tmp_path / "r")
     assert after[:2] == before and [row["step"] for row in after] == [1, 2, 3, 4]
-    assert runs.settings(tmp_path / "r")["steps"] == 4
+    assert run_folder.settings(tmp_path / "r")["steps"] == 4
     told = json.loads((tmp_path / "r/summary.json").read_text())["overrides"]
     assert [word for word in told if word.startswith("steps=")][-1] == "steps=4"
 

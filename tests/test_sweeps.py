@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError
 from prm_jax.figures import style, sweeps
 from prm_jax.figures.sweeps import Config, make_table
-from prm_jax.launch.runs import runs_of
+from prm_jax.launch.run_folder import runs_of
 
 
 def put_run(folder, lr, head, seed, loss, finished=True, settings=None, **more):

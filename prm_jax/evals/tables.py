@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from prm_jax.launch.runs import group_by_settings
+from prm_jax.launch.run_folder import group_by_settings
 from prm_jax.stats import bootstrap_interval
 
 SPREAD = {"median": np.median, "lowest": np.min, "highest": np.max, "mean": np.mean}

@@ -12,7 +12,7 @@ from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder
 from prm_jax.data.splits import DataConfig, TaskData, data_config, problem_hash
 from prm_jax.data.writing import score_into
 from prm_jax.evals.setup import EvaluateConfig, Setup, check_unchanged
-from prm_jax.launch import run_folder, runs
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
 
@@ -20,12 +20,12 @@ from prm_jax.launch.files import read_json
 def checkpoints(cfg: EvaluateConfig) -> list[str]:
     """The verifiers of the key `checkpoint`: a sweep's runs for its folder, the newest run for null."""
     if cfg.checkpoint is None:
-        return [str(runs.newest_run())]
+        return [str(run_folder.newest_run())]
     names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
     expect(names, "checkpoint", names, "at least one verifier")
     found = []
     for name in map(str, names):
-        found += map(str, runs.runs_of(Path(name))) if needs_folder(name) else [name]
+        found += map(str, run_folder.runs_of(Path(name))) if needs_folder(name) else [name]
     for member in itertools.chain(*map(members_of, found)):
         if needs_folder(member):
             locate(member)  # before another one works for an hour
@@ -92,7 +92,7 @@ def task_data(setup: Setup) -> TaskData:
 
 def settings_of(name: str) -> dict:
     """The settings of a run; another verifier is a setting itself."""
-    return runs.settings(name) if is_run(name) else {"verifier": name}
+    return run_folder.settings(name) if is_run(name) else {"verifier": name}
 
 
 def known_rows(name: str, rows: Sequence) -> list[bool]:

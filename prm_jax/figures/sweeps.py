@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from prm_jax.figures import style
-from prm_jax.launch import cli, run_folder, runs
+from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json, read_lines
 
@@ -101,7 +101,7 @@ def read_rows(cfg: Config) -> tuple[list[Row], pd.DataFrame, dict[str, str]]:
             if file is None:
                 left_out[str(folder)] = "not finished"
                 continue
-            own = runs.settings(folder) | {"seed": run_folder.run_config(folder).get("seed")}
+            own = run_folder.settings(folder) | {"seed": run_folder.run_config(folder).get("seed")}
             for line in read_lines(file) if is_curve else [read_json(file)]:
                 step = {"step": line["step"]} if is_curve else {}
                 rows.append(Row(str(folder), file.stat().st_mtime, own | step, line))
