@@ -61,17 +61,9 @@ def doubled(n: int, needed: int) -> int:
     return next(n << k for k in itertools.count() if n << k >= needed)
 
 
-class Layout(NamedTuple):
-    """Rows of sequences as arrays of static shape, and where to find sequence k of row b in them."""
-
-    # ids_BL, pos_BL, visible_until_BL (padding: L); with steps step_end_BT, the place that each slot reads
-    batch: dict[str, np.ndarray]
-    places: list[list[np.ndarray]]  # places[b][k]: of its tokens
-    slots: list[list[np.ndarray]]  # slots[b][k]: of its steps
-
-
-def layout_tokens(rows: Sequence[Sequence[Encoded]], row_tokens: int, share: bool = False) -> Layout:
-    """The tokens alone, without slots for steps."""
+def layout_tokens(rows: Sequence[Sequence[Encoded]], row_tokens: int, share: bool = False):
+    """(batch, places) of rows of sequences as arrays of static shape, without their steps. batch: ids, pos
+    and visible_until (padding: L), int32 [B, L]; places[b][k]: of the tokens of sequence k of row b."""
     batch_3BL = np.zeros((3, len(rows), row_tokens), np.int32)
     batch_3BL[2] = row_tokens
     places = []
@@ -79,27 +71,14 @@ def layout_tokens(rows: Sequence[Sequence[Encoded]], row_tokens: int, share: boo
         row_3n, places_b = layout_row([e.ids_L for e in row], share)
         batch_3BL[:, b, : row_3n.shape[1]] = row_3n
         places.append(places_b)
-    return Layout(dict(zip(("ids", "pos", "visible_until"), batch_3BL)), places, [])
+    return dict(zip(("ids", "pos", "visible_until"), batch_3BL)), places
 
 
-def layout_train(rows, row_tokens: int, step_slots: int, share: bool = False) -> Layout:
-    """Rows to learn from: each step has its own slot, so that a shared step weighs as often as it occurs."""
-    batch, places, _ = layout_tokens(rows, row_tokens, share)
-    batch["step_end"], slots = np.zeros((len(rows), step_slots), np.int32), []
-    for row, places_b, end_T in zip(rows, places, batch["step_end"], strict=True):
-        n, slots_b = 0, []
-        for e, place_L in zip(row, places_b, strict=True):
-            slot_t = np.arange(n, n + len(e.step_end_T))
-            end_T[slot_t] = place_L[e.step_end_T]
-            slots_b.append(slot_t)
-            n += len(slot_t)
-        slots.append(slots_b)
-    return Layout(batch, places, slots)
-
-
-def layout_score(rows, row_tokens: int, share: bool = False) -> Layout:
-    """Rows to read: a shared step has one slot, of as few as suffice (row_tokens / 16, doubled as needed)."""
-    batch, places, _ = layout_tokens(rows, row_tokens, share)
+def layout_score(rows: Sequence[Sequence[Encoded]], row_tokens: int, share: bool = False):
+    """(batch, slots) of rows to read: arrays of `layout_tokens` and step_end, int32 [B, T], the place that
+    each slot reads; slots[b][k]: of the steps of sequence k of row b. A shared step has one slot, of as few
+    as suffice (row_tokens / 16, doubled as needed)."""
+    batch, places = layout_tokens(rows, row_tokens, share)
     ends, slots = [], []
     for row, places_b in zip(rows, places, strict=True):
         end_t = [place_L[e.step_end_T] for e, place_L in zip(row, places_b, strict=True)]
@@ -109,21 +88,27 @@ def layout_score(rows, row_tokens: int, share: bool = False) -> Layout:
     batch["step_end"] = np.zeros((len(rows), T), np.int32)
     for end_T, used_n in zip(batch["step_end"], ends, strict=True):
         end_T[: len(used_n)] = used_n
-    return Layout(batch, places, slots)
+    return batch, slots
 
 
 def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: int, share: bool = False):
-    """`layout_train` with the targets of its examples. {name: array}: ids, pos, visible_until int32 [B, L];
-    step_end int32 [B, T]; STEP_TARGETS float32 [B, T] and TOKEN_TARGETS float32 [B, L], these empty with
-    `share`, since a shared token has several next ones; solution and problem (the text before the first step)
-    int32 [B, T], which number them within a row, -1 in empty slots."""
-    batch, places, slots = layout_train(rows, row_tokens, step_slots, share)
+    """Rows to learn from, {name: array}: those of `layout_tokens`; step_end int32 [B, T], where each step has
+    a slot of its own, so that a shared one weighs as often as it occurs; STEP_TARGETS float32 [B, T] and
+    TOKEN_TARGETS float32 [B, L], these empty with `share`, since a shared token has several next ones;
+    solution and problem (the text before the first step) int32 [B, T], which number them within a row, -1 in
+    empty slots."""
+    batch, places = layout_tokens(rows, row_tokens, share)
+    batch["step_end"] = np.zeros((len(rows), step_slots), np.int32)
     for targets, n in ((STEP_TARGETS, step_slots), (TOKEN_TARGETS, row_tokens)):
         batch |= {name: np.full((len(rows), n), empty, np.float32) for name, empty in targets.items()}
     batch |= {name: np.full((len(rows), step_slots), -1, np.int32) for name in ("solution", "problem")}
     for b, row in enumerate(rows):
         problems = [e.ids_L[: e.start].tobytes() for e in row]
-        for k, (e, place_L, slot_T) in enumerate(zip(row, places[b], slots[b], strict=True)):
+        n = 0
+        for k, (e, place_L) in enumerate(zip(row, places[b], strict=True)):
+            slot_T = slice(n, n + len(e.step_end_T))
+            n = slot_T.stop
+            batch["step_end"][b, slot_T] = place_L[e.step_end_T]
             batch["solution"][b, slot_T] = k
             batch["problem"][b, slot_T] = problems.index(problems[k])
             for name, x_n in e.targets.items():

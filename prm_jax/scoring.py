@@ -54,7 +54,8 @@ class ScoringStats:
     too_long: int = 0  # solutions with more tokens than the model has positions
 
     def summary(self) -> str:
-        return f"scored      {self.solutions:,} distinct solutions of {self.tokens:,} tokens"
+        text = f"scored      {self.solutions:,} distinct solutions of {self.tokens:,} tokens"
+        return text + (f"; {self.too_long:,} longer than the model's positions" if self.too_long else "")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -82,8 +83,7 @@ class ModelScorer:
 
     def lay_out(self, rows: list[list[Encoded]], row_tokens: int):
         """(batch, found): packed rows, and where found[b][k] in row b the values of sequence k stand."""
-        layout = layout_tokens(rows, row_tokens)
-        return layout.batch, layout.places
+        return layout_tokens(rows, row_tokens)
 
     def values(self, batch):
         """value_Bn: of each token of the rows, or of each step."""
@@ -161,8 +161,7 @@ class HeadScorer(ModelScorer):
         return may_share(self.model.cfg, row_tokens)
 
     def lay_out(self, rows, row_tokens):
-        layout = layout_score(rows, row_tokens, self.shares(row_tokens))
-        return layout.batch, layout.slots
+        return layout_score(rows, row_tokens, self.shares(row_tokens))
 
     def values(self, batch):
         return step_log_odds(self.model, batch)

@@ -39,7 +39,7 @@ def measure_laws():
     problems, rng = tasks.make_problems(CHAIN, CFG, 300, "test", 5), np.random.default_rng(0)
     rows = [(problem, CHAIN.solve(CFG, problem, rng)) for problem in problems]
     encoded = encode(loaded.format, loaded.tokenizer, rows)
-    batch, _, _ = layout_tokens([[e] for e in encoded], max(len(e.ids_L) for e in encoded))
+    batch, _ = layout_tokens([[e] for e in encoded], max(len(e.ids_L) for e in encoded))
     hidden = lambda m, b: m.vocab_logits(m(b["ids"], b["pos"], b["visible_until"]))
     p_BLV = np.asarray(jax.nn.softmax(jax.jit(hidden)(loaded.model, batch)))
     of_fact, found = chain.fact_distributions(CFG), collections.defaultdict(list)

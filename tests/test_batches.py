@@ -29,7 +29,7 @@ from prm_jax.packing import (
     eval_batches,
     layout_row,
     layout_score,
-    layout_train,
+    layout_tokens,
     make_plan,
     may_share,
     pack_batch,
@@ -153,9 +153,10 @@ def test_a_prefix_tree_by_hand():
     """1 2 | 3 4, 1 2 | 3 | 5, 1 2 | 6, a repeat, and one that shares nothing. Rows to read hold a shared step
     once, rows to learn from once a solution."""
     tree = [1, 2, 3, 4], [1, 2, 6], [1, 2, 3, 5, 5], [1, 2, 3, 4], [9, 2]
-    rows = [[Encoded(np.array(s, np.int32), np.array([1, len(s) - 1]), 1) for s in tree], []]
-    train, *_ = layout_train(rows, 12, 16, share=True)
-    batch, places, slots = layout_score(rows, 12, share=True)
+    rows = [[Example(np.array(s, np.int32), np.array([1, len(s) - 1]), 1, {}) for s in tree], []]
+    train = pack_batch(rows, 12, 16, share=True)
+    _, places = layout_tokens(rows, 12, share=True)
+    batch, slots = layout_score(rows, 12, share=True)
     assert batch["ids"][0].tolist() == [1, 2, 3, 4, 5, 5, 6, 9, 2, 0, 0, 0]
     assert batch["pos"][0].tolist() == [0, 1, 2, 3, 3, 4, 2, 0, 1, 0, 0, 0]
     assert batch["visible_until"][0].tolist() == [6, 6, 5, 3, 5, 5, 6, 8, 8, 12, 12, 12]

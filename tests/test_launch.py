@@ -17,11 +17,12 @@ from conftest import call, printed, run, start
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from test_train import SMALL, THIN, parameters, records
+from tqdm import tqdm
 
 import train
 from prm_jax import InputError
 from prm_jax import __main__ as commands
-from prm_jax.data.writing import described_file
+from prm_jax.data.writing import keep_rows
 from prm_jax.launch import files, run_folder
 from prm_jax.launch.cli import require_once, store_defaults
 from prm_jax.launch.config import CONF, parse
@@ -269,13 +270,13 @@ def test_state_is_written_whole_or_not_at_all(tmp_path):
 
 def test_a_file_that_goes_on_is_of_the_same_settings(tmp_path):
     path = tmp_path / "pool.jsonl"
-    with described_file(path, {"n": 4}) as counts:
-        path.write_text("{}\n")
-        counts["rows"] += 1
+    keep = lambda n: keep_rows(path, {"n": n}, [([{}], 0)], lambda row: {"rows": 1}, {}, tqdm())
+    keep(4)
     about = files.read_json(tmp_path / "about.json")
-    assert about["finished"] and about["counts"] == {"rows": 1} and about["n"] == 4
-    with pytest.raises(InputError, match="pool.jsonl: .*n"), described_file(path, {"n": 5}):
-        pass
+    assert about["finished"] and about["counts"] == {"resumed": 0, "rows": 1} and about["n"] == 4
+    path.write_text("{}\n")
+    with pytest.raises(InputError, match="pool.jsonl: .*n"):
+        keep(5)
 
 
 def test_a_log_goes_on_after_the_step_that_is_resumed(tmp_path):

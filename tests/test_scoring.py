@@ -66,7 +66,7 @@ def test_solutions_beyond_the_models_positions_are_said_once_and_counted(verifie
         assert len(score_all := short.score([("1", ("2",)), ("1", ("2",) * 9), ("1", ("3",) * 20)])) == 3
     said = capsys.readouterr().out
     assert said.count("note") == 1 and "2 of 3 solutions, up to 41 tokens" in said and len(score_all[2]) == 20
-    assert short.stats.too_long == 4
+    assert "; 4 longer than" in short.stats.summary()
 
 
 def test_a_score_does_not_depend_on_what_was_scored_before(verifier, rng):

@@ -1,7 +1,6 @@
 """Files of rows that commands write, as a stream, and continue after a stop."""
 
 import collections
-import contextlib
 import itertools
 import json
 import time
@@ -73,11 +72,10 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
         raise InputError(f"{path} line {number + 1}: it was made from other input; {hint}")
 
 
-@contextlib.contextmanager
-def described_file(path: Path, about: dict):
-    """Writes about.json beside a file of rows: `about`, at the end counts and versions. A file that a stopped
-    call left must have the same `about`."""
-    start, counts, beside = time.perf_counter(), collections.Counter(), path.with_name("about.json")
+def keep_rows(path: Path, about: dict, appended: Iterable, count: Callable, counts: dict, bar) -> dict:
+    """Runs `append_rows` (`appended`) with about.json beside the file: `about`, at the end versions and what is
+    returned: `counts` and sums of count(row). A file that a stopped call left must have the same `about`."""
+    start, kept, beside = time.perf_counter(), collections.Counter(counts), path.with_name("about.json")
     hosts.share_file(path)
     hosts.share_file(beside)
     if path.exists() and path.stat().st_size:
@@ -85,9 +83,14 @@ def described_file(path: Path, about: dict):
         changed = [name for name, x in json.loads(json.dumps(about)).items() if stored.get(name) != x]
         expect(not changed, str(path), changed, "what it was begun with; write into another folder")
     write_json(beside, about | {"finished": False})
-    yield counts
-    end = {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
+    for rows, old in appended:
+        kept["resumed"] += old
+        for row in rows:
+            kept.update(count(row))
+        bar.update(len(rows))
+    end = {"finished": True, "counts": dict(kept), "seconds": time.perf_counter() - start}
     write_json(beside, about | end | {"versions": versions()})
+    return kept
 
 
 def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:

@@ -25,9 +25,9 @@ from prm_jax.data.grading import RULES
 from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
 from prm_jax.data.rows import is_pool, is_sample, read_rows
 from prm_jax.data.steps import format_steps
-from prm_jax.data.writing import append_rows, native_row, require_same
+from prm_jax.data.writing import append_rows, keep_rows, native_row, require_same
 from prm_jax.formats import Format
-from prm_jax.generate.pools import PolicyConfig, fix_dtype, keep_rows, policy_at_work
+from prm_jax.generate.pools import PolicyConfig, fix_dtype, policy_at_work
 from prm_jax.generate.sampling import describe
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse

@@ -13,7 +13,7 @@ import jax
 from prm_jax.checkpoints.open import resolve_dtype
 from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
-from prm_jax.data.writing import append_rows, described_file, require_same
+from prm_jax.data.writing import append_rows, keep_rows, require_same
 from prm_jax.generate import policies
 from prm_jax.generate.policies import PolicyFormat, Sampling, SamplingStats, Server
 from prm_jax.generate.sampling import describe, open_policy
@@ -23,18 +23,6 @@ from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import start_command
 from prm_jax.tasks.checkers import CHECKERS, checker_rule, choose_checker, is_own, open_grader
-
-
-def keep_rows(path: Path, about: dict, appended: Iterable, count: Callable, counts: dict, bar) -> dict:
-    """Runs `append_rows` (`appended`) with about.json beside; returns `counts` and sums of count(row)."""
-    with described_file(path, about) as kept:
-        kept.update(counts)
-        for rows, old in appended:
-            kept["resumed"] += old
-            for row in rows:
-                kept.update(count(row))
-            bar.update(len(rows))
-    return kept
 
 
 def draw_pool(

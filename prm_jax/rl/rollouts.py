@@ -109,7 +109,7 @@ def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, 
     starts = [len(r.prompt_L) for r in rollouts]
     none = np.zeros(0, np.int32)  # no step ends
     encoded = [[Encoded(sequences[i], none, starts[i]) for i in pack] for pack in packs]
-    batch, places, _ = layout_tokens(encoded, row_tokens, share)
+    batch, places = layout_tokens(encoded, row_tokens, share)
     batch |= {name: np.zeros_like(batch["ids"]) for name in ("before", "start")}
     place_of = {}
     for row, (pack, places_of_pack) in enumerate(zip(packs, places, strict=True)):
