@@ -6,8 +6,7 @@
 Each unsound solution is handed in as the version that the verifier likes best, of those that the embedded
 task's checker still calls unsound. It prints the AUROC of sound against unsound solutions.
 
-Dimension key: N solutions
-"""
+Dimension key: N solutions"""
 
 import argparse
 import functools

@@ -5,8 +5,7 @@
 
 Other keys are those of conf/bench.yaml. Both sides have the same weights and texts. TRL trains on random
 batches and by length, PyTorch on the solutions of our rows, so that it must end at our loss; it scores and
-samples by length. The peer's side (`--job`) imports nothing of ours. Dimension key: B rows, L tokens.
-"""
+samples by length. The peer's side (`--job`) imports nothing of ours. Dimension key: B rows, L tokens."""
 
 import argparse
 import functools

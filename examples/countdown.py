@@ -1,8 +1,6 @@
-r"""Countdown, a task of your own: reach a target with all of a few numbers. It is how any task plugs in.
+"""Countdown, a task of your own: reach a target with all of a few numbers. It is how any task plugs in.
 
     python train.py data=embedded data.name=examples/countdown.py:Countdown data.label_kind=value
-    python evaluate.py task=steps checkpoint=RUN data=embedded data.name=examples/countdown.py:Countdown \
-        data.label_kind=value
     python -m prm_jax.sampling input=FILE checkpoint=POLICY checker=examples/countdown.py:solved
 
 Keys of the task: +data.task.numbers=5 and the other fields of Config. A policy of it is a run of objective=lm
@@ -10,15 +8,13 @@ on data.train_split=base data.task.error=0.1, then data.samples=policy data.poli
 
 A problem is sorted numbers and a target, `3,5,7,9=24?`. A line replaces two numbers by their result,
 `9*3=27`; the last result must be the target. Values are 1 to 99, divisions exact. Most legal moves put the
-target out of reach, so a step can be right and worthless: correctness and value differ.
-"""
+target out of reach, so a step can be right and worthless: correctness and value differ."""
 
 import collections
 import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from prm_jax import InputError
 from prm_jax.launch.config import Count, Share, expect
@@ -46,12 +42,6 @@ class Config:
         expect(2 <= self.numbers <= 6, "data.task.numbers", self.numbers, "2 to 6")
 
 
-class Move(NamedTuple):
-    text: str  # 9*3
-    result: int
-    left: Hand  # the numbers at hand after it
-
-
 def results(first: int, second: int) -> dict[str, int]:
     """{operation: its result} of the legal ones."""
     found = {"+": first + second, "-": first - second, "*": first * second}
@@ -61,16 +51,15 @@ def results(first: int, second: int) -> dict[str, int]:
 
 
 @functools.lru_cache(1 << 16)
-def moves(hand: Hand) -> tuple[Move, ...]:
-    """All distinct legal moves, the larger number first."""
-    moves = {}
+def moves(hand: Hand) -> dict[str, Hand]:
+    """{line: the numbers at hand after it} of all legal moves, `9*3=27`, the larger number first."""
+    found = {}
     for i, first in enumerate(hand):
         for j, second in enumerate(hand[:i]):
             others = hand[:j] + hand[j + 1 : i] + hand[i + 1 :]
             for operation, result in results(first, second).items():
-                text = f"{first}{operation}{second}"
-                moves[text] = Move(text, result, tuple(sorted((*others, result))))
-    return tuple(moves.values())
+                found[f"{first}{operation}{second}={result}"] = tuple(sorted((*others, result)))
+    return found
 
 
 @functools.lru_cache(1 << 18)
@@ -78,7 +67,7 @@ def reaches(hand: Hand, target: int) -> bool:
     """Whether exact play can end with the target."""
     if len(hand) == 1:
         return hand[0] == target
-    return any(reaches(left, target) for left in {move.left for move in moves(hand)})
+    return any(reaches(left, target) for left in set(moves(hand).values()))
 
 
 @functools.lru_cache(1 << 12)
@@ -123,14 +112,14 @@ class Countdown(EmbeddedTask):
         hand, target = parse_problem(problem)
         steps = []
         while len(hand) > 1:
-            good = [move for move in moves(hand) if reaches(move.left, target)]
-            choices = good if good and rng.random() >= cfg.error else moves(hand)
-            move = choices[rng.integers(len(choices))]
-            result = move.result
+            good = [line for line, left in moves(hand).items() if reaches(left, target)]
+            choices = good if good and rng.random() >= cfg.error else list(moves(hand))
+            line = choices[rng.integers(len(choices))]
             if rng.random() < cfg.slip:
-                off_by_one = [x for x in (result - 1, result + 1) if 1 <= x <= LARGEST]
-                result = off_by_one[rng.integers(len(off_by_one))]
-            steps.append(f"{move.text}={result}")
+                text, result = line.split("=")
+                off_by_one = [x for x in (int(result) - 1, int(result) + 1) if 1 <= x <= LARGEST]
+                line = f"{text}={off_by_one[rng.integers(len(off_by_one))]}"
+            steps.append(line)
             *_, (_, hand) = follow(problem, steps)
         return tuple(steps)
 

@@ -4,8 +4,7 @@ python evaluate.py task=solutions data=chain hydra.run.dir=runs/solutions
 python -m examples.critic_rows runs/solutions/solutions.jsonl critiques.jsonl hops          # or verdict
 python train.py objective=lm data=jsonl data.path=critiques.jsonl data.duplicates=keep batch.tokens=128
 
-A critique is the step's operations done one by one and the verdict (hops), or the verdict alone.
-"""
+A critique is the step's operations done one by one and the verdict (hops), or the verdict alone."""
 
 import sys
 from collections.abc import Iterator, Sequence

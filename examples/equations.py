@@ -82,12 +82,6 @@ class Side(NamedTuple):
     def is_number(self) -> bool:
         return re.fullmatch(r"[-+(]* ?[\d.]+\)*", self.text) is not None
 
-    @property
-    def last_digit(self) -> Fraction:
-        """One unit of the last digit of a decimal, 0 for a whole number."""
-        decimals = len(self.text.rstrip(")").partition(".")[2])
-        return Fraction(1, 10**decimals) if decimals else Fraction(0)
-
 
 def evaluate(text: str) -> Fraction:
     """The exact value of plain arithmetic; ValueError for anything else."""
@@ -199,7 +193,8 @@ def agree(left: Side, right: Side) -> bool | None:
     for written, exact in ((left, b), (right, a)):
         if not written.is_number:
             continue
-        digit = written.last_digit
+        decimals = len(written.text.rstrip(")").partition(".")[2])
+        digit = Fraction(1, 10**decimals) if decimals else Fraction(0)  # one unit of the last one
         is_cut = abs(written.value) <= abs(exact) < abs(written.value) + digit and written.value * exact >= 0
         if abs(a - b) <= digit / 2 or is_cut:
             return True

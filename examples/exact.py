@@ -8,8 +8,7 @@ five logits decide whether the first step, one after a bad and one after a good 
 ends after a bad and after a good one. The outcome is 1 where the last step is good. A step is two tokens, of
 which the second is its separator.
 
-Dimension key: N responses, T steps, L tokens, K logits, G groups of n responses.
-"""
+Dimension key: N responses, T steps, L tokens, K logits, G groups of n responses."""
 
 import itertools
 import math
@@ -35,10 +34,7 @@ class Policy(NamedTuple):
     step_of_token_NL: np.ndarray
     mask_NL: np.ndarray
     score_NLK: np.ndarray  # the gradient of each token's log p
-
-    @property
-    def steps_N(self) -> np.ndarray:
-        return self.step_of_token_NL.max(1) + 1
+    steps_N: np.ndarray  # number of steps
 
 
 class Row(NamedTuple):
@@ -73,7 +69,8 @@ def responses(bad: float) -> Policy:
                 ends, p = t + 1 == T, ENDS[good]
                 chance_N[i] *= p if ends else 1 - p
                 score_NLK[i, 2 * t + 2, 3 + good] = ends - p
-    return Policy(chance_N, step_reward_NT, outcome_N, step_of_token_NL, mask_NL, score_NLK)
+    steps_N = step_of_token_NL.max(1) + 1
+    return Policy(chance_N, step_reward_NT, outcome_N, step_of_token_NL, mask_NL, score_NLK, steps_N)
 
 
 def exact(estimator: Estimator, options: dict, r: Policy, goal_N, n: int = 3) -> Row:

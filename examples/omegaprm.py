@@ -6,8 +6,7 @@ its first error, and the values of the states on the way.
     python train.py data=jsonl data.path=tree.jsonl data.label_kind=value
 
 label=first_error of prm_jax.labeling bisects given solutions; the tree looks for more among the completions.
-A row is a searched solution; each state's value labels the first row through it, and the last step has 0.
-"""
+A row is a searched solution; each state's value labels the first row through it, and the last step has 0."""
 
 import argparse
 import dataclasses
@@ -86,14 +85,9 @@ def grow_tree(roots: list[RollOut], complete: Callable) -> tuple[dict[Steps, Sta
 
 def tree_rows(problem: Problem, states: dict[Steps, State], paths: list[Steps]) -> Iterator[dict]:
     """A native row of each searched solution."""
-    labelled = set()
+    value_of = {steps: state.value for steps, state in states.items()}
     for i, steps in enumerate(paths):
-        labels = []
-        for t in range(1, len(steps)):
-            prefix = steps[:t]
-            is_new = prefix in states and prefix not in labelled
-            labels.append(states[prefix].value if is_new else None)
-            labelled.add(prefix)
+        labels = [value_of.pop(steps[:t], None) for t in range(1, len(steps))]
         row = {"id": f"{problem.id}/tree/{i}", "prompt": problem.problem, "completions": list(steps)}
         yield row | {"labels": [*labels, 0.0], "outcome": 0.0, "label_kind": "value"}
 

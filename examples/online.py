@@ -57,7 +57,10 @@ class OnlineTrainer(Trainer):
         rows = [(r.problem, r.steps) for r in rollouts]
         encoded = encode(self.verifier.format, self.verifier.tokenizer, rows)
         pairs = zip(encoded, rows, reward.right_N, strict=True)
-        examples = [self.example(e, *row, float(outcome)) for e, row, outcome in pairs]
+        examples = []
+        for e, (problem, steps), outcome in pairs:  # the outcome at every step
+            solution = Solution(problem, steps, (float(outcome),) * len(steps), outcome=float(outcome))
+            examples.append(make_example(e, solution, self.loss.objective))
         examples = add_reference(examples, self.verifier.reference, width, ROWS)
         groups = make_groups(examples, width, share=False)  # each token needs one next token
         plan = Plan(width, width, groups, share=False)
@@ -69,11 +72,6 @@ class OnlineTrainer(Trainer):
         new = train_step(self.verifier.model, self.verifier_opt, batch, self.loss, jax.random.key(0))
         self.verifier.model, self.verifier_opt, metrics = new
         return {f"online_{name}": metrics[name] for name in ("loss", "accuracy")}
-
-    def example(self, encoded, problem, steps, outcome):
-        """A roll-out as a training example, the outcome at every step."""
-        solution = Solution(problem, steps, (outcome,) * len(steps), outcome=outcome)
-        return make_example(encoded, solution, self.loss.objective)
 
 
 @cli.command("rl")

@@ -10,8 +10,7 @@ POST /score takes {"problem": TEXT, "steps": [TEXT, ...]}, {"problem": TEXT, "ca
 `log_odds` of each step and the solution's `log_score` (in nats), and its `ranking`, indices of candidates,
 best first. GET /health: who scores.
 
-Requests that wait are scored together. One beyond a limit below is refused by one line, {"error": TEXT}.
-"""
+Requests that wait are scored together. One beyond a limit below is refused by one line, {"error": TEXT}."""
 
 import argparse
 import asyncio

@@ -1,7 +1,5 @@
 """Best of n by a process and an outcome model, votes, the oracle (Lightman et al. 2023, figure 3).
-
-python -m examples.papers.run best_of_n --redraw       # README.md: its question, what was expected
-"""
+`python -m examples.papers.run best_of_n --redraw`; README.md: its question, what was expected."""
 
 from functools import partial
 

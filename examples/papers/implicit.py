@@ -1,7 +1,5 @@
 """Step scores from outcomes alone (2412.01981), and what labels of steps are worth (Lightman et al. 2023).
-
-python -m examples.papers.run implicit --redraw       # README.md: its question, what was expected
-"""
+`python -m examples.papers.run implicit --redraw`; README.md: its question, what was expected."""
 
 from functools import partial
 from pathlib import Path
@@ -37,8 +35,7 @@ def gather_implicit(stages: dict) -> Table:
         own = "sum_logit" if kind.startswith("implicit") else None  # the log-ratio of the whole solution
         table.number(BEST, kind, [share_solved(*pair, 16, own) for pair in pairs])
         table.number(LOWEST, kind, [share_solved(*pair, 16, "min") for pair in pairs])
-    log_p = runs[-1]["auroc_correctness"]
-    table.number(AUROC, LOG_P, [log_p])
+    table.number(AUROC, LOG_P, [runs[-1]["auroc_correctness"]])
     return table
 
 

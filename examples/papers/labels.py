@@ -1,7 +1,5 @@
 """Errors of labels by K completions (Math-Shepherd, figure 4), and verifiers by what labelled their steps.
-
-python -m examples.papers.run labels --redraw       # README.md: its question, what was expected
-"""
+`python -m examples.papers.run labels --redraw`; README.md: its question, what was expected."""
 
 import sys
 from functools import partial

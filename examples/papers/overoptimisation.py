@@ -1,7 +1,5 @@
 """Gold and proxy against KL from the policy, by the verifier's training steps (Gao et al. 2023).
-
-python -m examples.papers.run overoptimisation --redraw       # README.md: its question, what was expected
-"""
+`python -m examples.papers.run overoptimisation --redraw`; README.md: its question, what was expected."""
 
 import jax.numpy as jnp
 import numpy as np

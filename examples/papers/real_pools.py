@@ -1,10 +1,8 @@
 """A released PRM on a real pool, by its stored step scores (MATH-500 of StrictPRMBench); nothing is trained.
-
-python -m examples.papers.run real_pools --redraw       # README.md: its question, what was expected
+`python -m examples.papers.run real_pools --redraw`; README.md: its question, what was expected.
 
 Without --redraw it reads FILE, which is not shipped: rows of question, gold and candidates [steps, correct,
-prm_step_scores], joined from https://github.com/staged-benchmark-2026/StrictPRMBench and MATH-500's answers.
-"""
+prm_step_scores], joined from https://github.com/staged-benchmark-2026/StrictPRMBench and MATH-500."""
 
 import os
 

@@ -1,7 +1,5 @@
 """Policies trained by an answer checker, a PRM, both, against policy tokens (PURE, GRPO, PRIME).
-
-python -m examples.papers.run rl --redraw       # README.md: its question, what was expected
-"""
+`python -m examples.papers.run rl --redraw`; README.md: its question, what was expected."""
 
 import numpy as np
 import pandas as pd

@@ -6,8 +6,7 @@
 A line of `stages` in NAME.py is a command without `python`, run for each combination of the sweep keys. In it
 {seed} is a value of the key `seed`, {prm} the folder of the line `prm` at the same combination, [{prm}] all
 its folders that agree in the line's keys. Hydra commands write to hydra.run.dir, others where they say {out}.
-Folders are named by a hash of the command: remove runs/papers after a change of code.
-"""
+Folders are named by a hash of the command: remove runs/papers after a change of code."""
 
 import argparse
 import hashlib
@@ -65,7 +64,6 @@ class Table(list):
     """Rows (panel, series, x) with the mean over runs, its interval, and the value of each run."""
 
     def number(self, panel: str, series: str, value_S, x: float | None = None):
-        value_S = np.array(value_S, float)
         mean, low, high = style.over_seeds(value_S)
         row = {"panel": panel, "series": series, "x": x, "y": mean, "low": low, "high": high}
         self.append(row | {"values": " ".join(f"{value:.6g}" for value in value_S)})
@@ -79,11 +77,9 @@ def make_stages(figure: Figure, root: Path) -> dict[str, list[Stage]]:
     """{line: its stages}, each folder once."""
     made = {}
     for line, text in figure.stages.items():
-        stages = {}
-        for values in itertools.product(*figure.sweep.values()):
-            stage = make_stage(figure, text, dict(zip(figure.sweep, values, strict=True)), made, root)
-            stages.setdefault(stage.folder, stage)
-        made[line] = list(stages.values())
+        sweeps = (dict(zip(figure.sweep, values)) for values in itertools.product(*figure.sweep.values()))
+        stages = [make_stage(figure, text, sweep, made, root) for sweep in sweeps]
+        made[line] = list({stage.folder: stage for stage in stages}.values())
     return made
 
 

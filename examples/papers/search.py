@@ -1,15 +1,12 @@
 """Share solved against policy tokens by method and difficulty (Snell et al. 2024, figure 3).
-
-python -m examples.papers.run search --redraw       # README.md: its question, what was expected
-"""
+`python -m examples.papers.run search --redraw`; README.md: its question, what was expected."""
 
 import numpy as np
 
 from examples.papers.run import Difference, Figure, Table, draw_panels
 
-LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "blocks of 12 tokens", "mcts": "MCTS"}
-LABELS |= {"beam": "beam search"}
 HIDDEN = "blocks of 12 tokens"  # in the picture
+LABELS = {"best_of_n": "best of n", "beam": "beam search", "dvts": "DVTS", "vgs": HIDDEN, "mcts": "MCTS"}
 BUDGET, HARDEST = "problems solved", "solved of the hardest third"  # the third with fewest right samples
 
 

@@ -1,7 +1,5 @@
 """A PRM on problems of another kind: calibration, threshold of its first error (2412.06559), best of n.
-
-python -m examples.papers.run shift --redraw       # README.md: its question, what was expected
-"""
+`python -m examples.papers.run shift --redraw`; README.md: its question, what was expected."""
 
 from functools import partial
 from typing import NamedTuple
@@ -110,29 +108,26 @@ def gather_threshold(stages: dict) -> Table:
     table = Table()
     runs = {line: [f1_by_threshold(scored) for scored in read_scores(stages, line)] for line in LINES}
     for line, panel in F1.items():
-        f1_SX = np.array([f1_X for f1_X, *_ in runs[line]])
+        f1_SX = np.array([f1_X for f1_X, _ in runs[line]])
         table.curve(panel, "PRM", THRESHOLDS, f1_SX)
-        table.number(panel, "PRM, chosen there", [crossed(*halves) for _, *halves in runs[line]])
+        table.number(panel, "PRM, chosen there", [crossed for _, crossed in runs[line]])
         table.number(panel, "PRM, .5", f1_SX[:, np.abs(THRESHOLDS - 0.5).argmin()])
-    best_S = [f1_X.argmax() for f1_X, *_ in runs["home"]]
+    best_S = [f1_X.argmax() for f1_X, _ in runs["home"]]
     table.number(F1["shifted"], "PRM, chosen at home", f1_SX[np.arange(len(f1_SX)), best_S])
     return table
 
 
-def f1_by_threshold(scored: Scored) -> list[np.ndarray]:
-    """ProcessBench's F1 of first errors at each of THRESHOLDS: of all, and of each half of the problems."""
+def f1_by_threshold(scored: Scored) -> tuple[np.ndarray, float]:
+    """ProcessBench's F1 of first errors at each of THRESHOLDS; the mean of the two halves of the problems,
+    each at the threshold that is best on the other."""
     error_N = np.array([first_error(label_T) for label_T in scored.labels])
     hit_CN, one_group_N = cut_chances(scored.p, error_N, THRESHOLDS), np.zeros(len(error_N), int)
     f1s = []
     for part in (slice(None), *(scored.problem % 2 == side for side in (0, 1))):
         own = [mean_f1(hit_N[part], error_N[part], one_group_N[part]) for hit_N in hit_CN]
         f1s.append(np.array(own))
-    return f1s
-
-
-def crossed(first, second) -> float:
-    """Mean F1 of the two halves of the problems, each at the threshold that is best on the other."""
-    return (first[second.argmax()] + second[first.argmax()]) / 2
+    whole, first, second = f1s
+    return whole, (first[second.argmax()] + second[first.argmax()]) / 2
 
 
 COMPARE = [

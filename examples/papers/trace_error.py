@@ -1,7 +1,5 @@
 """Trace error of the chosen solutions, and errors left after abstaining (Uesato et al. 2022).
-
-python -m examples.papers.run trace_error --redraw       # README.md: its question, what was expected
-"""
+`python -m examples.papers.run trace_error --redraw`; README.md: its question, what was expected."""
 
 import numpy as np
 
