@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import prm_jax
-from examples.real import choose, problems, smollm2
+from examples.real import choose, problems, smollm2, texts
 from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem, write_pool
 
@@ -315,3 +315,37 @@ def test_the_commands_of_the_page_run_one_after_another(tmp_path):
     table = pd.read_csv(tmp_path / "real/real.csv")
     assert {"equations", "completions", "outcome", "implicit", "vote", "likelihood"} <= {*table["by"]}
     assert "primary: " in done.stdout
+
+
+def test_texts_end_at_the_first_flagged_step_and_leave_known_problems_out(tmp_path, monkeypatch):
+    def candidate(scores, correct, **more):
+        steps = [f"step {t}" for t in range(len(scores))]
+        return {"steps": steps, "prm_step_scores": {"qwen_prm": scores}, "correct": correct} | more
+
+    flagged, sound = candidate([0.9, 0.2, 0.8], True), candidate([0.7, 0.6], False)
+    prompted = candidate([0.1], False, first_step_has_prompt=True)
+    pool = [
+        {"question": "How many?", "candidates": [sound, prompted, flagged, sound]},
+        {"question": "known  one", "candidates": [flagged]},
+    ]
+    answer = "Half: 8/2 = <<8/2=4>>4\nAll: 8+4 = <<8+4=12>>12\n#### 12"
+    gsm8k = {"question": "Pens?", "answer": answer}, {"question": "known one", "answer": answer}
+    jsonl(tmp_path, *pool, name="pool.jsonl")
+    jsonl(tmp_path, *gsm8k, name="gsm8k.jsonl")
+    jsonl(tmp_path, {"problem": "known one"}, name="bench.jsonl")
+    monkeypatch.chdir(tmp_path)
+    texts.main(["out", "--pools", "pool.jsonl", "--gsm8k", "gsm8k.jsonl", "--without", "bench.jsonl"])
+
+    written = {
+        name: pd.read_json(f"out/{name}.jsonl", lines=True, precise_float=True)
+        for name in ("process", "outcome", "changed")
+    }
+    assert written["process"].labels.tolist() == [[0.9, 0.2], [0.7, 0.6]]
+    assert written["outcome"].labels.tolist() == [[1, 1], [0, 0]]
+    assert written["outcome"].completions.tolist() == [["step 0", "step 1"]] * 2
+    right, wrong = written["changed"].completions
+    assert right == ["Half: 8/2 = 4", "All: 8+4 = 12", "The answer is 12."]
+    end = len(wrong) - 1
+    assert written["changed"].labels.tolist() == [[1, 1, 1], [1] * end + [0]]
+    assert wrong[:end] == right[:end] and wrong[end] != right[end]
+    assert wrong[end].split("=")[0] == right[end].split("=")[0]

@@ -17,70 +17,73 @@ from prm_jax.data.rows import field, read_rows
 from prm_jax.data.splits import normal_text
 from prm_jax.data.writing import write_rows
 
-RESULT = re.compile(r"<<[^>]*>>\s*(\d+)(?![\d.,]*\d)")  # the whole number that GSM8K states after an equation
+MARK = re.compile("<<[^>]*>>")  # GSM8K's calculator
+RESULT = re.compile(rf"{MARK.pattern}\s*(\d+)(?![\d.,]*\d)")  # the whole number that follows it
 LONGEST = 1200  # characters of problem and steps; about 384 tokens
 OTHERS = -10, -2, -1, 1, 2, 10  # what a changed number is off by
 
 
-def labelled_solutions(row: dict, scorer: str) -> Iterator[tuple[str, list[str], list[float], float]]:
-    """(problem, steps up to the first flagged one, their scores, 1 if the answer is right) of a pool's row."""
-    problem, flagged, sound = field(row, "question", str), [], []
+def flagged_solutions(row: dict, scorer: str, by_answer: bool = False) -> list[dict]:
+    """A pool row's flagged solutions and as many sound ones, each up to its first flagged step; labels are
+    the scorer's, or 1 at every step where the answer is right."""
+    problem, flagged, sound = row["question"], [], []
     for candidate in field(row, "candidates", list):
         if candidate.get("first_step_has_prompt"):  # its first score is of another text
             continue
         scores = candidate["prm_step_scores"][scorer]
         end = next((t + 1 for t, score in enumerate(scores) if score < 0.5), len(scores))
-        steps = candidate["steps"][:end]
+        steps, labels = candidate["steps"][:end], scores[:end]
+        solutions = flagged if labels[-1] < 0.5 else sound
+        if by_answer:
+            labels = [int(candidate["correct"])] * end
         if len(problem) + sum(map(len, steps)) <= LONGEST:
-            solutions = flagged if scores[end - 1] < 0.5 else sound
-            solutions.append((problem, steps, scores[:end], float(candidate["correct"])))
-    yield from flagged
-    yield from sound[: len(flagged)]
+            solutions.append({"prompt": problem, "completions": steps, "labels": labels})
+    return flagged + sound[: len(flagged)]
 
 
 def changed_solutions(row: dict, rng: random.Random) -> Iterator[dict]:
     """GSM8K's solution, and the same up to a step whose result is another number."""
-    problem, (text, _, answer) = field(row, "question", str), field(row, "answer", str).partition("####")
+    text, _, answer = field(row, "answer", str).partition("####")
     lines = [line for line in text.splitlines() if line.strip()]
     places = [t for t, line in enumerate(lines) if RESULT.search(line)]
     if not places:
         return
-    steps = [re.sub("<<[^>]*>>", "", line) for line in lines] + [f"The answer is {answer.strip()}."]
-    yield {"prompt": problem, "completions": steps, "labels": [1] * len(steps)}
+    steps = [MARK.sub("", line) for line in lines] + [f"The answer is {answer.strip()}."]
+    solution = {"prompt": row["question"]}
+    yield solution | {"completions": steps, "labels": [1] * len(steps)}
     t = rng.choice(places)
     found = RESULT.search(lines[t])
     number = int(found[1])
     other = number + rng.choice([d for d in OTHERS if number + d > 0])
-    line = lines[t][: found.start(1)] + str(other) + lines[t][found.end(1) :]
-    wrong = re.sub("<<[^>]*>>", "", line)
-    yield {"prompt": problem, "completions": [*steps[:t], wrong], "labels": [1] * t + [0]}
+    wrong = MARK.sub("", lines[t][: found.start(1)] + str(other) + lines[t][found.end(1) :])
+    yield solution | {"completions": [*steps[:t], wrong], "labels": [1] * t + [0]}
 
 
-def main(args):
-    known = {normal_text(field(row, "problem", str)) for _, row in read_rows(args.without)}
-    process, outcome, changed = [], [], []
-    for pool in args.pools:
-        for _, row in read_rows(pool):
-            if normal_text(row["question"]) in known:
-                continue
-            for problem, steps, scores, right in labelled_solutions(row, args.scorer):
-                solution = {"prompt": problem, "completions": steps}
-                process.append(solution | {"labels": scores})
-                outcome.append(solution | {"labels": [right] * len(steps)})
-    rng = random.Random(0)
-    for _, row in read_rows(args.gsm8k):
-        if normal_text(row["question"]) not in known:
-            changed += changed_solutions(row, rng)
-    for name, rows in {"process": process, "outcome": outcome, "changed": changed}.items():
-        write_rows(args.output / f"{name}.jsonl", rows)
-        print(f"{name:12}{len(rows):,} solutions of {len({row['prompt'] for row in rows}):,} problems")
-
-
-if __name__ == "__main__":
+def main(words: list[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("output", type=Path, help="folder")
     parser.add_argument("--pools", nargs="+", required=True, help="of StrictPRMBench, a problem a row")
     parser.add_argument("--scorer", default="qwen_prm", help="whose step scores are labels")
     parser.add_argument("--gsm8k", required=True, help="train.jsonl")
-    parser.add_argument("--without", required=True, help="ProcessBench's gsm8k.json")
-    main(parser.parse_args())
+    parser.add_argument("--without", required=True, help="rows whose problems are left out")
+    args = parser.parse_args(words)
+    known = {normal_text(field(row, "problem", str)) for _, row in read_rows(args.without)}
+
+    def unknown_rows(path) -> Iterator[dict]:
+        rows = (row for _, row in read_rows(path))
+        return (row for row in rows if normal_text(field(row, "question", str)) not in known)
+
+    rng = random.Random(0)
+    pools = [row for path in args.pools for row in unknown_rows(path)]
+    rows = {
+        "process": [s for row in pools for s in flagged_solutions(row, args.scorer)],
+        "outcome": [s for row in pools for s in flagged_solutions(row, args.scorer, by_answer=True)],
+        "changed": [s for row in unknown_rows(args.gsm8k) for s in changed_solutions(row, rng)],
+    }
+    for name, solutions in rows.items():
+        write_rows(args.output / f"{name}.jsonl", solutions)
+        print(f"{name:12}{len(solutions):,} solutions of {len({s['prompt'] for s in solutions}):,} problems")
+
+
+if __name__ == "__main__":
+    main()
