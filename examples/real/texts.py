@@ -2,8 +2,8 @@
 
     python -m examples.real.texts FOLDER --pools POOL ... --gsm8k train.jsonl --without processbench.json
 
-process.jsonl and outcome.jsonl have the same solutions of the pools, each cut behind the first step that the
-named verifier flags: with its step scores as labels, and with the answer's verdict at every step. A problem has at
+process.jsonl and outcome.jsonl have the same solutions of the pools, each cut behind the first step that
+VERIFIER flags: with its step scores as labels, and with the answer's verdict at every step. A problem has at
 most as many sound solutions as flagged ones. changed.jsonl has GSM8K's own solutions, and each once more with
 one number changed, cut there. Problems of --without are left out."""
 
@@ -19,18 +19,19 @@ from prm_jax.data.writing import write_rows
 
 MARK = re.compile("<<[^>]*>>")  # GSM8K's calculator
 RESULT = re.compile(rf"{MARK.pattern}\s*(\d+)(?![\d.,]*\d)")  # the whole number that follows it
+VERIFIER = "qwen_prm"  # whose step scores are labels
 LONGEST = 1200  # characters of problem and steps; about 384 tokens
 OTHERS = -10, -2, -1, 1, 2, 10  # what a changed number is off by
 
 
-def flagged_solutions(row: dict, scorer: str, by_answer: bool = False) -> list[dict]:
+def flagged_solutions(row: dict, by_answer: bool = False) -> list[dict]:
     """A pool row's flagged solutions and as many sound ones, each up to its first flagged step; labels are
-    the scorer's, or 1 at every step where the answer is right."""
+    the verifier's, or 1 at every step where the answer is right."""
     problem, flagged, sound = row["question"], [], []
     for candidate in field(row, "candidates", list):
         if candidate.get("first_step_has_prompt"):  # its first score is of another text
             continue
-        scores = candidate["prm_step_scores"][scorer]
+        scores = candidate["prm_step_scores"][VERIFIER]
         end = next((t + 1 for t, score in enumerate(scores) if score < 0.5), len(scores))
         steps, labels = candidate["steps"][:end], scores[:end]
         solutions = flagged if labels[-1] < 0.5 else sound
@@ -63,7 +64,6 @@ def main(words: list[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("output", type=Path, help="folder")
     parser.add_argument("--pools", nargs="+", required=True, help="of StrictPRMBench, a problem a row")
-    parser.add_argument("--scorer", default="qwen_prm", help="whose step scores are labels")
     parser.add_argument("--gsm8k", required=True, help="train.jsonl")
     parser.add_argument("--without", required=True, help="rows whose problems are left out")
     args = parser.parse_args(words)
@@ -76,8 +76,8 @@ def main(words: list[str] | None = None):
     rng = random.Random(0)
     pools = [row for path in args.pools for row in unknown_rows(path)]
     rows = {
-        "process": [s for row in pools for s in flagged_solutions(row, args.scorer)],
-        "outcome": [s for row in pools for s in flagged_solutions(row, args.scorer, by_answer=True)],
+        "process": [s for row in pools for s in flagged_solutions(row)],
+        "outcome": [s for row in pools for s in flagged_solutions(row, by_answer=True)],
         "changed": [s for row in unknown_rows(args.gsm8k) for s in changed_solutions(row, rng)],
     }
     for name, solutions in rows.items():
