@@ -57,7 +57,17 @@ def test_choices_that_are_named_exist(page):
 COMMAND = re.compile(
     r"python (?:-m prm_jax\.)?(train|evaluate|sampling|labeling|rl|export|sweeps)(?:\.py)? ([^`|\n#]+)"
 )
-COMMANDS = sorted({found for text in PAGES.values() for found in COMMAND.findall(text)})
+
+
+def printed_commands(page) -> str:
+    """A page's commands, their shell variables filled in."""
+    script = "".join(re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL))
+    script = re.sub(r"^(git|cp|pip) .*\n", "", script, flags=re.MULTILINE).replace("python ", "echo python ")
+    return subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True).stdout
+
+
+TEXTS = [*PAGES.values(), *map(printed_commands, sorted(ROOT.glob("examples/real/*.md")))]
+COMMANDS = sorted({found for text in TEXTS for found in COMMAND.findall(text)})
 
 
 @pytest.mark.parametrize("name, words", COMMANDS)

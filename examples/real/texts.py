@@ -1,4 +1,4 @@
-"""A script that writes what examples/real/README.md's second part trains on.
+"""A script that writes what examples/real/texts.md trains on.
 
     python -m examples.real.texts FOLDER --pools POOL ... --gsm8k train.jsonl --without processbench.json
 
