@@ -11,13 +11,14 @@ import pytest
 from conftest import printed, real_data
 
 import evaluate
-from prm_jax import InputError, rerank
+from prm_jax import InputError, rerank, witness
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
 from prm_jax.evals import best_of_n as best_of_n_task
 from prm_jax.evals import pool_metrics as best_of_n
 from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.figures import best_of_n as best_of_n_figure
 from prm_jax.figures.best_of_n import best_of_n_figures
+from prm_jax.figures.witness import witness_phases
 
 
 def rules(vote_draws=50, unit="probability", aggregator="prod", ties="share"):
@@ -216,12 +217,17 @@ def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys):
 
 
 def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
-    """It is measured and drawn everywhere."""
+    """It is measured and drawn everywhere, and the witness's page leaves out what it has no
+    formula of."""
     harmonic = lambda x: -rerank.jnp.log(rerank.jnp.sum(rerank.jnp.exp(-x.logp_PTN), -2, where=x.mask_PTN))
     monkeypatch.setitem(rerank.AGGREGATORS, "harmonic", rerank.Aggregator(harmonic, True))
     result = measured(by=rules(20, aggregator="harmonic"))
     assert result["scorers"]["a"]["harmonic"]["best_of_n"]["1"] == 0.5
     assert len(best_of_n_figures(drawable(result), tmp_path)) == 1
+    found = witness.results("harmonic")
+    plane = witness.grid(3, 2)
+    assert len(plane["by_aggregator"]) == len(rerank.AGGREGATORS)
+    witness_phases(found | {"plane": plane})
 
 
 def test_traces_count_winners_without_a_wrong_step():

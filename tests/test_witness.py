@@ -1,4 +1,4 @@
-"""The witness's published numbers, and its page in a browser."""
+"""The witness's published numbers, its plane against single calls, and its page in a browser."""
 
 import json
 import re
@@ -38,6 +38,22 @@ def test_scores_of_the_seed():
     np.testing.assert_allclose(witness.score("process"), [4.900, -2.811, 1.321, -2.005], atol=1e-3)
     np.testing.assert_allclose(witness.score("hacked"), [4.900, 7.368, 1.321, -2.005], atol=1e-3)
     np.testing.assert_allclose(witness.score("process", "prod"), [-0.167, -3.260, -1.587, -2.659], atol=1e-3)
+
+
+def test_plane_is_the_single_calls():
+    beta_b, error_e = np.array([0.0, 0.2, witness.BETA, np.inf]), np.array([0.0, 0.5, 1.0])
+    plane = witness.plane(beta_b, error_e)
+    sizes = (len(rerank.AGGREGATORS), 4, 3)
+    assert plane.weight_hbeN.shape == (*sizes, 4) and plane.winner_hbe.shape == sizes
+    for h, how in enumerate(rerank.AGGREGATORS):
+        for e, error in enumerate(error_e):
+            score_N = witness.score("process", how, error * (np.arange(4) == witness.HACKED_TRACE))
+            np.testing.assert_allclose(plane.score_heN[h, e], score_N, rtol=1e-5, atol=1e-6)
+            for b, beta in enumerate(beta_b):
+                law = witness.policy(score_N, beta)
+                np.testing.assert_allclose(plane.weight_hbeN[h, b, e], law.weight_PN[0], atol=2e-6)
+    np.testing.assert_allclose(plane.valid_hbe, plane.weight_hbeN[..., 0], rtol=1e-5)
+    np.testing.assert_array_equal(plane.winner_hbe, plane.weight_hbeN.argmax(-1))
 
 
 # The interactive page, in a browser

@@ -1,4 +1,5 @@
-"""task=witness: the policies of the toy trace witness at one aggregator and beta, and its interactive page."""
+"""task=witness: the policies of the toy trace witness at one aggregator and beta, and over the whole
+plane."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +21,7 @@ class Witness(Task):
     needs_checkpoint = False
 
     def run(self, setup) -> dict:
-        return witness.results(self.cfg.aggregator, self.cfg.beta)
+        return witness.results(self.cfg.aggregator, self.cfg.beta) | {"plane": witness.grid()}
 
     def show(self, results: dict):
         aggregator, beta = results["aggregator"], results["beta"]
@@ -32,5 +33,6 @@ class Witness(Task):
             print(f"  {name:<10}" + "".join(f"{x:13.6f}" for x in row) + f"  {results['winners'][name]}")
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
-        expected = {key: x for key, x in results.items() if key != "versions"}
-        return [witness.page(folder / "witness.html", expected)]
+        from prm_jax.figures.witness import witness_figures
+
+        return witness_figures(results, folder)
