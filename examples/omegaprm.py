@@ -22,7 +22,7 @@ from prm_jax.data.writing import write_rows
 from prm_jax.formats import read_format
 from prm_jax.generate.labeling import complete_steps
 from prm_jax.generate.sampling import Sampling, open_policy
-from prm_jax.tasks.checkers import choose_checker, open_grader
+from prm_jax.tasks.checkers import open_grader
 
 K = 8  # roll-outs of a state
 SEARCHES = 100  # at most this many wrong roll-outs are bisected in a problem's tree
@@ -116,7 +116,7 @@ def main():
     parser.add_argument("--output", default="tree.jsonl")
     args = parser.parse_args()
     policy = open_policy(args.checkpoint, "best", read_format("plain"), "auto", LAW, K)
-    grader = open_grader(choose_checker(args.checker, [args.input]), [args.input])
+    grader = open_grader(args.checker, [args.input])
     write_rows(args.output, label_problems(read_pool(args.input), policy, grader.grade))
     print(f"{args.output}: {policy.stats.summary()}")
 

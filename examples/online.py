@@ -56,10 +56,9 @@ class OnlineTrainer(Trainer):
         width = self.cfg.batch.tokens
         rows = [(r.problem, r.steps) for r in rollouts]
         encoded = encode(self.verifier.format, self.verifier.tokenizer, rows)
-        pairs = zip(encoded, rows, reward.right_N, strict=True)
         examples = []
-        for e, (problem, steps), outcome in pairs:  # the outcome at every step
-            solution = Solution(problem, steps, (float(outcome),) * len(steps), outcome=float(outcome))
+        for e, (problem, steps), outcome in zip(encoded, rows, reward.right_N, strict=True):
+            solution = Solution(problem, steps, outcome=float(outcome))
             examples.append(make_example(e, solution, self.loss.objective))
         examples = add_reference(examples, self.verifier.reference, width, ROWS)
         groups = make_groups(examples, width, share=False)  # each token needs one next token

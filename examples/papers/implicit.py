@@ -44,7 +44,6 @@ def run_of(runs: list[dict], stage) -> dict:
     return next(run for run in runs if has_made(stage, run["verifier"]))
 
 
-draw_implicit = partial(draw_rows, names=[AUROC, BEST, LOWEST])
 KINDS = {
     "explicit PRM": "steps=350",
     "explicit PRM, the default run": "",
@@ -71,7 +70,7 @@ COMPARE = [
     Difference(LOWEST, CE, "explicit PRM"),
 ]
 SWEEP = {"kind": KINDS, "seed": range(8)}
-IMPLICIT = Figure(STAGES, gather_implicit, draw_implicit, COMPARE, SWEEP)
+IMPLICIT = Figure(STAGES, gather_implicit, partial(draw_rows, names=[AUROC, BEST, LOWEST]), COMPARE, SWEEP)
 
 SOLVED = "problems solved, best of 32"
 EACH, ANSWER, BY_STEPS = "PRM", "outcome model, answer right", "outcome model, all steps right"

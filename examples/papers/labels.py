@@ -73,7 +73,6 @@ def gather_kinds(stages: dict) -> Table:
     return table
 
 
-draw_kinds = partial(draw_rows, names=[CORRECTNESS, VALUE])
 SAMPLES = "evaluate.py task=solutions data=chain data.solutions=4000 data.solutions_per_problem=1 "
 LABELING = "-m prm_jax.labeling input={solutions}/solutions.jsonl k=8 sampling.max_tokens=60 batch_rows=512"
 ANY = "-m examples.papers.labels {mc_8}/labels.jsonl {out}/labels.jsonl "
@@ -106,7 +105,7 @@ COMPARE = [
     Difference(CORRECTNESS, NOISY, HARD),
 ]
 SWEEP = {"labels": ARMS, "seed": range(8)}
-MC_LABELS = Figure(STAGES, gather_kinds, draw_kinds, COMPARE, SWEEP)
+MC_LABELS = Figure(STAGES, gather_kinds, partial(draw_rows, names=[CORRECTNESS, VALUE]), COMPARE, SWEEP)
 FIGURES = {"labels_k": LABELS_K, "mc_labels": MC_LABELS}
 
 

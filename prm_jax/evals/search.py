@@ -106,11 +106,10 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
     name, sampling = cfg.policy, cfg.sampling
     if cfg.input:
         expect(name, "policy", name, "the policy that searches the problems of input=FILE")
-        checker = checkers.choose_checker(cfg.checker, [cfg.input])
-        questions = read_questions(cfg.input, checkers.is_own(checker), cfg.columns)
+        questions = read_questions(cfg.input, checkers.is_own(cfg.checker), cfg.columns)
         questions = list(itertools.islice(questions, cfg.problems))
         expect(questions, "input", cfg.input, "a file with problems")
-        grader = checkers.open_grader(checker, [cfg.input])
+        grader = checkers.open_grader(cfg.checker, [cfg.input])
     else:
         data_cfg = task_data(setup)
         task = tasks.find_task(data_cfg.name)

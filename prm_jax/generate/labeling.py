@@ -36,7 +36,7 @@ from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import start_command
 from prm_jax.protocols import Continuation, Prefix
 from prm_jax.solutions import Solution
-from prm_jax.tasks.checkers import choose_checker, is_own, open_grader
+from prm_jax.tasks.checkers import is_own, open_grader
 
 
 class MC(NamedTuple):
@@ -259,9 +259,8 @@ def main(cfg):
     """Label the steps of solutions by a policy's completions of their prefixes."""
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), fix_dtype(parse(raw_cfg, LabelingConfig), raw_cfg)
-    cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
-    solutions, golds = read_input(cfg.input, cfg.checker, cfg.columns)
     grader = open_grader(cfg.checker, [cfg.input])
+    solutions, golds = read_input(cfg.input, grader.checker, cfg.columns)
     if grader.task:
         solutions = [dataclasses.replace(s, task=grader.checker) for s in solutions]
     path = folder / "labels.jsonl"

@@ -22,7 +22,7 @@ from prm_jax.launch.config import Count, Seed, parse
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import start_command
-from prm_jax.tasks.checkers import CHECKERS, checker_rule, choose_checker, is_own, open_grader
+from prm_jax.tasks.checkers import CHECKERS, checker_rule, is_own, open_grader
 
 
 def draw_pool(
@@ -110,7 +110,6 @@ def main(cfg):
     """Draw a graded pool: n solutions of every problem of a file, by a language model."""
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), fix_dtype(parse(raw_cfg, SamplingConfig), raw_cfg)
-    cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
     questions = list(read_questions(cfg.input, is_own(cfg.checker), cfg.columns))
     path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
     run_folder.claim_folder(folder, raw_cfg, resumes)

@@ -12,7 +12,7 @@ from prm_jax.data.splits import TaskData, problem_hash
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
 from prm_jax.rl.rollouts import Rollout
-from prm_jax.tasks.checkers import Grader, choose_checker, is_own, open_grader
+from prm_jax.tasks.checkers import Grader, is_own, open_grader
 
 DISTINCT = 4096  # problems of an embedded task to learn from; then they come again in another order
 
@@ -30,7 +30,7 @@ def load_problems(cfg, data: TaskData) -> Problems:
         known = known_problems(cfg.apart, cfg.reward.prm_checkpoint)
         return task_problems(data, cfg.eval.problems, cfg.seed, known)
     files = [cfg.input, cfg.held_out]
-    grader = open_grader(choose_checker(cfg.checker, files), files)
+    grader = open_grader(cfg.checker, files)
     return file_problems(*files, grader, cfg.eval.problems, cfg.columns)
 
 

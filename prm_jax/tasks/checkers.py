@@ -54,16 +54,12 @@ class Grader(NamedTuple):
     task: tasks.EmbeddedTask | None = None  # whose exact checker it is
 
 
-def choose_checker(checker: str | None, files: Sequence[str]) -> str:
-    """The key `checker`; if it is null, task where the files' rows name an embedded one, else number."""
-    if checker:
-        return checker
-    rows = (row for file in files for _, row in read_rows(file))
-    return "task" if any(row.get("task") in tasks.TASKS for row in rows) else "number"
-
-
-def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
-    """The Grader of a value of the key `checker`; `files`: those whose rows name the embedded task."""
+def open_grader(checker: str | None, files: Sequence[str] = ()) -> Grader:
+    """The Grader of a value of the key `checker`; `files`: those whose rows name the embedded task. null is
+    task where rows name one, else number."""
+    if checker is None:
+        rows = (row for file in files for _, row in read_rows(file))
+        checker = "task" if any(row.get("task") in tasks.TASKS for row in rows) else "number"
     if is_own(checker):
         right = own_function(checker, own_verdict)
         return Grader(checker, checker, right, functools.partial(grade_by, right))
