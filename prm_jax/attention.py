@@ -22,7 +22,8 @@ def attend(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
 
     Without it the keys are the queries' own tokens (S = L), and every token must see at least itself. `cap`
     bounds the scores (`soft_cap` of kernels/cpu.py); cuDNN has no such bound."""
-    arrays, is_short = (q_BLHK, k_BSGK, v_BSGK, until_BS), q_BLHK.shape[1] <= SHORT
+    arrays = q_BLHK, k_BSGK, v_BSGK, until_BS
+    is_short = q_BLHK.shape[1] <= SHORT
     if slot_BL is not None:
         return dense(*arrays, slot_BL, cap)
     if platform() == "cpu":

@@ -106,8 +106,10 @@ def draw_lengths(rng, median: float, n: int, longest: float) -> np.ndarray:
 
 def random_solutions(cfg: BenchConfig) -> list[Example]:
     """`solutions` of each problem, whose tokens they share, of at most `row_tokens` tokens."""
-    rng, made = np.random.default_rng(0), []
-    vocab, median = SHAPES[cfg.shape][0], cfg.mean_tokens / np.exp(DEVIATION**2 / 2)
+    rng = np.random.default_rng(0)
+    made = []
+    vocab = SHAPES[cfg.shape][0]
+    median = cfg.mean_tokens / np.exp(DEVIATION**2 / 2)
     for start in draw_lengths(rng, PROBLEM, cfg.problems, cfg.row_tokens // 4):
         problem_L = rng.integers(0, vocab, start)
         longest = min(LONGEST * cfg.mean_tokens, cfg.row_tokens - start)
@@ -165,12 +167,14 @@ def bench_score(cfg: BenchConfig) -> Numbers:
 def sampling_work(cfg: BenchConfig) -> tuple[Policy, list]:
     """A policy and prompts: of `checkpoint` and `input`, or random ones. Random logits are nearly even, so
     one id in `mean_tokens` that ends a sample draws the lengths, which are then geometric."""
-    sampling, rows = Sampling(1.0, None, 1.0, LONGEST * cfg.mean_tokens), cfg.rows * cfg.solutions
+    sampling = Sampling(1.0, None, 1.0, LONGEST * cfg.mean_tokens)
+    rows = cfg.rows * cfg.solutions
     if cfg.checkpoint:
         questions = itertools.islice(read_questions(cfg.input), cfg.problems)
         prefixes = [(question.problem, ()) for question in questions]
         return open_policy(cfg.checkpoint, "best", PLAIN, cfg.dtype, sampling, rows), prefixes
-    model, vocab = random_model(cfg, head="none", lm_head=True), SHAPES[cfg.shape][0]
+    model = random_model(cfg, head="none", lm_head=True)
+    vocab = SHAPES[cfg.shape][0]
     ends = tuple(range(vocab - max(1, round(vocab / cfg.mean_tokens)), vocab))
     policy = Policy(model, load_tokenizer(EMBEDDED), PLAIN, "bench", sampling, rows, eos_ids=ends)
     rng = np.random.default_rng(0)
@@ -247,11 +251,13 @@ def main(cfg):
     if cfg.what == "compare":
         return compare(cfg.files)
     devices.set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
-    folder, used = run_folder.output_dir(), devices.modest_mesh(cfg.rows, cfg.mesh)
+    folder = run_folder.output_dir()
+    used = devices.modest_mesh(cfg.rows, cfg.mesh)
     run_folder.claim_folder(folder, raw_cfg)
     with jax.set_mesh(used):
         numbers = run_job(cfg)
-    name, info = jax.devices()[0].device_kind, Path("/proc/cpuinfo")
+    name = jax.devices()[0].device_kind
+    info = Path("/proc/cpuinfo")
     if name == "cpu" and info.exists():
         name = re.search(r"model name\s*: (.*)|$", info.read_text())[1]
     about = {"processor": name, "cpus": os.cpu_count(), "devices": used.size} | run_folder.versions()

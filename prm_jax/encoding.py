@@ -59,7 +59,8 @@ def encode(fmt: Format, tokenizer, rows: Iterable[Prefix], end=False) -> list[En
 
 def check_marks(encoded: Encoded, n_steps: int, where: str):
     """Raises InputError unless there is exactly one mark a step, in order and inside the row."""
-    marks, n_tokens = encoded.step_end_T.tolist(), len(encoded.ids_L)
+    marks = encoded.step_end_T.tolist()
+    n_tokens = len(encoded.ids_L)
     if len(marks) != n_steps or (np.diff([-1, *marks, n_tokens]) <= 0).any():
         raise InputError(f"{where}: {len(marks)} step marks {marks} for {n_steps} steps in {n_tokens} tokens")
 

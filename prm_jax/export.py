@@ -106,7 +106,9 @@ def score_row(loaded: Loaded) -> np.ndarray:
 
 def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:
     """The README.md of an export: what its scores mean and how to get them; `tag`: the step tag's id."""
-    kind, is_lm, layout = loaded.label_kind, loaded.objective == "lm", architecture(loaded.model.cfg)
+    kind = loaded.label_kind
+    is_lm = loaded.objective == "lm"
+    layout = architecture(loaded.model.cfg)
     task = "text-generation" if is_lm else "token-classification"
     about = ModelCardData(library_name="transformers", pipeline_tag=task, tags=["process-reward-model"])
     text = f"---\n{about.to_yaml()}\n---\n# {name}\n\nMade with prm_jax from {Path(loaded.name).name}, "

@@ -42,8 +42,11 @@ def depth_first(sequences: list[np.ndarray]) -> list[int]:
 def layout_row(sequences: list[np.ndarray], share: bool) -> tuple[np.ndarray, list[np.ndarray]]:
     """(row_3n, places): ids, positions in their sequence and `until` (visibility.py) of a row's tokens, and
     the places of each sequence's tokens. With `share` the row is a prefix tree, laid out depth first."""
-    row_3n, places = np.zeros((3, sum(map(len, sequences))), np.int32), [None] * len(sequences)
-    start, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
+    row_3n = np.zeros((3, sum(map(len, sequences))), np.int32)
+    places = [None] * len(sequences)
+    start = 0
+    path_L = np.zeros(0, int)
+    last_L = np.zeros(0, np.int32)
     for i in depth_first(sequences) if share else range(len(sequences)):
         ids_L = sequences[i]
         shared = common_prefix(last_L, ids_L) if share else 0
@@ -145,7 +148,8 @@ def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> list[list[int]]:
     """Rows that share prefixes: lists of indices. Depth first, each sequence goes to that one of the OPEN
     newest rows where it adds the fewest tokens, of several to the fullest: a row holds few problems, and
     small ones fill the gaps of large ones."""
-    rows, last_L = [], np.zeros(0, np.int32)
+    rows = []
+    last_L = np.zeros(0, np.int32)
     free = np.full(len(sequences), row_tokens)
     common = np.zeros(len(sequences), int)  # of each row's last sequence with this one
     for i in depth_first(sequences):
@@ -160,7 +164,8 @@ def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> list[list[int]]:
             rows.append([])
         rows[r].append(i)
         free[r] -= len(ids_L) - common[r]
-        common[r], last_L = len(ids_L), ids_L
+        common[r] = len(ids_L)
+        last_L = ids_L
     return rows
 
 
@@ -197,14 +202,17 @@ def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, toget
     """Examples that share a row: with `share` neighbours in a prefix tree, with `together` of one problem."""
     if not (share or together):
         return [Group([i], len(e.ids_L), len(e.step_end_T)) for i, e in enumerate(examples)]
-    groups, last_L = [], np.zeros(0, np.int32)
+    groups = []
+    last_L = np.zeros(0, np.int32)
     for i in depth_first([e.ids_L if share else e.ids_L[: e.start] for e in examples]):
         e = examples[i]
-        alone, common = Group([i], len(e.ids_L), len(e.step_end_T)), common_prefix(last_L, e.ids_L)
+        alone = Group([i], len(e.ids_L), len(e.step_end_T))
+        common = common_prefix(last_L, e.ids_L)
         last_L = e.ids_L
         # A common template alone does not group: that would tie all problems together.
         if groups and common >= e.start:
-            old, shared = groups[-1], common if share else 0
+            old = groups[-1]
+            shared = common if share else 0
             joined = Group([*old.indices, i], old.tokens + alone.tokens - shared, old.steps + alone.steps)
             # Each step has a slot, so a tree may have more steps than tokens.
             if joined.tokens <= row_tokens and joined.steps <= row_tokens:
@@ -269,7 +277,9 @@ def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
 
 def mixed_order(parts: dict[str, tuple[int, float]], epoch: int, seed: int) -> np.ndarray:
     """An epoch's examples: each source gives its share by weight, of its own stream of permutations."""
-    n, start, drawn = sum(size for size, _ in parts.values()), 0, []
+    n = sum(size for size, _ in parts.values())
+    start = 0
+    drawn = []
     total = sum(weight for _, weight in parts.values())
     for number, (size, weight) in enumerate(parts.values()):
         first, end = (round(weight / total * n * e) for e in (epoch, epoch + 1))
@@ -315,7 +325,8 @@ class TrainingRows:
     def summary(self) -> str:
         """One line with the shape and number of the rows, their padding, and the gain by shared prefixes."""
         self[0]  # plans the first epoch
-        rows, width = self.ends[0], self.plan.row_tokens
+        rows = self.ends[0]
+        width = self.plan.row_tokens
         tokens = [group.tokens for group in self.plan.groups]
         text = f"rows of {width} tokens, one shape; {1 - sum(tokens) / (rows * width):.1%} padding"
         unit = "solution" if len(tokens) == len(self.examples) else "group"
@@ -330,7 +341,8 @@ def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows,
     """Grain iterator of the batches from step `first` on, its whole state, with `local_rows` of each."""
 
     def make_batch(step):
-        rows, plan = [source[step * batch_rows + i] for i in local_rows], source.plan
+        rows = [source[step * batch_rows + i] for i in local_rows]
+        plan = source.plan
         return pack_batch(rows, plan.row_tokens, plan.step_slots, plan.share)
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)

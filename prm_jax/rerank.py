@@ -273,7 +273,8 @@ def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
 
     The product is symmetric in n and r, so the one of fewer factors is taken: right to 2e-7 in float32 at N =
     1,860, where binomials by `gammaln` are off by 8e-3."""
-    size_n, count = subset_sizes(size_n, N), jnp.asarray(N if count is None else count)
+    size_n = subset_sizes(size_n, N)
+    count = jnp.asarray(N if count is None else count)
     # all_N: n in rows, r or k in columns. XLA would fold a numpy constant's product for minutes.
     all_N = jnp.arange(N + 1)
     left_N = count - jnp.arange(N)

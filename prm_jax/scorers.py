@@ -103,7 +103,8 @@ class EnsembleScorer:
         return {"members": [{"verifier": x.name, **getattr(x, "about", {})} for x in self.members]}
 
     def score(self, rows: Rows) -> list[np.ndarray]:
-        combine, by_member = ENSEMBLES[self.combine], [member.score(rows) for member in self.members]
+        combine = ENSEMBLES[self.combine]
+        by_member = [member.score(rows) for member in self.members]
         return [combine(np.stack(log_odds)).astype(np.float32) for log_odds in zip(*by_member, strict=True)]
 
 

@@ -61,7 +61,9 @@ def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLE
     count = np.bincount(problem)
     if len(count) < 2:
         return math.nan, math.nan
-    order, end, values = np.argsort(problem, kind="stable"), np.cumsum(count), []
+    order = np.argsort(problem, kind="stable")
+    end = np.cumsum(count)
+    values = []
     for drawn in _drawn_problems(len(count), draws, seed):
         n = count[drawn]  # `order[start : end]` of every drawn problem, laid end to end without a loop
         values.append(statistic(order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]))
@@ -87,7 +89,9 @@ def sign_flip_test(difference_P, seed: int = 0) -> float:
         for size in size_m[1:]:
             sums = np.concatenate([sums + size, sums - size])
         return float(np.mean(np.abs(sums) >= far))
-    rng, n_far, rows = np.random.default_rng(seed), 0, max(1, FLIPS // m)
+    rng = np.random.default_rng(seed)
+    n_far = 0
+    rows = max(1, FLIPS // m)
     for start in range(0, SIGN_FLIPS, rows):
         bits = rng.integers(1 << 32, size=(min(rows, SIGN_FLIPS - start), m), dtype=np.uint32)
         n_far += int((np.abs(2 * ((bits >> 31).astype(float) @ size_m) - size_m.sum()) >= far).sum())

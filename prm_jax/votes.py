@@ -68,7 +68,8 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
 
     gold_g is the mean over the group. N^4 operations a problem; N <= 128, beyond which see `vote_curve`."""
     N = answer_PN.shape[-1]
-    gold_PN, size_n = as_float(gold_PN), subset_sizes(size_n, N)
+    gold_PN = as_float(gold_PN)
+    size_n = subset_sizes(size_n, N)
     # Row m of Pascal's triangle over 2^(m/2), so that products stay within float32's range.
     choose_kk = np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
 

@@ -81,7 +81,8 @@ def results(aggregator: str = "sum_logit", beta=BETA) -> dict:
 def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATORS)) -> Plane:
     """Every aggregator x beta (0 and inf too) x size of the process verifier's error on the HACKED_TRACE
     (`process_logits`)."""
-    hit_N, beta_b = jnp.arange(len(TRACES)) == HACKED_TRACE, jnp.asarray(beta_b)
+    hit_N = jnp.arange(len(TRACES)) == HACKED_TRACE
+    beta_b = jnp.asarray(beta_b)
     logit_eNT = jax.vmap(lambda error: process_logits(error * hit_N))(jnp.asarray(error_e))
     mask_eNT = jnp.ones(logit_eNT.shape, bool)
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, name, unit="logit") for name in aggregators])

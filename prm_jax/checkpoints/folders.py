@@ -80,7 +80,8 @@ def base_of(folder: Path) -> Path | None:
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
     settings = read_json(path, base_model_name_or_path=str)
-    kind, name = settings.get("peft_type"), settings["base_model_name_or_path"]
+    kind = settings.get("peft_type")
+    name = settings["base_model_name_or_path"]
     expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alpha_pattern"):
         expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null, plain LoRA")
@@ -116,8 +117,10 @@ def open_weights(folder: Path) -> dict:
     adapter holds whole (a step head) replace the base's."""
     if (base := base_of(folder)) is None:
         return open_tensors(folder)
-    settings, path = read_json(folder / ADAPTER), folder / "adapter_model.safetensors"
-    tensors, updates = open_tensors(base), {}
+    settings = read_json(folder / ADAPTER)
+    path = folder / "adapter_model.safetensors"
+    tensors = open_tensors(base)
+    updates = {}
     for key, stored in open_file(path).items():
         name = key.removeprefix("base_model.model.").replace(".base_layer.", ".")
         module, is_update, part = name.partition(".lora_")
@@ -140,7 +143,8 @@ def open_weights(folder: Path) -> dict:
 def open_tensors(folder: Path) -> dict:
     """{tensor name: its slice} of model.safetensors or of all shards of the index. A slice has `get_shape()`
     and `get_dtype()`, and reads what it is indexed by. Names lose the prefix of TRL's value head (PQM)."""
-    index, files = folder / INDEX, {"model.safetensors"}
+    index = folder / INDEX
+    files = {"model.safetensors"}
     if index.exists():
         files = {*read_json(index, weight_map=dict)["weight_map"].values()}
         are_beside = files and all(isinstance(file, str) and Path(file).name == file for file in files)

@@ -123,7 +123,8 @@ class Stack:
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         n = self.names.ndim
-        names, inner = np.asarray(self.names[index[:n]], object), index[n:]
+        names = np.asarray(self.names[index[:n]], object)
+        inner = index[n:]
         out = np.empty([len(range(size)[i]) for size, i in zip(self.shape, index, strict=True)], self.dtype)
         for place in np.ndindex(names.shape):
             x, y = self.tensors[names[place]], out[place]
@@ -147,7 +148,8 @@ def load(
 
     stored: the type of arrays: float32, as in the file, or compute, as `model.cast_backbone` stores them.
     new_head, seed: a step head that the folder lacks starts at random."""
-    tensors, layer = {name.removeprefix("model."): x for name, x in open_weights(folder).items()}, "lm_head"
+    tensors = {name.removeprefix("model."): x for name, x in open_weights(folder).items()}
+    layer = "lm_head"
     if cfg.head != "none":
         layer = find_head(tensors, str(folder), cfg.head)[1]
         if layer == "lm_head":  # a head still to be made
@@ -155,12 +157,15 @@ def load(
     model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     state, layout = nnx.state(model).to_pure_dict(), nnx.state(shardings(model)).to_pure_dict()
     # The blocks, which are read a layer at a time, come last: a whole tensor's buffers are small beside them.
-    blocks, where = state.pop("blocks"), layout | layout["blocks"]
+    blocks = state.pop("blocks")
+    where = layout | layout["blocks"]
     made = make_head(tensors, state, layer, cfg, new_head, seed, folder)
     used = set()
 
     def open_stack(key: str, x) -> Stack:
-        names, transposed, less_one = tensor_names(key, cfg, layer), is_transposed(key), is_less_one(key, cfg)
+        names = tensor_names(key, cfg, layer)
+        transposed = is_transposed(key)
+        less_one = is_less_one(key, cfg)
         inner = x.shape[names.ndim :]
         in_file = inner[::-1] if transposed else inner
         dtypes = [check(tensors, name, in_file, folder) for name in names.flat]
@@ -183,7 +188,8 @@ def check(tensors, name: str, shape: tuple[int, ...], folder: Path) -> np.dtype:
     """The type of a tensor; InputError where it is missing, or of another shape than config.json says."""
     if name not in tensors:
         raise InputError(f"{folder}: tensor {name}: missing, expected by its config.json")
-    stored, dtype = tuple(tensors[name].get_shape()), tensors[name].get_dtype()
+    stored = tuple(tensors[name].get_shape())
+    dtype = tensors[name].get_dtype()
     expect(stored == shape, f"{folder}: tensor {name}: shape", stored, f"{shape}, by its config.json")
     expect(dtype in DTYPES, f"{folder}: tensor {name}: type", dtype, ", ".join(DTYPES))
     return DTYPES[dtype]
@@ -219,13 +225,15 @@ def check_unused(unused: set[str], cfg: ModelConfig, folder: Path):
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with
     `notes` (format, label kind, objective, policy tokens) and the head's name under `prm_jax`."""
-    cfg, state = model.cfg, nnx.state(model).to_pure_dict()
+    cfg = model.cfg
+    state = nnx.state(model).to_pure_dict()
     config = export_config(cfg, tokenizer) | {"prm_jax": notes | {"head": cfg.head}}
     layer = HEADS[cfg.head].layer if cfg.head != "none" else ""
     tensors = {}
     blocks = state.pop("blocks")
     for key, x in (state | blocks).items():
-        names, prefix = tensor_names(key, cfg, layer), "" if key in HEAD else "model."
+        names = tensor_names(key, cfg, layer)
+        prefix = "" if key in HEAD else "model."
         x = x - 1 if is_less_one(key, cfg) else x
         for place in np.ndindex(names.shape):
             tensors[prefix + names[place]] = x, place, is_transposed(key)

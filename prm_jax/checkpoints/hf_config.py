@@ -134,11 +134,13 @@ def shape_of(config: dict, where: str) -> dict:
 
 def rotations(settings, where: str) -> dict:
     """rope_theta, its scaling, and the rope_theta of sliding layers where they have their own (Gemma 3)."""
-    rope, where = settings.rope_parameters, f"{where}: rope_parameters"
+    rope = settings.rope_parameters
+    where = f"{where}: rope_parameters"
     scaling, local_theta = None, None
     if settings.model_type == "gemma3_text":
         rope, local = rope["full_attention"], rope["sliding_attention"]
-        kind, local_theta = local.get("rope_type", "default"), float(local["rope_theta"])
+        kind = local.get("rope_type", "default")
+        local_theta = float(local["rope_theta"])
         expect(kind == "default", f"{where}.sliding_attention.rope_type", kind, "'default'")
     values = {key: x for key, x in rope.items() if x is not None and key not in ("rope_theta", "type")}
     # Refused is dynamic scaling, by which a score would depend on the longest row of its batch.
@@ -189,7 +191,8 @@ def architecture(cfg: ModelConfig) -> str:
 
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of our model, inverse of `model_config`."""
-    family, rope = cfg.family, {"rope_type": "default"}
+    family = cfg.family
+    rope = {"rope_type": "default"}
     if cfg.rope_scaling:
         rope = {key: x for key, x in vars(cfg.rope_scaling).items() if x is not None}
     with_theta = rope | {"rope_theta": cfg.rope_theta}

@@ -78,7 +78,8 @@ def make_tokenizer(cfg, solutions):
 
 def read_model_config(cfg, tokenizer) -> ModelConfig:
     """The configuration of the checkpoint that `init` names with the fields that `model` sets."""
-    is_random, is_lm = cfg.init == "random", cfg.objective in ("lm", "implicit")
+    is_random = cfg.init == "random"
+    is_lm = cfg.objective in ("lm", "implicit")
     if is_run(cfg.init):
         original = read_model(Path(cfg.init))
     else:
@@ -98,7 +99,8 @@ def read_model_config(cfg, tokenizer) -> ModelConfig:
         model_cfg = dataclasses.replace(original, **chosen)
     except AssertionError as error:
         raise InputError(f"model.{error}") from error
-    vocab, n = model_cfg.vocab, len(tokenizer)
+    vocab = model_cfg.vocab
+    n = len(tokenizer)
     expect(n <= vocab, "model.vocab", vocab, f"an embedding for each of the tokenizer's {n} tokens")
     return model_cfg
 
@@ -124,7 +126,8 @@ def start_from_run(folder: Path, cfg: ModelConfig, new_head: bool, seed: int, dt
     """A model of shape `cfg` with the weights of a run's best checkpoint, its backbone stored in `dtype`. A
     step head that the run lacks starts at random."""
     trained = restore_run(folder, "best", dtype)[0]
-    has, is_new = trained.cfg.head, trained.cfg.head == "none" and new_head
+    has = trained.cfg.head
+    is_new = trained.cfg.head == "none" and new_head
     expect(cfg.head in ("none", has) or is_new, "model.head", cfg.head, f"{has}, as {folder} has")
     model = make_sharded(lambda: PRM(cfg, rngs=nnx.Rngs(seed)))
     known, wanted = nnx.state(trained), nnx.state(model)

@@ -128,7 +128,9 @@ def composite(notes: dict, **modules) -> args.Composite:
 def restore_step(saved: ocp.CheckpointManager, step: int, **modules) -> dict:
     """The notes of a step, which fills the modules in place; ValueError where its arrays are not those that
     were saved."""
-    stored, states, target = saved.item_metadata(step), {}, {}
+    stored = saved.item_metadata(step)
+    states = {}
+    target = {}
     for name, module in modules.items():
         states[name] = nnx.state(module)
         arrays, tree = jax.tree.flatten(abstract_arrays(states[name], shardings(states[name])))
@@ -184,7 +186,8 @@ def read_model(folder: Path, **changes) -> ModelConfig:
 def restore_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
     """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, sharded over the
     mesh in use. Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype."""
-    run, saved = run_config(folder), folder.resolve() / "checkpoints" / which
+    run = run_config(folder)
+    saved = folder.resolve() / "checkpoints" / which
     cfg = read_model(folder, dtype=dtype, remat="none")
     model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     if run.optimizer.trainable == "lora":

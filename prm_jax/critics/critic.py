@@ -81,7 +81,8 @@ class Critic:
         rows = [(problem, tuple(steps)) for problem, steps in rows]
         prefixes = [[(problem, steps[: t + 1]) for t in range(len(steps))] for problem, steps in rows]
         distinct = dict.fromkeys(prefix for of_row in prefixes for prefix in of_row)
-        new, before = [prefix for prefix in distinct if prefix not in self.known], self.stats.no_verdict
+        new = [prefix for prefix in distinct if prefix not in self.known]
+        before = self.stats.no_verdict
         if self.format.critic.next is None:
             self.judge(new)
         else:  # in a conversation the prompt contains the critiques of the steps before

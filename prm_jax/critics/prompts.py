@@ -74,7 +74,8 @@ def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] =
 
 def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> str:
     """The text before the critique of the last step, with its opening."""
-    turns, opening = messages(fmt, problem, steps, critiques), fill(fmt.critic.opening, n=len(steps))
+    turns = messages(fmt, problem, steps, critiques)
+    opening = fill(fmt.critic.opening, n=len(steps))
     if not fmt.chat:
         return "".join(turn["content"] for turn in turns) + opening
     expected = "the folder of the tokenizer whose chat template writes the turns"

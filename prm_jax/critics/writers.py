@@ -61,7 +61,8 @@ class LocalWriter(Writer):
 
     def cut(self, prompt: str, critique: Continuation) -> tuple[int, ...] | None:
         """The ids up to the token that is the critique's last verdict; None where no token is one."""
-        start, ids_L = verdict_at(self.format, critique.text), critique.ids_L
+        start = verdict_at(self.format, critique.text)
+        ids_L = critique.ids_L
         for n in reversed(np.flatnonzero(np.isin(ids_L, self.pair)).tolist()):
             before = self.tokenizer.decode(ids_L[:n], clean_up_tokenization_spaces=False)
             if start is not None and len(before) == start:
@@ -82,7 +83,8 @@ class RemoteWriter(Writer):
         from prm_jax.generate.remote import RemotePolicy  # not above: its client takes a second to load
 
         super().__init__(fmt)
-        server, path = Server(model=fmt.critic.model), fmt.critic.tokenizer
+        server = Server(model=fmt.critic.model)
+        path = fmt.critic.tokenizer
         self.policy = RemotePolicy(url, self.text, self.sampling, fmt.critic.rows, server)
         self.name, self.model = self.policy.name, self.policy.model
         self.tokenizer = load_tokenizer(locate(path, weights=False)) if path else None

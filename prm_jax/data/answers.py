@@ -162,7 +162,8 @@ AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
 
 def bare_answer(answer: str) -> str:
     """The answer without what stands around it, by BEFORE and AFTER."""
-    start, end = BEFORE.match(answer).end(), len(answer)
+    start = BEFORE.match(answer).end()
+    end = len(answer)
     while match := AFTER.search(answer[max(start, end - 7) : end]):  # 7: `\right.`
         end -= len(match[0])
     return answer[start:end]

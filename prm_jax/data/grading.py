@@ -88,7 +88,8 @@ class Checker:
     def group(self, answers: Sequence[str | None]) -> list[int]:
         """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first
         group whose first member, as gold, equals it: `number` and `math` are not transitive."""
-        firsts, group_of = [], {"": -1}
+        firsts = []
+        group_of = {"": -1}
         keys = ["" if answer is None else normal(answer) for answer in answers]
         for key, answer in zip(keys, answers, strict=True):
             if key not in group_of:
@@ -193,7 +194,8 @@ def grade_pool(problems: Sequence, rule: str):
     for problem in problems:
         expected = "the right answer; task=score ranks without"
         expect(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
-    checker, graded = Checker(rule), []
+    checker = Checker(rule)
+    graded = []
     counts = collections.Counter(dict.fromkeys(("candidates", *VERDICTS), 0))
     for problem in progress("grading", len(problems), "problem", iterable=problems):
         judged, verdicts = checker.judge(problem)

@@ -19,7 +19,8 @@ def up_to_error(n: int, error: int | None) -> tuple[float | None, ...]:
 
 def processbench(row: dict, row_id: str, counts) -> list[Solution]:
     """ProcessBench's problem, steps, label (first wrong step from 0, -1 none), final_answer_correct."""
-    steps, error = texts(row, "steps"), field(row, "label", int)
+    steps = texts(row, "steps")
+    error = field(row, "label", int)
     n = len(steps)
     expect(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
     labels = up_to_error(n, None if error == -1 else error)
@@ -31,7 +32,8 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     """PRMBench's modified_question and modified_process; error_steps (from 1) are bad, all other steps good.
     Some rows name steps beyond the last: they are counted and ignored, as by the benchmark's own evaluator.
     The id is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep."""
-    steps, errors = texts(row, "modified_process"), field(row, "error_steps", list)
+    steps = texts(row, "modified_process")
+    errors = field(row, "error_steps", list)
     for index, error in enumerate(errors):
         expect(type(error) is int and error >= 1, f"error_steps[{index}]", error, "a step number from 1")
     beyond = sum(error > len(steps) for error in errors)
@@ -45,7 +47,9 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
     """MR-GSM8K (Zeng et al. 2023, arXiv 2312.17080; dvlab-research/MR-GSM8K at 3f666d6): question,
     model_output_steps, model_output_solution_correctness (correct, wrong),
     model_output_solution_first_error_step (from 1, or N/A; wrong solutions without it are dropped)."""
-    steps, name, is_right = texts(row, "model_output_steps"), "model_output_solution_first_error_step", {}
+    steps = texts(row, "model_output_steps")
+    name = "model_output_solution_first_error_step"
+    is_right = {}
     for part in ("solution", "answer"):
         key = f"model_output_{part}_correctness"
         verdict = field(row, key, str).lower()
@@ -61,7 +65,8 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
         expect(error in (None, "", "N/A"), name, error, "a step number from 1, or N/A")
         counts["wrong_solutions_without_a_place_dropped"] += 1
         return []
-    labels, outcome = up_to_error(len(steps), error), float(is_right["answer"])
+    labels = up_to_error(len(steps), error)
+    outcome = float(is_right["answer"])
     return [Solution(field(row, "question", str), steps, labels, outcome=outcome, id=row_id)]
 
 
@@ -72,7 +77,8 @@ def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
     layout is that of public copies of its evaluation scripts; no original row was available."""
     if canary := optional(row, "canary", str):
         row = row | {name: reveal(name, row[name], canary) for name in HIDDEN if name in row}
-    steps, values = texts(row, "model_response_by_step"), field(row, "human_labels", list)
+    steps = texts(row, "model_response_by_step")
+    values = field(row, "human_labels", list)
     for index, value in enumerate(values):
         expect(value in (0, 1), f"human_labels[{index}]", value, "0 or 1")
     return [Solution(field(row, "question", str), steps, tuple(map(float, values)), id=row_id)]

@@ -130,7 +130,8 @@ def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> P
     """The problem of a pool file's row; InputError names the field."""
     ids = "id", "problem_id", "unique_id"
     if is_sample(row):
-        ids, candidates = "problem_id", [row | {"answer": None}]  # which is the problem's
+        ids = "problem_id"
+        candidates = [row | {"answer": None}]  # which is the problem's
     elif is_pool(row) and "candidates" not in row:
         candidates = whole_texts(row)
     else:
@@ -141,7 +142,8 @@ def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> P
         expect(is_known, f"candidates[{index}]", candidate, "an object or a list of steps")
         with placed(f"candidates[{index}].", ""):
             parsed.append(parse_candidate(candidate, split_by))
-    text, gold = field(row, PROBLEM, str), short_text(row, ("gold", "answer"))
+    text = field(row, PROBLEM, str)
+    gold = short_text(row, ("gold", "answer"))
     return Problem(
         id=short_text(row, ids) or text,
         problem=text,

@@ -22,7 +22,8 @@ def prm800k(row: dict, row_id: str, counts, *, neutral, after_first_error) -> li
     else:
         problem = field(field(row, "question", dict), "problem", str, "question.")
         branches = read_branches(row, row_id, counts)
-    label_of, solutions = {1: 1.0, 0: float(neutral == "good"), -1: 0.0, None: None}, []
+    label_of = {1: 1.0, 0: float(neutral == "good"), -1: 0.0, None: None}
+    solutions = []
     for rank, (branch_id, steps, ratings) in enumerate(branches):
         tail = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
         rated = Solution(

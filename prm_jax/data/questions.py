@@ -30,7 +30,8 @@ def read_questions(path: str | Path, as_written=False, columns=None) -> Iterator
     place_of = {}
     for place, row in read_rows(path, columns):
         with placed(place):
-            problem, answer = field(row, PROBLEM, str), short_text(row, ("gold", "answer"))
+            problem = field(row, PROBLEM, str)
+            answer = short_text(row, ("gold", "answer"))
             expect(problem, "problem", problem, "a text")
             name = short_text(row, ("id", "problem_id")) or str(place.number)
             first = place_of.setdefault(name, place)
@@ -51,7 +52,8 @@ COUNTS += ("right", "wrong", "ungraded")
 
 def count_line(line: dict) -> collections.Counter:
     """The counts of one line of a pool. A candidate that was cut off is neither right nor wrong."""
-    candidates, tokens = line["candidates"], field(line, "policy_tokens", int)
+    candidates = line["candidates"]
+    tokens = field(line, "policy_tokens", int)
     counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=tokens)
     for c in candidates:
         is_empty = list(c["steps"]) == [""]

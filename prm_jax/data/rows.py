@@ -146,7 +146,8 @@ def read_rows(
 def file_rows(path: Path) -> Iterator[tuple[int, dict]]:
     """Yields (number, row) of a .jsonl, .json (either with .gz) or .parquet file. A .json file is a list of
     objects, or objects one after another; blank lines do not count."""
-    number, readers = 0, {".jsonl": json_lines, ".json": json_values, ".parquet": parquet_rows}
+    number = 0
+    readers = {".jsonl": json_lines, ".json": json_values, ".parquet": parquet_rows}
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if not path.is_file() or suffix not in readers:
         raise InputError(f"{path}: expected a file .jsonl, .json (or .gz of these) or .parquet")

@@ -118,7 +118,8 @@ def mixture_config(node) -> Mixture:
     section = node.get("sources") or {}
     parts = {name: data_config(part, f"data.sources.{name}") for name, part in section.items()}
     cfg = parse(node, Mixture, "data", sources=parts)
-    weights, kinds = cfg.weights or parts, {part.label_kind for part in parts.values()}
+    weights = cfg.weights or parts
+    kinds = {part.label_kind for part in parts.values()}
     expect(len(parts) > 1, "data.sources", list(parts), "two or more, each by +data@data.sources.NAME=DATA")
     expect(weights.keys() == parts.keys(), "data.weights", weights, f"one of each: {', '.join(parts)}")
     expect(kinds == {cfg.label_kind}, "data.sources", kinds, f"data.label_kind={cfg.label_kind} of all")
@@ -161,7 +162,9 @@ def load_files(cfg: FileData, labels_required: bool) -> Data:
         if path is None:
             continue
         hub_split = cfg.hub_split if path is cfg.hub else None
-        counts, solutions, digest = collections.Counter(), pickled_solutions(), hashlib.sha256()
+        counts = collections.Counter()
+        solutions = pickled_solutions()
+        digest = hashlib.sha256()
         for place, row, solution in load_placed(path, cfg, counts, hub_split, labels_required):
             kind = row.get("label_kind")
             is_same = kind in (None, "unknown", cfg.label_kind)
@@ -232,7 +235,8 @@ def problem_hashes(solutions: Iterable[Solution]) -> list[str]:
 
 def count_overlaps(splits: dict) -> dict[str, int]:
     """Number of distinct problems of each other split that are in the training split, too."""
-    known, counts = set(problem_hashes(splits["train"])), {}
+    known = set(problem_hashes(splits["train"]))
+    counts = {}
     for side in ("validation", "test"):
         counts[f"{side}_problems_in_training"] = len(known.intersection(problem_hashes(splits[side])))
     return counts

@@ -39,7 +39,8 @@ def format_steps(fmt, text: str) -> tuple[str, ...]:
 def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
     """The number of steps that ended before each token of a solution, given their texts. One with the
     separator ends a step; blank pieces join the step after."""
-    piece_L, texts = [], [""]
+    piece_L = []
+    texts = [""]
     for token in tokens:
         piece_L.append(len(texts) - 1)
         texts[-1] += token
@@ -52,7 +53,8 @@ def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
 def step_sums(fmt, tokens: Sequence[str], x_L: Sequence[float], text: str) -> tuple[float, ...] | None:
     """Sums of the tokens' numbers over each step of a text; None where a token is of two steps."""
     T = len(format_steps(fmt, text))
-    step_L, sums = token_steps(fmt, [*tokens, fmt.separator, ""]), [0.0] * max(T, 1)
+    step_L = token_steps(fmt, [*tokens, fmt.separator, ""])
+    sums = [0.0] * max(T, 1)
     if len(x_L) != len(tokens) or step_L[-1] != T:
         return None
     for step, x in zip(step_L, x_L):

@@ -18,7 +18,8 @@ def text(row: dict, row_id: str, counts, *, split_by) -> list[Solution]:
     if not steps:
         counts["rows_without_steps_dropped"] += 1
         return []
-    outcome, answer = as_label(row.get("outcome")), extract(solution)
+    outcome = as_label(row.get("outcome"))
+    answer = extract(solution)
     return [Solution(problem, steps, outcome=outcome, answer=answer, id=row_id)]
 
 
@@ -31,10 +32,12 @@ def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
         return [math_aps(row, row_id)]
     *steps, tail = field(row, "input", str).split("ки")
     expect(steps, "input", row["input"], "ки after each step")
-    label_name, position = first_name(row, ("label", "value")), -1
+    label_name = first_name(row, ("label", "value"))
+    position = -1
     labels = row.get(label_name)
     if not isinstance(labels, list):  # a text with the sign of each step where its ки is
-        signs, labels = field(row, label_name, str), []
+        signs = field(row, label_name, str)
+        labels = []
         for step in steps:
             position += len(step) + 1
             labels.append(signs[position : position + 1])
@@ -48,7 +51,8 @@ def math_aps(row: dict, row_id: str) -> Solution:
     process, labels = field(row, "process", str), field(row, ("label", "value"), list)
     mark = next((mark for mark in ("ки", "\n\n\n\n\n") if mark in process), "\n")
     steps = tuple(step.strip() for step in process.split(mark) if step.strip())
-    missing, expected = len(steps) - len(labels), f"one for each of {len(steps)} steps, or for the last"
+    missing = len(steps) - len(labels)
+    expected = f"one for each of {len(steps)} steps, or for the last"
     expect(missing == 0 or len(labels) == 1, "label", labels, expected)
     labels = (None,) * missing + tuple(map(as_label, labels))
     return Solution(field(row, "question", str), steps, labels, id=row_id)

@@ -50,7 +50,10 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
     it had). make(items, number of the first, how many have a row) gives the other rows; where it makes them
     in fixed chunks, the file becomes byte for byte that of an undisturbed call. size=None: `items` are the
     chunks, lists. InputError if a line is broken or check(row, item) raises."""
-    items, number, path, hint = iter(items), 0, Path(path), "delete the file to make it again"
+    items = iter(items)
+    number = 0
+    path = Path(path)
+    hint = "delete the file to make it again"
     chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
     path.touch()
     kept = read_lines(path, cuts=True)
@@ -75,7 +78,9 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
 def keep_rows(path: Path, about: dict, appended: Iterable, count: Callable, counts: dict, bar) -> dict:
     """Runs `append_rows` (`appended`) with about.json beside the file: `about`, at the end versions and what is
     returned: `counts` and sums of count(row). A file that a stopped call left must have the same `about`."""
-    start, kept, beside = time.perf_counter(), collections.Counter(counts), path.with_name("about.json")
+    start = time.perf_counter()
+    kept = collections.Counter(counts)
+    beside = path.with_name("about.json")
     hosts.share_file(path)
     hosts.share_file(beside)
     if path.exists() and path.stat().st_size:

@@ -84,7 +84,8 @@ def compare_apart(rows: list[Row], scores, likelihood, known_R, *settings) -> di
         return {"n": len(members)} | compare_with_rules(*part, *settings)
 
     labelled = [i for i, row in enumerate(rows) if any(y is not None for y in row.solution.labels)]
-    unseen, found = [i for i in labelled if not known_R[i]], compare(labelled)
+    unseen = [i for i in labelled if not known_R[i]]
+    found = compare(labelled)
     return found | {"unseen": compare(unseen)} if 0 < len(unseen) < len(labelled) else found
 
 
@@ -147,7 +148,8 @@ def cut_chances(score: list[np.ndarray], error_R, cut_C) -> np.ndarray:
 
 def hazard_chances(length_R, error_R) -> np.ndarray:
     """chance_CR of rates h: each step is called wrong with chance h, until one is."""
-    rate_C1, is_wrong_R = np.linspace(0, 1, CUTS)[:, None], error_R != -1
+    rate_C1 = np.linspace(0, 1, CUTS)[:, None]
+    is_wrong_R = error_R != -1
     passed_CR = (1 - rate_C1) ** np.where(is_wrong_R, error_R, length_R)
     return passed_CR * np.where(is_wrong_R, rate_C1, 1.0)
 
@@ -159,11 +161,13 @@ def cross_fitted(chance_CR, error_R, problem_R, group_R, seed: int) -> np.ndarra
     for group in np.unique(group_R):
         own = group_R == group
         _, problem_r = np.unique(problem_R[own], return_inverse=True)
-        chance_Cr, is_wrong_r = chance_CR[:, own], error_R[own] != -1
+        chance_Cr = chance_CR[:, own]
+        is_wrong_r = error_R[own] != -1
         half_SP = np.tile(np.arange(problem_r.max() + 1) % 2, (HALVES, 1))
         half_Sr = np.random.default_rng(seed).permuted(half_SP, axis=1)[:, problem_r]
         for side in (0, 1):
-            fitted_on_Sr, share_SC = half_Sr != side, []
+            fitted_on_Sr = half_Sr != side
+            share_SC = []
             for kind_r in (is_wrong_r, ~is_wrong_r):
                 taken_Sr = (fitted_on_Sr & kind_r).astype(np.float32)
                 share_SC.append(taken_Sr @ chance_Cr.T / np.maximum(taken_Sr.sum(1), 1)[:, None])
@@ -177,6 +181,7 @@ def mean_f1(hit_R, error_R, group_R) -> float:
     mean over the groups; nan where a group lacks a kind."""
     f1s = []
     for group in range(group_R.max() + 1):
-        own, is_wrong_R = group_R == group, error_R != -1
+        own = group_R == group
+        is_wrong_R = error_R != -1
         f1s.append(harmonic_mean(mean(hit_R[own & is_wrong_R]), mean(hit_R[own & ~is_wrong_R])))
     return float(np.mean(f1s))

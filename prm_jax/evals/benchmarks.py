@@ -98,7 +98,8 @@ class Benchmarks(Task):
         source = parse(section, Source, "data")
         rows, counts = read(source)
         print_counts(counts)
-        scorer, name = verifiers.one_scorer(setup), setup.checkpoints[0]
+        scorer = verifiers.one_scorer(setup)
+        name = setup.checkpoints[0]
         solutions = [row.solution for row in rows]
         texts = [(s.id, s.problem, s.steps) for s in solutions]
         scores = list(map(probability, score_into(setup.folder / "scores.jsonl", scorer, texts, len(rows))))
@@ -204,7 +205,11 @@ def places(source: Source) -> Iterator[tuple[str, str | None, str]]:
 def read(source: Source) -> tuple[list[Row], dict[str, int]]:
     """The rows of a benchmark as published, exact repeats too, and counts of its oddities. Where PRMBench
     repeats a row's class and idx the second is passed over, as by its authors."""
-    rows, counts, ids, seen, kind = [], collections.Counter(), set(), set(), source.name
+    rows = []
+    counts = collections.Counter()
+    ids = set()
+    seen = set()
+    kind = source.name
     for place, split, group in places(source):
         for line, raw, solution in load_placed(place, Reading(name=kind), counts, split):
             try:

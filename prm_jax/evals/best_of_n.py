@@ -87,7 +87,8 @@ class BestOfN(Task):
         return results | {"over_seeds": seeds_of_one_setting(results)}
 
     def show(self, results: dict):
-        N, tables = str(results["n_candidates"]), headline_tables(results)
+        N = str(results["n_candidates"])
+        tables = headline_tables(results)
         line = f"{results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}"
         losers = [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]
         print(f"pool        {line}" + (f"; cannot win: {', '.join(losers)}" if losers else ""))
@@ -128,7 +129,8 @@ class BestOfN(Task):
         for scorer, tables in results["scorers"].items():
             by_aggregator[scorer] = {name: table["best_of_n"][N] for name, table in tables.items()}
         show_table(f"best of {N} by aggregator", by_aggregator)
-        rows, columns = {}, ("difference", "interval", "p", "n_differ")
+        rows = {}
+        columns = "difference", "interval", "p", "n_differ"
         for test in results["differences"]:
             rows[f"{test['a']} - {test['b']}"] = {column: test[column] for column in columns}
         show_table(f"paired differences at n = {N}, p of single sign-flip tests", rows)
@@ -203,7 +205,8 @@ def headline_tables(results: dict) -> dict[str, dict]:
 def seeds_of_one_setting(results: dict) -> list[dict]:
     """For each setting with several seeds its scorers, and the spread of the headline selection at n = 4, 16,
     64, ... and the pool's size."""
-    tables, numbers = headline_tables(results), {}
+    tables = headline_tables(results)
+    numbers = {}
     for scorer in results["verifiers"]:
         table = tables[scorer]
         *sizes, N = table["best_of_n"]  # 1, 2, 4, 8, ..., of which every second from 4 is shown

@@ -30,10 +30,13 @@ class Solutions(Task):
         data_cfg = data_config(setup.data)
         data = load_splits(data_cfg, setup.cfg.seed, policy_pool)
         print_counts(data.counts)
-        rows, path, kind = data.splits[self.cfg.split], setup.folder / "solutions.jsonl", data_cfg.label_kind
+        rows = data.splits[self.cfg.split]
+        path = setup.folder / "solutions.jsonl"
+        kind = data_cfg.label_kind
         write_rows(path, (native_row(s) | {"label_kind": kind} for s in rows))
         if isinstance(data_cfg, TaskData):
-            task, texts = tasks.find_task(data_cfg.name), dict.fromkeys(s.problem for s in rows)
+            task = tasks.find_task(data_cfg.name)
+            texts = dict.fromkeys(s.problem for s in rows)
             problems = [{"problem": p, "answer": task.gold_answer(p), "task": task.name} for p in texts]
             write_rows(setup.folder / "problems.jsonl", problems)
         return {

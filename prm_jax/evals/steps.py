@@ -59,7 +59,8 @@ class Steps(Task):
         return means | {"groups": groups, "runs": runs, "threshold": self.cfg.threshold}
 
     def show(self, results: dict):
-        first, n = results["runs"][0], len(results["runs"])
+        first = results["runs"][0]
+        n = len(results["runs"])
         print(f"verifier    {first['verifier']}" + (f" and {n - 1} more runs" if n > 1 else ""))
         kind = first["data"]["label_kind"]
         if first["label_kind"] not in (kind, "unknown"):

@@ -18,7 +18,8 @@ def over_seeds(settings: list[dict], numbers: list[dict[str, float]]) -> list[di
     and of each number that all of these have {way of SPREAD: its value}, `sd` that of a sample."""
     groups = []
     for setting, members in group_by_settings(settings):
-        own, spread = [numbers[i] for i in members], {}
+        own = [numbers[i] for i in members]
+        spread = {}
         for name in [name for name in own[0] if all(name in x for x in own)]:
             values = [x[name] for x in own]
             spread[name] = {way: float(f(values)) for way, f in SPREAD.items()}

@@ -40,7 +40,8 @@ def own_runs(setup: Setup) -> list[str]:
 def open_scorer(setup: Setup, name: str):
     """The Scorer of one checkpoint argument."""
     cfg = setup.cfg
-    data, runs = setup.data, own_runs(setup)
+    data = setup.data
+    runs = own_runs(setup)
     if data.name == "of_run" and runs and not setup.files:  # an embedded task has a checker and a policy
         data = run_folder.run_config(Path(runs[0])).data
     tasks = {part.name for part in (data.get("sources") or {"": data}).values()}

@@ -47,7 +47,8 @@ def curves(results: dict):
     tables = {scorer: results["scorers"][scorer][how] for scorer, how in results["headline"].items()}
     rules = [rule for rule in TITLES if all(rule in table for table in tables.values())]
     figure, axes_R = style.panels(1, len(rules), 4.1, max(style.WIDTH, 3.4 * len(rules)), sharey=True)
-    sizes, few = [int(n) for n in results["oracle"]], len(tables) <= 3
+    sizes = [int(n) for n in results["oracle"]]
+    few = len(tables) <= 3
     for axes, rule in zip(axes_R[0], rules, strict=True):
         for i, (scorer, (look, label)) in enumerate(scorer_styles(results).items()):
             name = f"{label} ({results['headline'][scorer]})" if label else ""

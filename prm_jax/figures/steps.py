@@ -9,7 +9,8 @@ from prm_jax.figures.style import BLUE, GREY, ORANGE, floats, panels, save
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
     """Draws one page for each setting of the runs."""
-    groups, paths = results["groups"], []
+    groups = results["groups"]
+    paths = []
     for i, group in enumerate(groups):
         runs = [results["runs"][k] for k in group["members"]]
         name = f"steps_{i}.png" if len(groups) > 1 else "steps.png"

@@ -99,7 +99,8 @@ def over_seeds(y_S) -> tuple[float, float, float]:
     interval, else lowest and highest; of fewer than two they are nan, and of none the mean, too."""
     y_S = np.asarray(y_S, float)
     y_S = y_S[np.isfinite(y_S)]
-    n, mean = len(y_S), y_S.mean() if len(y_S) else np.nan
+    n = len(y_S)
+    mean = y_S.mean() if len(y_S) else np.nan
     if n < 2:
         return mean, np.nan, np.nan
     if n < FEWEST_SEEDS:

@@ -27,7 +27,8 @@ def witness_phases(results: dict):
     plane, traces = results["plane"], results["traces"]
     tables = plane["by_aggregator"]
     beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
-    winners, rows = np.unique([table["winner"] for table in tables.values()]), -(-len(tables) // 3)
+    winners = np.unique([table["winner"] for table in tables.values()])
+    rows = -(-len(tables) // 3)
     figure, axes_RC = panels(rows, 3, 0.6 + 2 * rows, 9, sharex=True, sharey=True)
     for axes in axes_RC.flat[len(tables) :]:
         axes.axis("off")

@@ -258,7 +258,8 @@ def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], d
 def main(cfg):
     """Label the steps of solutions by a policy's completions of their prefixes."""
     folder, raw_cfg, resumes = start_command(cfg)
-    folder, cfg = writable_folder(folder), fix_dtype(parse(raw_cfg, LabelingConfig), raw_cfg)
+    folder = writable_folder(folder)
+    cfg = fix_dtype(parse(raw_cfg, LabelingConfig), raw_cfg)
     grader = open_grader(cfg.checker, [cfg.input])
     solutions, golds = read_input(cfg.input, grader.checker, cfg.columns)
     if grader.task:

@@ -25,7 +25,9 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
     far that mean exceeds the best child. So the tree widens only where every sampled child is poor. A
     finished child ends the descent. A tree ends after `simulations`, after MAX_IDLE descents in a row that
     grew nothing, or where the problem's budget ends."""
-    P, K, problems = len(state.problems), branch + 1, sorted(problems)
+    P = len(state.problems)
+    K = branch + 1
+    problems = sorted(problems)
 
     def prior_K(children: Sequence[Child]) -> np.ndarray:
         """Prior logits; places without a child have almost no probability."""
@@ -39,7 +41,8 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
     prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
     root = mctx.RootFnOutput(prior_logits=prior_PK, value=value_P, embedding=np.zeros(P, np.int32))
     grow = functools.partial(mctx_step, root, key=state.key, simulations=simulations)
-    tree, idle_P = None, np.zeros(P, int)  # simulations in a row that grew nothing
+    tree = None
+    idle_P = np.zeros(P, int)  # simulations in a row that grew nothing
     for i in range(simulations):
         prior_PK = np.zeros((P, K), np.float32)
         reward_P, discount_P, value_P = np.zeros((3, P), np.float32)

@@ -109,7 +109,8 @@ def with_thought(policy, prefix: Prefix, c: Continuation) -> Continuation:
     thought = "" if steps else thought_before(policy, problem)
     if not thought or not c.text.strip():
         return c
-    text, logp_T = thought + c.text, c.logp_T
+    text = thought + c.text
+    logp_T = c.logp_T
     if logp_T is not None and len(format_steps(policy.format, text)) > len(logp_T):
         logp_T = (0.0, *logp_T)
     return dataclasses.replace(c, text=text, logp_T=logp_T)

@@ -109,9 +109,11 @@ class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key mea
 def main(cfg):
     """Draw a graded pool: n solutions of every problem of a file, by a language model."""
     folder, raw_cfg, resumes = start_command(cfg)
-    folder, cfg = writable_folder(folder), fix_dtype(parse(raw_cfg, SamplingConfig), raw_cfg)
+    folder = writable_folder(folder)
+    cfg = fix_dtype(parse(raw_cfg, SamplingConfig), raw_cfg)
     questions = list(read_questions(cfg.input, is_own(cfg.checker), cfg.columns))
-    path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
+    path = folder / "pool.jsonl"
+    grader = open_grader(cfg.checker, [cfg.input])
     run_folder.claim_folder(folder, raw_cfg, resumes)
     with policy_at_work(cfg, questions[0].problem) as policy:
         counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grader.grade, len(questions))

@@ -132,7 +132,8 @@ class RemotePolicy:
     def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i].
         InputError where a request fails for good; then none is returned or counted."""
-        start, size = time.perf_counter(), len(prefixes) * n
+        start = time.perf_counter()
+        size = len(prefixes) * n
         prompts = [self.prompt(*prefix) for prefix in prefixes]
         number_B = np.repeat(policies.prefix_numbers(first, len(prefixes)), n)
         seed_B = np.asarray(seeds(key, number_B, np.tile(np.arange(n), len(prefixes)))).tolist()
@@ -177,7 +178,8 @@ class RemotePolicy:
         text, finish = self.ending(choice, stop)
         logp, tokens = [], []
         if choice.logprobs:
-            logp, tokens = choice.logprobs.token_logprobs, choice.logprobs.tokens or []
+            logp = choice.logprobs.token_logprobs
+            tokens = choice.logprobs.tokens or []
         is_known = len(logp) == n and None not in logp
         logp_L = np.array(logp if is_known else [np.nan] * n, np.float32)
         # What follows the text has no text; a server that names its tokens otherwise has no logp_T.

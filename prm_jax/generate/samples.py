@@ -42,7 +42,8 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     if int(max_over_processes(not path.exists())):  # a process that draws needs all the others
         draw_samples(path, policy, problems, n, seed)
     grade = tasks.find_task(cfg.name).grade
-    right, texts = [], hashlib.sha256()
+    right = []
+    texts = hashlib.sha256()
     for p in map(grade, iter_pool(path)):
         texts.update(repr([p.problem, *(c.steps for c in p.candidates)]).encode())
         right += [bool(c.finished and c.correct) for c in p.candidates]

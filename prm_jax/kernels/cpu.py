@@ -86,7 +86,8 @@ def _matmul_forward(x_nD, w_DF, dtype):
 
 
 def _matmul_backward(_, saved, dy_nF):
-    (x_nD, w_DF), dy_nF = saved, dy_nF.astype(saved[0].dtype)
+    x_nD, w_DF = saved
+    dy_nF = dy_nF.astype(saved[0].dtype)
     dx_nD = _multiply(dy_nF, w_DF, 1, 1)
     if platform() == "cpu" and not features_are_split():
         dw_DF, _ = map_rows(lambda _, *rows: (_weight_gradient(*rows), ()), (), x_nD, dy_nF)
@@ -236,7 +237,8 @@ def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     B, L, H, K = q_BLHK.shape
     G, t = k_BLGK.shape[2], TILE
     more = -L % t
-    N, places = B * (L + more) // t, jnp.arange(L + more)
+    N = B * (L + more) // t
+    places = jnp.arange(L + more)
     visible_until_BL = jnp.pad(visible_until_BL, ((0, 0), (0, more)), constant_values=L)
     visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, places)  # padding sees only itself
     visible_until_Nt = (visible_until_BL + len(places) * jnp.arange(B)[:, None]).reshape(N, t)
@@ -324,7 +326,8 @@ def _tiled_backward(cap, saved, do_NGmK):
     which is half as fast in XLA's CPU backend."""
     q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm = saved
     delta_NGm = (do_NGmK.astype(jnp.float32) * o_NGmK.astype(jnp.float32)).sum(-1)
-    dtype, R = q_NGmK.dtype, q_NGmK.shape[2] // visible_until_Nt.shape[1]
+    dtype = q_NGmK.dtype
+    R = q_NGmK.shape[2] // visible_until_Nt.shape[1]
     i_N, last_N = jnp.arange(len(visible_until_Nt)), _last_tile(visible_until_Nt)
 
     def key_tile(j, carry):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 def best_first(score_PN):
     """Indices of rounded scores (`rerank.round_score`), the best first, of equal ones the lower index."""
     N = score_PN.shape[-1]
-    index_bits, half_bits = max(N - 1, 1).bit_length(), 13
+    index_bits = max(N - 1, 1).bit_length()
+    half_bits = 13
     if index_bits + half_bits > 32:
         raise ValueError(f"{N} candidates, expected at most {2 ** (32 - half_bits)}")
     bits_PN = jax.lax.bitcast_convert_type(score_PN.astype(jnp.float32), jnp.int32)

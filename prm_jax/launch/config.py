@@ -78,7 +78,8 @@ def _kinds(hint):
 def _value(value, hint, key: str):
     """The value as its annotation has it: a list as a tuple, an object as a dataclass, an int as a float."""
     for kind, rules in _kinds(hint):
-        origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+        origin = typing.get_origin(kind) or kind
+        inner = typing.get_args(kind)
         if dataclasses.is_dataclass(kind) and (isinstance(value, dict) or kind is hint):
             return parse(value, kind, key)
         if origin is tuple and isinstance(value, list):

@@ -25,7 +25,10 @@ def set_cpu_devices(n: int):
 def keep_freed_memory():
     """Makes glibc keep what XLA frees for its next call, before jax starts threads. Page faults of
     temporaries take 8 % of a training step of 26.7M parameters."""
-    libc, M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = ctypes.CDLL(None), -1, -4, -8
+    libc = ctypes.CDLL(None)
+    M_TRIM_THRESHOLD = -1
+    M_MMAP_MAX = -4
+    M_ARENA_MAX = -8
     if hasattr(libc, "mallopt"):
         for option, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
             libc.mallopt(option, value)
@@ -34,7 +37,9 @@ def keep_freed_memory():
 def return_large_blocks():
     """Makes glibc return blocks of 32 MB and more. A wide model's step would find what it freed cut up by
     small blocks, and take as much again; page faults are nothing beside its products."""
-    libc, M_MMAP_THRESHOLD, M_MMAP_MAX = ctypes.CDLL(None), -3, -4
+    libc = ctypes.CDLL(None)
+    M_MMAP_THRESHOLD = -3
+    M_MMAP_MAX = -4
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 25)
         libc.mallopt(M_MMAP_MAX, 1 << 16)
@@ -68,7 +73,8 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -
 
 def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
     """A mesh of as many devices as asked; data=null: one accelerator, or what of a CPU divides the rows."""
-    devices, n = jax.devices(), math.prod(filter(None, vars(cfg).values()))
+    devices = jax.devices()
+    n = math.prod(filter(None, vars(cfg).values()))
     return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
 
 

@@ -24,7 +24,10 @@ def cache_folder() -> Path:
 def decode_json(data: bytes, where: str, decode: Callable = json.loads):
     """decode(text) of JSON in UTF-8; InputError, which names its place, if it is broken."""
     try:
-        return decode(data.decode("utf-8-sig").rstrip())  # -sig drops a byte order mark
+        value = decode(data.decode("utf-8-sig").rstrip())  # -sig drops a byte order mark
+        if b"\\ud" in data.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates has no UTF-8
+        return value
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: broken JSON ({error})") from None
 

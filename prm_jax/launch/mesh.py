@@ -59,7 +59,8 @@ def pad_rows(n: int, most: int) -> int:
 
 def check_divides(model_cfg, rows: int, key: str):
     """InputError where the mesh in use cannot split the rows of a batch or the heads of the model evenly."""
-    n, tensor = row_shards(), jax.sharding.get_mesh().shape.get("tensor", 1)
+    n = row_shards()
+    tensor = jax.sharding.get_mesh().shape.get("tensor", 1)
     expect(rows % n == 0, key, rows, f"a multiple of {n} (mesh.data x mesh.fsdp)")
     for name in ("heads", "kv_heads"):
         heads = getattr(model_cfg, name)

@@ -20,7 +20,8 @@ def load_object(key: str, place: str):
 
 def read_function(key: str, place: str, accept: Callable) -> Callable:
     """The function at `place`, called on copies, with accept(where, result, *arguments) as its result."""
-    function, where = load_object(key, place), f"{key}: {place}"
+    function = load_object(key, place)
+    where = f"{key}: {place}"
     return lambda *args: guard(where, lambda: accept(where, function(*map(copy.copy, args)), *args))
 
 

@@ -60,7 +60,9 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     run = Path(str(cfg.resume)).resolve()
     if run != output_dir().resolve():
         output_dir().rmdir()
-    stored, before, words = run_config(run, "resume: "), overrides_of(run), HydraConfig.get().overrides.task
+    stored = run_config(run, "resume: ")
+    before = overrides_of(run)
+    words = HydraConfig.get().overrides.task
     for word in words:
         key = word.split("=")[0].lstrip("+~")
         value = OmegaConf.select(cfg, key)

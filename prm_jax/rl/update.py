@@ -41,7 +41,8 @@ def kl(log_ratio):
 def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray:
     """The weight of each token in the loss. response: mean over responses of the mean over tokens (GRPO);
     token: mean over all (DAPO); constant: sum / (responses x max_tokens) (Dr. GRPO)."""
-    N, n_N1 = len(mask_NL), mask_NL.sum(1, keepdims=True)
+    N = len(mask_NL)
+    n_N1 = mask_NL.sum(1, keepdims=True)
     size = {"response": N * n_N1, "token": mask_NL.sum(), "constant": N * max_tokens}[norm]
     return np.where(mask_NL, 1 / np.maximum(size, 1), 0.0)
 

@@ -80,7 +80,8 @@ def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable
 def sample_solutions(cfg, n: int, split: str, seed: int, draw, counts=None) -> list[Solution]:
     """n labelled solutions of one split, solutions_per_problem of each problem. `counts` gets policy_tokens:
     what they cost, 0 where the solver wrote them."""
-    task, each = find_task(cfg.name), cfg.solutions_per_problem
+    task = find_task(cfg.name)
+    each = cfg.solutions_per_problem
     solutions, tokens = [], 0
     for p in sample_pool(cfg, -(-n // each), each, split, seed, draw):
         tokens += p.policy_tokens or 0
@@ -95,7 +96,8 @@ def sample_solutions(cfg, n: int, split: str, seed: int, draw, counts=None) -> l
 def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[str, float]]:
     """({split: solutions}, counts). Training problems depend on the seed, the others do not, so that runs
     compare."""
-    task, counts = find_task(cfg.name), {"solutions": cfg.solutions}
+    task = find_task(cfg.name)
+    counts = {"solutions": cfg.solutions}
     drawn = {"train": sample_solutions(cfg, cfg.solutions, cfg.train_split, seed, draw, counts)}
     for side in ("validation", "test"):
         drawn[side] = sample_solutions(cfg, cfg.test_solutions, side, 0, draw)
@@ -117,7 +119,8 @@ def with_strict_outcome(task: EmbeddedTask, s: Solution) -> Solution:
 def labelled(task: EmbeddedTask, cfg, problem: str, steps, label_kind: str, solution_id: str, finished=True):
     """The Solution with exact labels of one kind (correctness, or value); one that was cut has no outcome."""
     if label_kind == "value":
-        labels, ratings = task.values(cfg, problem, steps), None
+        labels = task.values(cfg, problem, steps)
+        ratings = None
     else:
         ratings = tuple(task.ratings(problem, steps))
         labels = correctness(ratings)

@@ -124,7 +124,8 @@ def follow(problem: str, steps: Sequence[str]) -> Iterator[tuple[int, State]]:
 @functools.cache
 def fact_distributions(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
     """P(result | value) of the noisy solver, [p, p], for each (operation, operand)."""
-    rng, p = np.random.default_rng(cfg.seed), cfg.modulus
+    rng = np.random.default_rng(cfg.seed)
+    p = cfg.modulus
     distributions = {}
     for name, apply in APPLY.items():
         facts = list(itertools.product(range(lowest(name), p), range(p)))
@@ -211,7 +212,8 @@ class Chain(EmbeddedTask):
         _, operations, modulus = parse_problem(problem)
         expect(modulus == cfg.modulus, "data.task.modulus", cfg.modulus, f"{modulus}, as in {problem!r}")
         p_kv = values_to_go(cfg, operations, int(self.gold_answer(problem)))
-        value_T, is_lost = [], False
+        value_T = []
+        is_lost = False
         for _, now in follow(problem, steps):
             left = len(operations) - now.done
             is_lost = is_lost or now.value is None
