@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 
 import jax
 import numpy as np
-import pandas as pd
 from flax import nnx
 
 from prm_jax import training
@@ -236,6 +235,8 @@ def run_job(cfg: BenchConfig) -> dict[str, Numbers]:
 
 def compare(files: list[str]):
     """Prints the numbers that two results.json share, and the second by the first."""
+    import pandas as pd  # not above: what is measured runs without it
+
     expect(len(files) == 2, "files", files, "two results.json")
     stored = [read_json(Path(name), about=dict, numbers=dict) for name in files]
     print(*[x["about"] for x in stored], sep="\n")

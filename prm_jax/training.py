@@ -71,8 +71,13 @@ def make_schedule(cfg: OptimizerConfig, steps: int):
 
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
     """The optimiser of the parameters that `cfg.trainable` names, on the mesh as they are."""
-    tx = make_transform(model, cfg, steps)
-    return make_sharded(lambda model: nnx.Optimizer(model, tx, wrt=TRAINABLE[cfg.trainable]), model)
+    return make_sharded(starter(make_transform(model, cfg, steps), cfg.trainable), model)
+
+
+@functools.lru_cache
+def starter(tx: optax.GradientTransformation, trainable: str):
+    """What makes the optimiser of a model; one object for equal arguments, so that JAX compiles it once."""
+    return lambda model: nnx.Optimizer(model, tx, wrt=TRAINABLE[trainable])
 
 
 def make_transform(model: PRM, cfg: OptimizerConfig, steps: int) -> optax.GradientTransformation:
@@ -82,7 +87,16 @@ def make_transform(model: PRM, cfg: OptimizerConfig, steps: int) -> optax.Gradie
     decays = jax.tree.map(
         lambda x: x.get_metadata("decays", False), trained, is_leaf=lambda x: isinstance(x, nnx.Variable)
     )
-    options = {"mu_dtype": cfg.mu_dtype, "weight_decay": cfg.weight_decay, "mask": decays}
+    leaves, structure = jax.tree.flatten(decays)
+    return transform_of(cfg, steps, tuple(leaves), structure)
+
+
+@functools.lru_cache
+def transform_of(cfg: OptimizerConfig, steps: int, leaves: tuple, structure) -> optax.GradientTransformation:
+    """The transform by the leaves and the structure of its weight-decay mask. It is a part of the train
+    step's type, and one object for equal arguments: jobs that differ in their seed compile one step."""
+    options = {"mu_dtype": cfg.mu_dtype, "weight_decay": cfg.weight_decay}
+    options["mask"] = jax.tree.unflatten(structure, leaves)
     adamw = optax.adamw(make_schedule(cfg, steps), cfg.b1, cfg.b2, **options)
     return optax.chain(optax.clip_by_global_norm(cfg.clip), adamw)
 

@@ -19,7 +19,6 @@ os.environ.setdefault("NPROC", "1")
 
 import absl.logging
 import jax
-import matplotlib
 import numpy as np
 import pytest
 from flax import nnx
@@ -38,11 +37,13 @@ gc.set_threshold(
 )  # what JAX keeps of all programs is looked through less often: a tenth of the time
 # Of another stream, which pytest captures by then, Hydra would close the file when it sets up its own logs.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
-matplotlib.rcParams["savefig.dpi"] = 75  # half of a user's: figures take half of the time
 jax.devices()  # one: commands in this process cannot make several of its CPU any more
 
 from prm_jax import InputError
+from prm_jax.figures import style
 from prm_jax.model import PRM, ModelConfig
+
+style.plt.rcParams.update({"savefig.dpi": 75, "savefig.bbox": None})  # figures take half of a user's time
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
@@ -173,10 +174,10 @@ def last_of_each(words) -> list[str]:
     return [word for word in dict.fromkeys(words) if last[word.partition("=")[0]] == word]
 
 
-def start(script, *args, cwd, devices=1, **env):
+def start(script, *args, cwd, **env):
     """A command of this repository in a process of its own, where PyTorch is not to be found."""
     if script in ("train.py", "evaluate.py"):
-        args = *args, f"cpu_devices={devices}"
+        args = *args, "cpu_devices=1"
     command = [sys.executable, str(ROOT / script), *last_of_each(args)]
     environment = without_torch(os.environ | env)
     environment.pop("HYDRA_FULL_ERROR", None)

@@ -1,5 +1,6 @@
 """`import prm_jax` scores and ranks as the commands do, and the package is whole where it is installed."""
 
+import filecmp
 import os
 import subprocess
 import sys
@@ -74,13 +75,15 @@ def test_the_newest_finished_run_is_meant_where_none_is_named(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_a_wheel_holds_what_the_commands_read(tmp_path):
-    """Unpacked into an empty folder, the package trains and evaluates from anywhere."""
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path]
-    subprocess.run([*build, ROOT], check=True, capture_output=True)
+    """Unpacked into an empty folder, the package evaluates from anywhere and holds what trains."""
+    build = f"import setuptools.build_meta as backend; backend.build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    assert filecmp.cmp(ROOT / "train.py", tmp_path / "site/prm_jax/root/train.py", shallow=False)
+    for path in ROOT.glob("conf/**/*.yaml"):
+        assert (tmp_path / "site/prm_jax/root" / path.relative_to(ROOT)).exists()
     environment = without_torch(os.environ) | {"PYTHONPATH": str(tmp_path / "site")}
-    for words in (["train", "--cfg", "job"], ["evaluate", "task=witness"]):
-        command = [sys.executable, "-m", "prm_jax", *words]
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    command = [sys.executable, "-m", "prm_jax", "evaluate", "task=witness"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert list(tmp_path.glob("runs/evaluate/*/results.json"))

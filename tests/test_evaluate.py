@@ -25,7 +25,7 @@ from prm_jax.tasks.chain import CHAIN
 from prm_jax.tasks.checkers import open_grader
 
 PROBLEM = "4 +5 max3 mod7?"
-DRAWN = "steps", "best_of_n", "report", "witness", "search"
+DRAWN = "report", "witness", "search"  # a report draws steps and best_of_n
 
 
 def run_of(value, **settings):
@@ -126,8 +126,6 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(x) + "\n")
     steps, pool = ("data=processbench", "data.path=bench.jsonl"), ("input=pool.jsonl",)
     args = {
-        "steps": steps,
-        "best_of_n": pool,
         "report": steps + pool,
         "witness": (),
         "search": ("data=chain", "problems=1", "samples=1", "methods=[best_of_n]", "budgets=[30]"),

@@ -91,8 +91,7 @@ BACKBONES = {
     "gemma2": GEMMA_KEYS | CAPS | {"attention_bias": True},
     "gemma3_text": GEMMA_KEYS | FOURTH | {"sliding_window_pattern": 2, "rope_local_base_freq": 500.0},
 }
-
-
+WITH_HEADS = "qwen2", "qwen3_moe", "gemma2"  # a head knows nothing of the family below it
 HEADS = {
     "scalar": {"v_head.summary.weight": (1, 32), "v_head.summary.bias": (1,)},
     "binary": {"score.weight": (2, 32), "score.bias": (2,)},
@@ -127,7 +126,7 @@ def apply_head(tensors, x_nD):
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_a_family_equals_pytorch_padded_and_packed_under_every_head(tmp_path, rng, name):
+def test_a_family_equals_pytorch_padded_and_packed_and_so_do_heads(tmp_path, rng, name):
     theirs = torch_model(family=name.split()[0], **BACKBONES[name])
     theirs.save_pretrained(tmp_path)
     config, lengths = hf_config.read_config(tmp_path), (11, 6, 9)
@@ -152,7 +151,7 @@ def test_a_family_equals_pytorch_padded_and_packed_under_every_head(tmp_path, rn
         compare(ours.vocab_logits(x_BLD), logit_nV)
     path = tmp_path / "model.safetensors"
     backbone = load_file(path)
-    for head, shapes in HEADS.items():
+    for head, shapes in HEADS.items() if name in WITH_HEADS else ():
         tensors = {key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
         save_file(backbone | tensors, path)
         kind, _ = hf.find_head(open_tensors(tmp_path), "x")

@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import json
 
-import jax
 import pytest
 from conftest import printed
 from omegaconf import OmegaConf
@@ -86,7 +85,6 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     assert len(out.splitlines()) <= 40 and "every table as text: report.txt" in out
     shown, further = report.split("counts      ")
     assert shown in out and "differences at" in further
-    jax.clear_caches()
 
 
 def test_a_sample_that_was_cut_has_labels_and_no_outcome():

@@ -135,7 +135,7 @@ def test_a_sweep_runs_every_job_and_goes_on_where_it_was_cut(monkeypatch, tmp_pa
 
 def test_a_sweeper_gets_the_metric_of_a_job(monkeypatch, tmp_path):
     asked = ["-m", *TINY_DATA, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweep.dir=s"]
-    printed(train.main, monkeypatch, *asked, "optimizer.lr=tag(log,interval(1e-4,1e-2))", cwd=tmp_path)
+    printed(train.main, monkeypatch, *asked, "seed=choice(3,4)", cwd=tmp_path)
     losses = [json.loads((tmp_path / f"s/{i}/summary.json").read_text())["eval_loss"] for i in range(2)]
     assert OmegaConf.load(tmp_path / "s/optimization_results.yaml").best_value == min(losses)
 
@@ -151,10 +151,10 @@ def test_an_error_is_one_line_and_exits_with_one(tmp_path):
 def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_path):
     """Killed before the first checkpoint or at a random one; log, evaluation and checkpoint steps all
     differ."""
-    long = [*SMALL, *THIN, "steps=36", "eval.every=7", "checkpoint_every=5"]
+    long = [*SMALL, *THIN, "steps=30", "eval.every=9", "checkpoint_every=5"]
     printed(train.main, monkeypatch, *long, "hydra.run.dir=whole", cwd=tmp_path)
     whole, folder = tmp_path / "whole", tmp_path / "killed"
-    stop = max(0, int(np.random.default_rng(int.from_bytes(os.urandom(4))).integers(-6, 24)))
+    stop = max(0, int(np.random.default_rng(int.from_bytes(os.urandom(4))).integers(-6, 18)))
     latest, deadline = folder / "checkpoints" / "latest", time.time() + 120
 
     def is_there():
@@ -170,7 +170,7 @@ def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_pa
     assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
     printed(train.main, monkeypatch, f"resume={folder}", cwd=tmp_path)
     assert records(folder) == records(whole), f"killed after step {stop}"
-    for mine, theirs in zip(parameters(folder, 36), parameters(whole, 36), strict=True):
+    for mine, theirs in zip(parameters(folder, 30), parameters(whole, 30), strict=True):
         np.testing.assert_array_equal(mine, theirs, err_msg=f"killed after step {stop}")
 
 

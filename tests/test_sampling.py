@@ -54,6 +54,13 @@ def policy(tokenizer):
     )
 
 
+@jax.jit
+def hidden(model, ids_BL):
+    """What the model computes of whole rows; what stands behind a text changes nothing in it."""
+    B, L = ids_BL.shape
+    return model(ids_BL, jnp.tile(jnp.arange(L), (B, 1)), jnp.full((B, L), L - 1))
+
+
 def sampled(policy, batch_rows=64, n=5, stop="end", problems=PROBLEMS, **law):
     law = dataclasses.replace(policy.sampling, **law)
     asked = dataclasses.replace(policy, sampling=law, batch_rows=batch_rows)
@@ -81,8 +88,8 @@ def test_greedy_decoding_is_pytorchs_token_for_token(tmp_path, rng, tokenizer, f
     problems = ["".join(chr(c) for c in rng.integers(33, 126, n)) for n in (5, 17, 9, 30)]
     greedy = Sampling(0.0, None, 1.0, 40)
     free = Policy(model, tokenizer, PLAIN, family, greedy, batch_rows=4, eos_ids=(279,))
-    end = int(free.extend([(problems[1], ())], 1, "end", jax.random.key(0))[0][0].ids_L[20])
     prefixes = [(p, ()) for p in problems]
+    end = int(free.extend(prefixes, 1, "end", jax.random.key(0))[1][0].ids_L[20])
     ours = dataclasses.replace(free, eos_ids=(end,)).extend(prefixes, 1, "end", jax.random.key(0))
     for problem, (found,) in zip(problems, ours, strict=True):
         ids = torch.tensor([tokenizer.encode(problem)])
@@ -103,21 +110,25 @@ def expected_law(logit_V, temperature, top_k, top_p):
     return p_V / p_V.sum()
 
 
+@pytest.fixture(scope="module")
+def uniform_B():
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(1), i))(jnp.arange(100_000))
+    uniform_B = decoding.uniforms(keys, jnp.full(100_000, 5), 2)[1]
+    assert uniform_B[7] == jax.random.uniform(jax.random.fold_in(keys[7], 6))
+    return uniform_B
+
+
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"),
     [(1.0, None, 1.0), (1.7, 9, 1.0), (1.0, None, 0.8), (0.9, 20, 0.7), (1.0, None, 0.0)],
 )
-def test_100_000_draws_have_the_law_by_chi_square(rng, temperature, top_k, top_p):
+def test_100_000_draws_have_the_law_by_chi_square(rng, uniform_B, temperature, top_k, top_p):
     from scipy.stats import chi2
 
     n, V, law = 100_000, 64, Sampling(temperature, top_k, top_p, 1)
     logit_V = (3 * rng.standard_normal(V)).astype(np.float32)
-    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(1), i))(jnp.arange(n))
-    uniform_B = decoding.uniforms(keys, jnp.full(n, 5), 2)[1]
-    assert uniform_B[7] == jax.random.uniform(jax.random.fold_in(keys[7], 6))
-    drawn_B = jax.jit(lambda uniform_B: decoding.draw_ids(jnp.tile(logit_V, (n, 1)), uniform_B, law))(
-        uniform_B
-    )
+    draw = jax.jit(lambda uniform_B: decoding.draw_ids(jnp.tile(logit_V, (n, 1)), uniform_B, law))
+    drawn_B = draw(uniform_B)
     p_V, count_V = expected_law(logit_V, temperature, top_k, top_p), np.bincount(drawn_B, minlength=V)
     assert count_V[p_V == 0].sum() == 0
     often_V = p_V * n >= 10
@@ -134,8 +145,8 @@ def test_samples_of_the_model_have_its_law_at_every_position(policy):
     ((*samples,),), _ = sampled(policy, 256, 4000, problems=PROBLEMS[:1], max_tokens=2)
     first = np.array([c.ids_L[0] for c in samples])
     ids_L = policy.prefix_ids([(PROBLEMS[0], ())])[0]
-    x_BLD = policy.model(ids_L[None], jnp.arange(len(ids_L))[None], jnp.full((1, len(ids_L)), len(ids_L) - 1))
-    p_V = np.asarray(jax.nn.softmax(policy.model.vocab_logits(x_BLD)[0, -1]), np.float64)
+    logit_V = policy.model.vocab_logits(hidden(policy.model, ids_L[None]))[0, -1]
+    p_V = np.asarray(jax.nn.softmax(logit_V), np.float64)
     top = p_V.argsort()[-5:]
     np.testing.assert_allclose([(first == i).mean() for i in top], p_V[top], atol=4 * np.sqrt(0.25 / 4000))
     logp = np.array([c.logp_L[0] for c in samples])
@@ -143,15 +154,15 @@ def test_samples_of_the_model_have_its_law_at_every_position(policy):
 
 
 def test_log_probabilities_are_those_of_the_whole_forward_pass_whatever_the_law(policy):
-    found, _ = sampled(policy, temperature=0.7, top_k=50, top_p=0.9, max_tokens=100)
+    found, _ = sampled(policy, n=2, temperature=0.7, top_k=50, top_p=0.9, max_tokens=100)
+    next_logprobs = jax.jit(lambda model, ids_BL: model.next_logprobs(hidden(model, ids_BL), ids_BL))
     for problem, own in zip(PROBLEMS, found, strict=True):
         prefix_L = policy.prefix_ids([(problem, ())])[0]
-        for c in own[:2]:
+        for c in own:
             ids_L = np.concatenate([prefix_L, c.ids_L])
-            L = len(ids_L)
-            x_BLD = policy.model(ids_L[None], jnp.arange(L)[None], jnp.full((1, L), L - 1))
-            logp_L = policy.model.next_logprobs(x_BLD, jnp.asarray(ids_L)[None])[0, len(prefix_L) - 1 : -1]
-            np.testing.assert_allclose(c.logp_L, logp_L, atol=1e-5)
+            padded_L = np.pad(ids_L, (0, 128 - len(ids_L)))  # one program serves all
+            logp_L = np.asarray(next_logprobs(policy.model, padded_L[None]))[0, : len(ids_L) - 1]
+            np.testing.assert_allclose(c.logp_L, logp_L[len(prefix_L) - 1 :], atol=1e-5)
             assert c.logp_L.dtype == np.float32 and len(c.logp_L) == len(c.ids_L)
 
 
@@ -162,14 +173,13 @@ def texts(found):
 def test_samples_depend_on_neither_batch_nor_neighbours(policy):
     whole, asked = sampled(policy, n=9)
     assert asked.stats.prompts == 4 and asked.stats.continuations == 36
-    for rows in (1, 7):
-        found, asked = sampled(policy, rows, n=9)
-        assert texts(found) == texts(whole) and asked.stats.prompts == 4
+    found, asked = sampled(policy, 7, n=9)
+    assert texts(found) == texts(whole) and asked.stats.prompts == 4
     alone = policy.extend([(PROBLEMS[2], ())], 4, "end", jax.random.key(3), first=2)
     assert texts(alone)[0] == texts(whole)[2][:4]
     assert len({tuple(ids) for own in texts(whole) for ids, _ in own}) > 30  # they differ among themselves
-    twice = policy.extend([(PROBLEMS[0], ())] * 2, 9, "end", jax.random.key(3))
-    assert texts(twice)[0] == texts(whole)[0] != texts(twice)[1]  # the same prompt, other keys
+    twice = policy.extend([(PROBLEMS[0], ())] * 2, 18, "end", jax.random.key(3))
+    assert texts(twice)[0][:9] == texts(whole)[0] != texts(twice)[1][:9]  # the same prompt, other keys
 
 
 def test_a_place_whose_sample_has_ended_takes_the_next(policy):
@@ -179,8 +189,8 @@ def test_a_place_whose_sample_has_ended_takes_the_next(policy):
     lengths = np.array([len(c.ids_L) for own in found for c in own])
     waiting = sum(32 * batch.max() for batch in np.array_split(lengths, len(lengths) / 32))
     assert lengths.sum() < 0.5 * waiting and asked.stats.idle < 0.15
-    alone, _ = sampled(often, 32, 1, problems=PROBLEMS[:1], max_tokens=100)
-    assert texts(alone)[0] == texts(found)[0][:1]
+    alone, _ = sampled(often, 32, 32, problems=PROBLEMS[:1], max_tokens=100)
+    assert texts(alone)[0] == texts(found)[0][:32]
 
 
 def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):

@@ -378,7 +378,7 @@ def test_the_noisy_checker_has_the_faults_that_it_is_given():
 
 
 SMALL = ("task=search", "data=chain", "problems=8", "samples=4", "branch=2")
-SMALL += ("methods=[best_of_n,beam]", "budgets=[60,120]")
+SMALL += ("methods=[best_of_n,beam]", "budgets=[120]")
 
 
 def test_every_final_choice_on_one_small_tree():
@@ -407,8 +407,7 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     assert [v["verifier"] for v in results["verifiers"]] == ["checker", "values"]
     assert [v["aggregator"] for v in results["verifiers"]] == ["prod", "last"]
     first = results["verifiers"][0]["searches"]
-    methods = [(method, budget) for budget in (60, 120) for method in ("best_of_n", "beam")]
-    assert [(s["method"], s["budget"]) for s in first] == methods
+    assert [(s["method"], s["budget"]) for s in first] == [("best_of_n", 120), ("beam", 120)]
     product = lambda c: -np.logaddexp(0, -np.array(c.step_scores["search"])).sum()
     for s in first:
         pool = read_pool(folder / "searches" / f"0_{s['method']}_{s['budget']}.jsonl.gz")
@@ -417,9 +416,9 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
         ]
         assert s["best"]["share"] == pytest.approx(np.mean([np.mean(best(p)) for p in pool]), abs=1e-6)
         assert len(s["best"]["solved"]) == 8 and 0.9 < s["policy_tokens"] / s["budget"] < 1.1
-    assert first[3]["best"]["share"] > results["verifiers"][0]["pass_at_1"]
-    (shown,) = re.findall(r"^  beam +([.\d]+) +\d+ +([.\d]+) +\d+$", out, re.MULTILINE)[:1]
-    assert shown == tuple(f"{s['best']['share']:.3f}" for s in first if s["method"] == "beam")
+    assert first[1]["best"]["share"] > results["verifiers"][0]["pass_at_1"]
+    (shown,) = re.findall(r"^  beam +([.\d]+) +\d+$", out, re.MULTILINE)[:1]
+    assert shown == f"{first[1]['best']['share']:.3f}"
     assert (folder / "figures" / "search.png").exists()
     kept, tables = (folder / "searches" / "0_beam_120.jsonl.gz").stat().st_mtime_ns, results["verifiers"]
     (folder / "searches" / "1_beam_120.jsonl.gz").unlink()  # as if it had been stopped there

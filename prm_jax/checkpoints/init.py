@@ -3,6 +3,7 @@
 `cfg` is the TrainConfig of train.py, `raw_cfg` the configuration that it is parsed from."""
 
 import dataclasses
+import functools
 import typing
 from pathlib import Path
 from typing import Annotated
@@ -109,7 +110,7 @@ def make_model(cfg, model_cfg: ModelConfig) -> PRM:
     """The model of the checkpoint that `init` names, or one with random weights."""
     is_frozen = cfg.optimizer.trainable != "all"
     if cfg.init == "random":
-        model = make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
+        model = make_sharded(initialiser(model_cfg, cfg.seed))
         model = make_sharded(cast_backbone, model, donate=0) if is_frozen else model
     elif is_run(cfg.init):
         dtype = model_cfg.dtype if is_frozen else "float32"
@@ -122,6 +123,12 @@ def make_model(cfg, model_cfg: ModelConfig) -> PRM:
     return model
 
 
+@functools.lru_cache
+def initialiser(cfg: ModelConfig, seed: int):
+    """What makes a random model; one object for equal arguments, so that JAX compiles it once."""
+    return lambda: PRM(cfg, rngs=nnx.Rngs(seed))
+
+
 def start_from_run(folder: Path, cfg: ModelConfig, new_head: bool, seed: int, dtype: str) -> PRM:
     """A model of shape `cfg` with the weights of a run's best checkpoint, its backbone stored in `dtype`. A
     step head that the run lacks starts at random."""
@@ -129,7 +136,7 @@ def start_from_run(folder: Path, cfg: ModelConfig, new_head: bool, seed: int, dt
     has = trained.cfg.head
     is_new = trained.cfg.head == "none" and new_head
     expect(cfg.head in ("none", has) or is_new, "model.head", cfg.head, f"{has}, as {folder} has")
-    model = make_sharded(lambda: PRM(cfg, rngs=nnx.Rngs(seed)))
+    model = make_sharded(initialiser(cfg, seed))
     known, wanted = nnx.state(trained), nnx.state(model)
     has_logits = "unembed" in known or "unembed" not in wanted
     expect(has_logits, "init", str(folder), "a run with a vocabulary projection, such as one of objective=lm")

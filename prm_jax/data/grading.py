@@ -82,8 +82,9 @@ class Checker:
         return problem if problem.answer is None else self.judge(problem)[0]
 
     def close(self):
-        """Forgets the verdicts of Math-Verify, which are kept."""
+        """Forgets what Math-Verify has read and compared, which is kept."""
         compare_math.cache_clear()
+        read_math.cache_clear()
 
     def group(self, answers: Sequence[str | None]) -> list[int]:
         """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first
@@ -149,7 +150,7 @@ def are_apart(gold, answer) -> bool:
 @functools.cache
 def compare_math(gold: str, answer: str) -> str:
     """Math-Verify's verdict within SECONDS. Its own limits are off, since they bound each of its parts."""
-    from math_verify import parse, verify
+    from math_verify import verify
     from sympy.core.random import seed
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn that its limits are off
@@ -157,7 +158,7 @@ def compare_math(gold: str, answer: str) -> str:
     printed = io.StringIO()  # the parsers print what they cannot read
     try:
         with time_limit(SECONDS), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            pair = [parse(rf"\boxed{{{as_latex(text)}}}", parsing_timeout=None) for text in (gold, answer)]
+            pair = read_math(gold), read_math(answer)
             is_same = verify(*pair, timeout_seconds=None) and not are_apart(pair[0][0], pair[1][0])
     except OutOfTime:
         return "timeout"
@@ -165,6 +166,14 @@ def compare_math(gold: str, answer: str) -> str:
         return "same"
     are_read = all(any(not isinstance(value, str) for value in values) for values in pair)
     return "different" if are_read else "unparsable"
+
+
+@functools.cache
+def read_math(text: str) -> list:
+    """What Math-Verify reads in a box of this text, a gold answer's once for all candidates."""
+    from math_verify import parse
+
+    return parse(rf"\boxed{{{as_latex(text)}}}", parsing_timeout=None)
 
 
 class OutOfTime(BaseException):

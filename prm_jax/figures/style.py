@@ -136,6 +136,7 @@ def plain(text: str) -> str:
 def save(figure, path: Path) -> Path:
     """Writes a PNG, and beside it a PDF for a paper; returns the PNG."""
     figure.savefig(path)
+    figure.set_layout_engine("none")  # the places that it found are the PDF's, too
     figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
     plt.close(figure)
     return path
