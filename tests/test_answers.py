@@ -235,6 +235,7 @@ def test_all_answers_of_gsm8k_are_numbers():
     assert verdicts == {"same": 1319} and pairs[0] == ("18", "18")
 
 
+@functools.cache
 def read_candidates(name):
     """(row, candidate) of a real pool."""
     with gzip.open(real_data(POOLS[name])) as file:

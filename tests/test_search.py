@@ -151,12 +151,12 @@ def solved(state):
 @pytest.fixture(scope="module")
 def alone():
     """(problems, right_PN of 64 samples, tokens of a sample)."""
-    problems = problems_of(200)
+    problems = problems_of(150)
     samples = Solver().extend([(p, ()) for p in problems], 64, "end", jax.random.key(1))
     lines = [[tuple(c.text.split()) for c in own] for own in samples]
     right = [[CHAIN.solved(p, steps) for steps in own] for p, own in zip(problems, lines, strict=True)]
     tokens = sum(len(c.ids_L) for own in samples for c in own)
-    return problems, np.array(right, float), tokens / (200 * 64)
+    return problems, np.array(right, float), tokens / (150 * 64)
 
 
 def run(scorer, alone, method, samples):
@@ -183,15 +183,14 @@ def test_a_random_scorer_changes_nothing(alone, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_spends_its_budget(alone, method):
+def test_every_method_spends_a_small_budget(alone, method):
     """60 tokens are two solutions of this policy: the width is a small number, and a beam's cost far from its
-    mean."""
+    mean. The test above has a large one."""
     problems = alone[0][:80]
     per_solution = search.tokens_per_solution(Solver(), problems, KEY)
-    for budget in (60, 240):
-        state = explore(CheckerScorer(CHAIN.step_labels), problems)
-        search.search(state, method, budget, per_solution, OPTIONS)
-        assert 0.98 <= state.tokens_P.mean() / budget <= 1.02, budget
+    state = explore(CheckerScorer(CHAIN.step_labels), problems)
+    search.search(state, method, 60, per_solution, OPTIONS)
+    assert 0.98 <= state.tokens_P.mean() / 60 <= 1.02
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -52,13 +52,18 @@ def eight(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-def test_eight_devices_compute_as_one(eight, mesh):
-    """Scores and gradients of rows through tiles, of a number that the devices do not divide, too."""
+def test_eight_devices_train_as_one(eight, mesh):
     one, many = eight["one"], eight[mesh]
     np.testing.assert_allclose(many["losses"][0], one["losses"][0], rtol=2e-6)  # later Adam enlarges rounding
     np.testing.assert_allclose(many["losses"], one["losses"], rtol=1e-4)
     np.testing.assert_allclose(list(many["sums"].values()), list(one["sums"].values()), rtol=1e-4)
     assert many["compiled"] == one["compiled"] == 1  # outputs lie as inputs do
+
+
+@pytest.mark.slow
+def test_eight_devices_score_and_decode_as_one(eight):
+    """Scores and gradients of rows through tiles, of a number that the devices do not divide, too."""
+    one, many = eight["one"], eight["all"]
     assert len(one["scores"]) == 20 and np.ptp(one["scores"]) > 0.1
     np.testing.assert_allclose(many["scores"], one["scores"], atol=2e-4)
     np.testing.assert_allclose(many["long_gradient"], one["long_gradient"], rtol=1e-4)
