@@ -151,12 +151,12 @@ def solved(state):
 @pytest.fixture(scope="module")
 def alone():
     """(problems, right_PN of 64 samples, tokens of a sample)."""
-    problems = problems_of(150)
+    problems = problems_of(200)
     samples = Solver().extend([(p, ()) for p in problems], 64, "end", jax.random.key(1))
     lines = [[tuple(c.text.split()) for c in own] for own in samples]
     right = [[CHAIN.solved(p, steps) for steps in own] for p, own in zip(problems, lines, strict=True)]
     tokens = sum(len(c.ids_L) for own in samples for c in own)
-    return problems, np.array(right, float), tokens / (150 * 64)
+    return problems, np.array(right, float), tokens / (200 * 64)
 
 
 def run(scorer, alone, method, samples):
