@@ -25,7 +25,7 @@ from prm_jax.formats import read_format
 from prm_jax.launch.run_folder import run_config
 from prm_jax.solutions import Solution
 
-SMALL = ["steps=12", "eval.every=5", "checkpoint_every=6", "log_every=3", "batch.rows=4"]
+SMALL = ["steps=12", "eval.every=6", "checkpoint_every=6", "log_every=3", "batch.rows=4"]
 SMALL += ["data.samples=solver", "data.solutions=300", "data.test_solutions=60"]
 THIN = [
     "init=random",
@@ -63,7 +63,8 @@ def finished(tmp_path_factory):
     """A folder in which a small run has finished."""
     cwd = tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        out = printed(train.main, monkeypatch, *SMALL, "hydra.run.dir=runs/train/whole", cwd=cwd)
+        asked = *SMALL, "eval.every=5", "hydra.run.dir=runs/train/whole"
+        out = printed(train.main, monkeypatch, *asked, cwd=cwd)
     return cwd, out
 
 
