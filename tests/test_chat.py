@@ -12,14 +12,13 @@ from test_hf import torch_model
 from prm_jax import InputError
 from prm_jax.checkpoints.tokenizer import train_tokenizer
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.questions import Question, make_candidate
+from prm_jax.data.questions import make_candidate
 from prm_jax.data.steps import format_steps
 from prm_jax.data.writing import write_rows
 from prm_jax.formats import read_format
 from prm_jax.generate import pools
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import Policy, open_policy
-from prm_jax.protocols import Continuation
 from prm_jax.rl.rollouts import roll_out
 
 PLAIN, GREEDY = read_format("plain"), Sampling(0.0, None, 1.0, 24)
@@ -175,15 +174,3 @@ def test_the_pool_says_how_it_was_asked_and_a_likelihood_reads_the_same(folder, 
     ((sample,),) = policy.extend([("3 + 4?", ())], 1, "step", jax.random.key(0))
     logit_T = scorer.score([("3 + 4?", ("1",))])[0]
     assert scorer.format == policy.format and np.isfinite(logit_T).all() and len(sample.ids_L)
-
-
-def test_a_model_that_ends_at_once_is_said(policy, monkeypatch, tmp_path, capsys):
-    nothing = Continuation(np.zeros(1, np.int32), np.zeros(1, np.float32), "", "eos")
-    monkeypatch.setattr(Policy, "extend", lambda self, prefixes, n, *_: [[nothing] * n for _ in prefixes])
-    for chat, hint in ((False, "format.chat"), (True, "sampling.max_tokens")):
-        own = with_template(policy, TEMPLATES["thinks"], chat=chat)
-        folder = tmp_path / str(chat)
-        folder.mkdir()
-        pools.draw_pool(folder / "pool.jsonl", own, [Question("1", "4?")], 2, 0, lambda p: p)
-        (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
-        assert "2 of 2" in said and hint in said
