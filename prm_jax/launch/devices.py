@@ -13,6 +13,8 @@ from jax.sharding import AxisType, Mesh
 from prm_jax.launch.config import Count, expect
 from prm_jax.launch.sharding import AXES
 
+MALLOC = {"trim_threshold": -1, "mmap_threshold": -3, "mmap_max": -4, "arena_max": -8}  # of glibc's malloc.h
+
 
 def set_cpu_devices(n: int):
     """Makes n devices of this process's CPU, before jax initialises its devices."""
@@ -25,24 +27,20 @@ def set_cpu_devices(n: int):
 def keep_freed_memory():
     """Makes glibc keep what XLA frees for its next call, before jax starts threads. Page faults of
     temporaries take 8 % of a training step of 26.7M parameters."""
-    libc = ctypes.CDLL(None)
-    M_TRIM_THRESHOLD = -1
-    M_MMAP_MAX = -4
-    M_ARENA_MAX = -8
-    if hasattr(libc, "mallopt"):
-        for option, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
-            libc.mallopt(option, value)
+    set_malloc(arena_max=1, mmap_max=0, trim_threshold=2**31 - 1)
 
 
 def return_large_blocks():
     """Makes glibc return blocks of 32 MB and more. A wide model's step would find what it freed cut up by
     small blocks, and take as much again; page faults are nothing beside its products."""
+    set_malloc(mmap_threshold=1 << 25, mmap_max=1 << 16)
+
+
+def set_malloc(**values: int):
     libc = ctypes.CDLL(None)
-    M_MMAP_THRESHOLD = -3
-    M_MMAP_MAX = -4
     if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 25)
-        libc.mallopt(M_MMAP_MAX, 1 << 16)
+        for name, value in values.items():
+            libc.mallopt(MALLOC[name], value)
 
 
 @dataclasses.dataclass(frozen=True)
