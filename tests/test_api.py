@@ -83,7 +83,9 @@ def test_a_wheel_holds_what_the_commands_read(tmp_path):
     assert filecmp.cmp(ROOT / "train.py", tmp_path / "site/prm_jax/root/train.py", shallow=False)
     for path in ROOT.glob("conf/**/*.yaml"):
         assert (tmp_path / "site/prm_jax/root" / path.relative_to(ROOT)).exists()
+    for path in ROOT.glob("prm_jax/assets/**/*"):
+        assert (tmp_path / "site" / path.relative_to(ROOT)).exists()
     environment = without_torch(os.environ) | {"PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, "-m", "prm_jax", "evaluate", "task=witness"]
+    command = [sys.executable, "-m", "prm_jax", "evaluate", "task=witness", "figures=0"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert list(tmp_path.glob("runs/evaluate/*/results.json"))
