@@ -154,11 +154,11 @@ def compare_math(gold: str, answer: str) -> str:
     from sympy.core.random import seed
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn that its limits are off
-    seed(0)  # SymPy tests some equalities at random points
     printed = io.StringIO()  # the parsers print what they cannot read
     try:
         with time_limit(SECONDS), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             pair = read_math(gold), read_math(answer)
+            seed(0)  # SymPy tests some equalities at random points
             is_same = verify(*pair, timeout_seconds=None) and not are_apart(pair[0][0], pair[1][0])
     except OutOfTime:
         return "timeout"
@@ -168,7 +168,7 @@ def compare_math(gold: str, answer: str) -> str:
     return "different" if are_read else "unparsable"
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def read_math(text: str) -> list:
     """What Math-Verify reads in a box of this text, a gold answer's once for all candidates."""
     from math_verify import parse
