@@ -349,3 +349,16 @@ def test_texts_end_at_the_first_flagged_step_and_leave_known_problems_out(tmp_pa
     assert written["changed"].labels.tolist() == [[1, 1, 1], [1] * end + [0]]
     assert wrong[:end] == right[:end] and wrong[end] != right[end]
     assert wrong[end].split("=")[0] == right[end].split("=")[0]
+
+
+def test_the_table_of_texts_has_the_numbers_of_its_file():
+    page = (ROOT / "examples/real/texts.md").read_text()
+    numbers = pd.read_csv(ROOT / "docs/real_texts.csv").pivot(index="checkpoint", columns="y", values="mean")
+    rows = re.findall(r"^\| (\w+)[^|]* \| ([.\d, ]+) \| ([.\d, ]+) \|$", page, flags=re.MULTILINE)
+    assert len(rows) == 8
+    for name, *cells in rows:
+        is_rule = name in ("likelihood", "length", "position")
+        for cell, number in zip(cells, ("cross_fitted", "step_auroc"), strict=True):
+            by_run = numbers[f"judges.{name if is_rule else 'verifier'}.{number}"]
+            found = by_run.dropna()[:1] if is_rule else by_run[by_run.index.str.contains(f"/{name}_")]
+            assert [float(x) for x in cell.split(",")] == pytest.approx([*found], abs=5.1e-4), name
