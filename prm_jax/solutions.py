@@ -67,7 +67,10 @@ def pickled_solutions(solutions: Iterable[Solution] = ()) -> Pickled:
     def pack(solution: Solution) -> bytes:
         return pickle.dumps(tuple(vars(solution).values()))
 
-    return Pickled(pack, lambda row: Solution(*pickle.loads(row)), map(pack, solutions))
+    def unpack(row: bytes) -> Solution:
+        return Solution(*pickle.loads(row))
+
+    return Pickled(pack, unpack, map(pack, solutions))
 
 
 def is_probability(value) -> bool:

@@ -3,9 +3,8 @@
     python -m examples.real.texts FOLDER --pools POOL ... --gsm8k train.jsonl --without processbench.json
 
 process.jsonl and outcome.jsonl have the same solutions of the pools, each cut behind the first step that
-VERIFIER flags: with its step scores as labels, and with the answer's verdict at every step. A problem has at
-most as many sound solutions as flagged ones. changed.jsonl has GSM8K's own solutions, and each once more with
-one number changed, cut there. Problems of --without are left out."""
+VERIFIER flags: with its step scores as labels, and with the answer's verdict at every step. changed.jsonl has
+GSM8K's own solutions, each once more with one number changed, cut there. Problems of --without are left out."""
 
 import argparse
 import random
@@ -13,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from prm_jax.data.pools import parse_problem
 from prm_jax.data.rows import field, read_rows
 from prm_jax.data.splits import normal_text
 from prm_jax.data.writing import write_rows
@@ -27,16 +27,17 @@ OTHERS = -10, -2, -1, 1, 2, 10  # what a changed number is off by
 def flagged_solutions(row: dict, by_answer: bool = False) -> list[dict]:
     """A pool row's flagged solutions and as many sound ones, each up to its first flagged step; labels are
     the verifier's, or 1 at every step where the answer is right."""
-    problem, flagged, sound = row["question"], [], []
-    for candidate in field(row, "candidates", list):
+    flagged, sound = [], []
+    problem = parse_problem(row).problem  # refuses what is no pool
+    for candidate in row["candidates"]:
         if candidate.get("first_step_has_prompt"):  # its first score is of another text
             continue
-        scores = candidate["prm_step_scores"][VERIFIER]
+        scores = field(field(candidate, "prm_step_scores", dict), VERIFIER, list)
         end = next((t + 1 for t, score in enumerate(scores) if score < 0.5), len(scores))
         steps, labels = candidate["steps"][:end], scores[:end]
         solutions = flagged if labels[-1] < 0.5 else sound
         if by_answer:
-            labels = [int(candidate["correct"])] * end
+            labels = [int(field(candidate, "correct", bool))] * end
         if len(problem) + sum(map(len, steps)) <= LONGEST:
             solutions.append({"prompt": problem, "completions": steps, "labels": labels})
     return flagged + sound[: len(flagged)]
@@ -54,8 +55,7 @@ def changed_solutions(row: dict, rng: random.Random) -> Iterator[dict]:
     yield solution | {"completions": steps, "labels": [1] * len(steps)}
     t = rng.choice(places)
     found = RESULT.search(lines[t])
-    number = int(found[1])
-    other = number + rng.choice([d for d in OTHERS if number + d > 0])
+    other = int(found[1]) + rng.choice([d for d in OTHERS if int(found[1]) + d > 0])
     wrong = MARK.sub("", lines[t][: found.start(1)] + str(other) + lines[t][found.end(1) :])
     yield solution | {"completions": [*steps[:t], wrong], "labels": [1] * t + [0]}
 
