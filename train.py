@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from prm_jax.examples import Example, make_examples, row_limit
 from prm_jax.formats import Format, policy_format
 from prm_jax.launch import cli, run_folder, run_log
 from prm_jax.launch.config import Count, Seed, expect, parse
-from prm_jax.launch.devices import MeshConfig, make_mesh, return_large_blocks
+from prm_jax.launch.devices import MeshConfig, make_mesh
 from prm_jax.launch.files import write_json
 from prm_jax.launch.hosts import max_over_processes, writable_folder
 from prm_jax.launch.mesh import check_divides, local_rows, shard_batch
@@ -129,8 +128,6 @@ def main(cfg) -> float:
         locate(name)  # refused before samples are drawn
     is_random = cfg.init == "random"
     is_wide = (cfg.model.dim or 0) >= hf_config.WIDE if is_random else hf_config.is_wide(cfg.init)
-    if is_wide:
-        return_large_blocks()
     mesh = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide)
     texts = writable_folder(run)
     run_folder.claim_folder(texts, raw_cfg, resumes)
@@ -193,8 +190,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
 
 
 def memory_line(cfg: TrainConfig, model: PRM, opt, plan: packing.Plan) -> str:
-    """GB that a train step takes of each device; on CPU of this process, which beside it keeps all that it
-    has used until now (`program`: Python, data, the compiler)."""
+    """What a train step takes of each device, or of this process where the CPU is the device."""
     b = cfg.batch
     empty = packing.pack_batch([[]] * b.rows, b.tokens, plan.step_slots)
     batch = {name: np.stack([x] * b.accumulate) for name, x in empty.items()}
@@ -202,11 +198,7 @@ def memory_line(cfg: TrainConfig, model: PRM, opt, plan: packing.Plan) -> str:
     whose = "each device"
     if platform() == "cpu":
         whose = "this process"
-        n = jax.sharding.get_mesh().local_mesh.size
-        unit = 1 if sys.platform == "darwin" else 1024
-        until_now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
-        used = {name: n * gb for name, gb in used.items()}
-        used["program"] = until_now - used["weights"] - used["moments"]
+        used = training.prepare_process(used)
     parts = ", ".join(f"{name} {gb:.2g}" for name, gb in used.items())
     return f"memory      about {sum(used.values()):.2g} GB of {whose}: {parts}"
 

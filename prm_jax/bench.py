@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Annotated, Literal
 
 import jax
@@ -18,6 +17,7 @@ from flax import nnx
 
 from prm_jax import training
 from prm_jax.checkpoints.folders import EMBEDDED
+from prm_jax.checkpoints.hf_config import WIDE
 from prm_jax.checkpoints.orbax import abstract_arrays
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.questions import read_questions
@@ -27,6 +27,7 @@ from prm_jax.generate.sampling import Policy, Sampling, open_policy
 from prm_jax.launch import cli, devices, mesh, run_folder
 from prm_jax.launch.config import Count, expect, one_of, parse
 from prm_jax.launch.files import read_json, write_json
+from prm_jax.launch.sharding import platform
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.packing import TrainingRows, make_plan, pack_batch, train_batches
 from prm_jax.scoring import HeadScorer
@@ -95,8 +96,8 @@ def measure(f: Callable[[], int], repeats: int) -> Numbers:
         "tokens_per_cpu_second": done / statistics.median(cpu[WARMUP:]),
     }
     stats = jax.devices()[0].memory_stats()
-    peak = stats["peak_bytes_in_use"] if stats else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
-    return {"seconds": median, **rates, "peak_gb": peak / 1e9}
+    peak = stats["peak_bytes_in_use"] / 1e9 if stats else devices.peak_memory()
+    return {"seconds": median, **rates, "peak_gb": peak}
 
 
 def draw_lengths(rng, median: float, n: int, longest: float) -> np.ndarray:
@@ -141,6 +142,8 @@ def bench_train(cfg: BenchConfig) -> Numbers:
         batch = {name: x[None] for name, x in batch.items()}
         batches.append(mesh.shard_batch(batch, cfg.rows, axis=1))
     planned = training.plan_memory(model, opt, batches[0], LOSS)
+    if platform() == "cpu":
+        planned = training.prepare_process(planned)
 
     def step() -> int:
         nonlocal model, opt, metrics
@@ -253,7 +256,8 @@ def main(cfg):
         return compare(cfg.files)
     devices.set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
     folder = run_folder.output_dir()
-    used = devices.modest_mesh(cfg.rows, cfg.mesh)
+    is_wide = cfg.what == "train" and SHAPES[cfg.shape][1] >= WIDE
+    used = devices.modest_mesh(cfg.rows, cfg.mesh, is_wide)
     run_folder.claim_folder(folder, raw_cfg)
     with jax.set_mesh(used):
         numbers = run_job(cfg)

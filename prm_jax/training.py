@@ -17,6 +17,7 @@ from flax import nnx
 from prm_jax.examples import Example
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
+from prm_jax.launch.devices import held_memory, return_large_blocks
 from prm_jax.launch.mesh import constrain, make_sharded, replicate, shardings
 from prm_jax.launch.progress import progress
 from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_tokens
@@ -44,6 +45,7 @@ def in_head(_, x):
     return x.get_metadata("in_head", False)
 
 
+LARGE_WORK = 1  # GB, from which on a step keeps no freed memory
 # NNX filters of the parameters that train, named once: they are part of the optimiser's type.
 TRAINABLE = {"all": nnx.Param, "head": in_head, "lora": nnx.Any(nnx.LoRAParam, in_head)}
 
@@ -200,6 +202,15 @@ def plan_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> dict[
     used = {"weights": device_bytes(model), "moments": device_bytes(opt.opt_state)}
     used["work"] = compiled.memory_analysis().temp_size_in_bytes
     return {name: x / 1e9 for name, x in used.items()}
+
+
+def prepare_process(used: dict[str, float]) -> dict[str, float]:
+    """The plan of `plan_memory` for this process, whose CPU devices share its memory, and what it holds beside
+    the arrays (`program`: Python, data, the compiler). Large steps are to leave no holes behind."""
+    used = {name: jax.sharding.get_mesh().local_mesh.size * gb for name, gb in used.items()}
+    if used["work"] > LARGE_WORK:
+        return_large_blocks()
+    return used | {"program": held_memory() - used["weights"] - used["moments"]}
 
 
 def add_reference(examples: Sequence[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:

@@ -22,6 +22,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf_config
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.launch.config import expect, parse
+from prm_jax.launch.devices import return_large_blocks
 from prm_jax.launch.files import read_json, write_json
 from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import run_config
@@ -55,6 +56,7 @@ class Checkpoints:
                 saved.save(step, args=state)
                 if is_large:
                     saved.wait_until_finished()
+                    return_large_blocks()
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
         """`restore_newest` of the state; later steps are deleted, since the run makes them again."""
@@ -107,20 +109,22 @@ def abstract_arrays(tree, layout):
 
 
 @jax.jit
-def bit_sum(state) -> jax.Array:
+def array_bit_sum(x) -> jax.Array:
+    """Of one array alone: XLA would hold the integers of all arrays of a program at once."""
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    return bits.sum(dtype=jnp.uint32)
+
+
+def bit_sum(state) -> int:
     """The sum of all arrays' bits as integers, modulo 2^32: it depends on no sharding, and a flipped bit
     changes it. Orbax itself keeps no checksum of arrays."""
-    total = jnp.uint32(0)
-    for x in jax.tree.leaves(state):
-        bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-        total += bits.sum(dtype=jnp.uint32)
-    return total
+    return sum(int(array_bit_sum(x)) for x in jax.tree.leaves(state)) % (1 << 32)
 
 
 def composite(notes: dict, **modules) -> args.Composite:
     """What a step holds: the modules' arrays, and notes with their sums of bits."""
     states = {name: nnx.state(module) for name, module in modules.items()}
-    sums = {name: int(bit_sum(state)) for name, state in states.items()}
+    sums = {name: bit_sum(state) for name, state in states.items()}
     saved = {name: args.StandardSave(state) for name, state in states.items()}
     return args.Composite(**saved, notes=args.JsonSave(notes | {"bit_sums": sums}))
 
@@ -140,7 +144,7 @@ def restore_step(saved: ocp.CheckpointManager, step: int, **modules) -> dict:
         target[name] = args.StandardRestore(tree.unflatten(arrays))
     out = saved.restore(step, args=args.Composite(**target, notes=args.JsonRestore()))
     sums = out["notes"].pop("bit_sums", {})
-    found = {name: int(bit_sum(out[name])) for name in modules}
+    found = {name: bit_sum(out[name]) for name in modules}
     damaged = [name for name in found if sums.get(name, found[name]) != found[name]]
     if damaged:
         raise ValueError(f"bits of {' and '.join(damaged)} have changed")

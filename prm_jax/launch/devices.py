@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import dataclasses
 import math
+import resource
+import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +15,7 @@ from jax.sharding import AxisType, Mesh
 from prm_jax.launch.config import Count, expect
 from prm_jax.launch.sharding import AXES
 
+LIBC = ctypes.CDLL(None)
 MALLOC = {"trim_threshold": -1, "mmap_threshold": -3, "mmap_max": -4, "arena_max": -8}  # of glibc's malloc.h
 
 
@@ -31,16 +34,31 @@ def keep_freed_memory():
 
 
 def return_large_blocks():
-    """Makes glibc return blocks of 32 MB and more. A wide model's step would find what it freed cut up by
-    small blocks, and take as much again; page faults are nothing beside its products."""
+    """Makes glibc return blocks of 32 MB and more, and what is free now. A wide model's step would find what
+    it freed cut up by small blocks, and take as much again; page faults are nothing beside its products."""
     set_malloc(mmap_threshold=1 << 25, mmap_max=1 << 16)
+    if hasattr(LIBC, "malloc_trim"):
+        LIBC.malloc_trim(0)
 
 
 def set_malloc(**values: int):
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
+    if hasattr(LIBC, "mallopt"):
         for name, value in values.items():
-            libc.mallopt(MALLOC[name], value)
+            LIBC.mallopt(MALLOC[name], value)
+
+
+def held_memory() -> float:
+    """GB that this process holds; where the system does not say it, the most that it has held."""
+    pages = Path("/proc/self/statm")
+    if not pages.exists():
+        return peak_memory()
+    return int(pages.read_text().split()[1]) * resource.getpagesize() / 1e9
+
+
+def peak_memory() -> float:
+    """The most GB that this process has held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +87,12 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
+def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1), is_wide: bool = False) -> Mesh:
     """A mesh of as many devices as asked; data=null: one accelerator, or what of a CPU divides the rows."""
     devices = jax.devices()
     n = math.prod(filter(None, vars(cfg).values()))
-    return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
+    uses_all = cfg.data is None and devices[0].platform == "cpu"
+    return make_mesh(cfg, rows, devices if uses_all else devices[:n], is_wide)
 
 
 def choose_dtype(name: str) -> str:
