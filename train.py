@@ -194,11 +194,9 @@ def memory_line(cfg: TrainConfig, model: PRM, opt, plan: packing.Plan) -> str:
     b = cfg.batch
     empty = packing.pack_batch([[]] * b.rows, b.tokens, plan.step_slots)
     batch = {name: np.stack([x] * b.accumulate) for name, x in empty.items()}
-    used = training.plan_memory(model, opt, shard_batch(batch, b.rows, axis=1), cfg.loss)
-    whose = "each device"
-    if platform() == "cpu":
-        whose = "this process"
-        used = training.prepare_process(used)
+    planned = training.plan_memory(model, opt, shard_batch(batch, b.rows, axis=1), cfg.loss)
+    used = training.prepare_memory(planned)
+    whose = "this process" if platform() == "cpu" else "each device"
     parts = ", ".join(f"{name} {gb:.2g}" for name, gb in used.items())
     return f"memory      about {sum(used.values()):.2g} GB of {whose}: {parts}"
 

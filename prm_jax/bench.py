@@ -17,7 +17,6 @@ from flax import nnx
 
 from prm_jax import training
 from prm_jax.checkpoints.folders import EMBEDDED
-from prm_jax.checkpoints.hf_config import WIDE
 from prm_jax.checkpoints.orbax import abstract_arrays
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.questions import read_questions
@@ -27,7 +26,6 @@ from prm_jax.generate.sampling import Policy, Sampling, open_policy
 from prm_jax.launch import cli, devices, mesh, run_folder
 from prm_jax.launch.config import Count, expect, one_of, parse
 from prm_jax.launch.files import read_json, write_json
-from prm_jax.launch.sharding import platform
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.packing import TrainingRows, make_plan, pack_batch, train_batches
 from prm_jax.scoring import HeadScorer
@@ -141,9 +139,7 @@ def bench_train(cfg: BenchConfig) -> Numbers:
     for batch in train_batches(training_rows(cfg), WARMUP + cfg.repeats, cfg.rows, range(cfg.rows)):
         batch = {name: x[None] for name, x in batch.items()}
         batches.append(mesh.shard_batch(batch, cfg.rows, axis=1))
-    planned = training.plan_memory(model, opt, batches[0], LOSS)
-    if platform() == "cpu":
-        planned = training.prepare_process(planned)
+    planned = training.prepare_memory(training.plan_memory(model, opt, batches[0], LOSS))
 
     def step() -> int:
         nonlocal model, opt, metrics
@@ -256,8 +252,7 @@ def main(cfg):
         return compare(cfg.files)
     devices.set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
     folder = run_folder.output_dir()
-    is_wide = cfg.what == "train" and SHAPES[cfg.shape][1] >= WIDE
-    used = devices.modest_mesh(cfg.rows, cfg.mesh, is_wide)
+    used = devices.modest_mesh(cfg.rows, cfg.mesh)
     run_folder.claim_folder(folder, raw_cfg)
     with jax.set_mesh(used):
         numbers = run_job(cfg)

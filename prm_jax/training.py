@@ -20,6 +20,7 @@ from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect
 from prm_jax.launch.devices import held_memory, return_large_blocks
 from prm_jax.launch.mesh import constrain, make_sharded, replicate, shardings
 from prm_jax.launch.progress import progress
+from prm_jax.launch.sharding import platform
 from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_tokens
 from prm_jax.model import PRM, at_step_ends, read_logits
 from prm_jax.vocabulary import vocabulary_sums
@@ -204,9 +205,11 @@ def plan_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> dict[
     return {name: x / 1e9 for name, x in used.items()}
 
 
-def prepare_process(used: dict[str, float]) -> dict[str, float]:
-    """The plan of `plan_memory` for this process, whose CPU devices share its memory, and what it holds beside
-    the arrays (`program`: Python, data, the compiler). Large steps are to leave no holes behind."""
+def prepare_memory(used: dict[str, float]) -> dict[str, float]:
+    """The plan of `plan_memory`; on CPU, whose devices share this process's memory, of the process, and what it
+    holds beside the arrays (`program`: Python, data, the compiler). Large steps shall leave no holes behind."""
+    if platform() != "cpu":
+        return used
     used = {name: jax.sharding.get_mesh().local_mesh.size * gb for name, gb in used.items()}
     if used["work"] > LARGE_WORK:
         return_large_blocks()

@@ -56,7 +56,7 @@ def test_labels_ratings_and_outcome_of_anybodys_solution():
     steps = ["4+5=2", "2=2", "2*4=2", "2max3=3", "3-6=4"]
     lucky = tasks.labelled(CHAIN, CFG, PROBLEM, steps, "correctness", "a")
     assert lucky.labels == (1, 1, 0, 0, 0) and lucky.ratings == (1, 0, -1, 1, 1)
-    assert (lucky.outcome, lucky.answer) == (1.0, "4") and tasks.lucky_share(CHAIN, [lucky]) == 1
+    assert (lucky.outcome, lucky.answer) == (1.0, "4")
     assert CHAIN.step_labels(PROBLEM, RIGHT) == [1, 1, 1, 1]
     candidates = Candidate(tuple(RIGHT)), Candidate(("4+5=2",)), Candidate(("no",))
     pool = CHAIN.grade(Problem("p", PROBLEM, None, candidates))
@@ -151,8 +151,8 @@ def test_rates_of_the_default():
     assert 0.5 < right_PN.mean() < 0.62 and right_PN.any(1).mean() > 0.97
     votes = lambda p: np.bincount([int(c.answer) for c in p.candidates]).argmax() == int(p.answer)
     assert abs(np.mean([votes(p) for p in pool]) - right_PN.mean()) < 0.06
-    label = lambda p, c: tasks.labelled(CHAIN, CFG, p.problem, c.steps, "correctness", "")
-    assert 0.1 < tasks.lucky_share(CHAIN, [label(p, c) for p in pool[:100] for c in p.candidates]) < 0.25
+    right = [(p.problem, c.steps) for p in pool[:100] for c in p.candidates if c.correct]
+    assert 0.1 < np.mean([CHAIN.step_labels(*solution)[-1] == 0 for solution in right]) < 0.25
 
 
 def test_splits_share_no_problem_and_seeds_repeat():

@@ -111,8 +111,7 @@ def abstract_arrays(tree, layout):
 @jax.jit
 def array_bit_sum(x) -> jax.Array:
     """Of one array alone: XLA would hold the integers of all arrays of a program at once."""
-    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-    return bits.sum(dtype=jnp.uint32)
+    return jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").sum(dtype=jnp.uint32)
 
 
 def bit_sum(state) -> int:

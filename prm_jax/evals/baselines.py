@@ -14,7 +14,6 @@ from prm_jax.solutions import Solution, first_error
 
 HALVES = 200  # random halves of the problems: a cut is fitted on one, and judges the other
 CUTS = 200
-THIRDS = ("short steps", "medium", "long")
 
 
 class Row(NamedTuple):
@@ -36,16 +35,16 @@ def rule_scores(solutions: list[Solution]) -> dict[str, list[np.ndarray]]:
 def compare_with_rules(
     rows: list[Row], scores, likelihood, threshold: float, seed: int, kind: str = "correctness"
 ) -> dict:
-    """`judges`: of the verifier and of each rule the AUROC of its step scores, also within thirds of the
-    steps by length, and of correctness labels ProcessBench's F1 of first errors, with the cut that is best
-    for other problems (`cross_fitted`); the verifier's also at the threshold. `lead`: its cross-fitted F1
+    """`judges`: of the verifier and of each rule the AUROC of its step scores, and of correctness labels
+    ProcessBench's F1 of first errors, with the cut that is best for other problems (`cross_fitted`); the
+    verifier's also at the threshold. `lead`: its cross-fitted F1
     over that of the best rule, with a paired 95 % bootstrap interval over problems. likelihood: step scores,
     or None. kind: of the labels."""
     solutions = [row.solution for row in rows]
     scores_of = {"verifier": scores} | rule_scores(solutions)
     if likelihood is not None:
         scores_of["likelihood"] = likelihood
-    judges = {name: aurocs(score, solutions, kind) for name, score in scores_of.items()}
+    judges = {name: {"step_auroc": step_auroc(score, solutions, kind)} for name, score in scores_of.items()}
     if kind != "correctness":  # no step is the first wrong one
         return {"judges": judges}
     judges["hazard"] = {}
@@ -91,10 +90,9 @@ def compare_apart(rows: list[Row], scores, likelihood, known_R, *settings) -> di
 
 def show_comparison(results: dict, title: str = "beside rules"):
     """Prints what `compare_apart` found."""
-    columns = {"step_auroc": "AUROC"} | {name: name for name in THIRDS}
     table = {}
     for name, judge in results["judges"].items():
-        row = {shown: judge[key] for key, shown in columns.items() if key in judge}
+        row = {"AUROC": judge["step_auroc"]} if "step_auroc" in judge else {}
         if "f1" in judge:
             row["F1"] = with_interval(judge, "f1")
         if "cross_fitted" in judge:
@@ -115,24 +113,10 @@ def of_labelled_steps(x, solutions: list[Solution], kind: str = "correctness") -
     return np.concatenate(parts)
 
 
-def good_steps(solutions: list[Solution], kind: str = "correctness") -> np.ndarray:
-    return of_labelled_steps([s.labels or () for s in solutions], solutions, kind) >= 0.5
-
-
 def step_auroc(score, solutions: list[Solution], kind: str = "correctness") -> float:
     """AUROC of step scores; positive = good."""
-    return auroc(of_labelled_steps(score, solutions, kind), good_steps(solutions, kind))
-
-
-def aurocs(score, solutions: list[Solution], kind: str) -> dict[str, float]:
-    """AUROC of step scores against labels, of all steps and within thirds by length."""
-    length_n = -of_labelled_steps(rule_scores(solutions)["length"], solutions, kind)
-    third_n = np.searchsorted(np.quantile(length_n, [1 / 3, 2 / 3]), length_n)
-    score_n, is_good_n = of_labelled_steps(score, solutions, kind), good_steps(solutions, kind)
-    found = {"step_auroc": auroc(score_n, is_good_n)}
-    for i, name in enumerate(THIRDS):
-        found[name] = auroc(score_n[third_n == i], is_good_n[third_n == i])
-    return found
+    label_n = of_labelled_steps([s.labels or () for s in solutions], solutions, kind)
+    return auroc(of_labelled_steps(score, solutions, kind), label_n >= 0.5)
 
 
 def cut_chances(score: list[np.ndarray], error_R, cut_C) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from prm_jax import InputError, tasks
-from prm_jax.data.splits import TOTALS, TaskData, load_evaluation
+from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.data.writing import score_into
 from prm_jax.evals import verifiers
@@ -20,8 +20,6 @@ from prm_jax.launch.progress import print_counts
 from prm_jax.metrics import auroc, problem_numbers, reliability, step_metrics
 from prm_jax.solutions import Solution
 
-# Counts that are no loss, or are said elsewhere, in report.txt alone.
-NO_LOSS = (*TOTALS, "policy_tokens", "lucky_share_of_right_answers")  # the last two of an embedded task
 METRICS = (
     "step_auroc",
     "step_accuracy",
@@ -97,7 +95,7 @@ def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
     check_unchanged(setup.folder, data.fingerprints)
     test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
     known_R = verifiers.known_rows(name, test)
-    print_counts(data.counts, totals=NO_LOSS)
+    print_counts(data.counts)
     if not any(y is not None for s in test for y in s.labels):
         raise InputError("data: no labelled solution in the test split, expected at least one")
     rows = [(s.id, s.problem, s.steps) for s in test]

@@ -87,12 +87,11 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1), is_wide: bool = False) -> Mesh:
+def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
     """A mesh of as many devices as asked; data=null: one accelerator, or what of a CPU divides the rows."""
     devices = jax.devices()
     n = math.prod(filter(None, vars(cfg).values()))
-    uses_all = cfg.data is None and devices[0].platform == "cpu"
-    return make_mesh(cfg, rows, devices if uses_all else devices[:n], is_wide)
+    return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
 
 
 def choose_dtype(name: str) -> str:

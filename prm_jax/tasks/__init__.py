@@ -101,7 +101,6 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
     drawn = {"train": sample_solutions(cfg, cfg.solutions, cfg.train_split, seed, draw, counts)}
     for side in ("validation", "test"):
         drawn[side] = sample_solutions(cfg, cfg.test_solutions, side, 0, draw)
-    counts["lucky_share_of_right_answers"] = lucky_share(task, drawn["test"])
     splits = {}
     for side, solutions in drawn.items():
         if cfg.outcome == "steps":
@@ -134,9 +133,3 @@ def labelled(task: EmbeddedTask, cfg, problem: str, steps, label_kind: str, solu
         id=solution_id,
         task=task.name,
     )
-
-
-def lucky_share(task: EmbeddedTask, solutions: Iterable[Solution]) -> float:
-    """Share of the right answers that rest on a wrong step."""
-    lucky = [task.step_labels(s.problem, s.steps)[-1] == 0 for s in solutions if s.outcome == 1]
-    return sum(lucky) / max(len(lucky), 1)
