@@ -6,7 +6,7 @@
 
     python train.py data=jsonl data.path=labels.jsonl data.label_kind=value
 
-Each source is a function. Dimension key: T steps."""
+Each source is a function; all write `labels.jsonl` (--output). Dimension key: T steps."""
 
 import argparse
 import dataclasses

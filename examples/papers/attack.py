@@ -19,8 +19,8 @@ def gather(stages: dict) -> Table:
 
 def draw(table):
     arms = table[table.panel == AUROC].series.str.split(": ", expand=True)
-    table = table.assign(panel="AUROC, " + arms[1], series=arms[0])
-    return draw_rows(table, ["AUROC, no edit", "AUROC, drop", "AUROC, worst edit"])
+    table = table.assign(panel="AUROC, " + arms[1].replace("drop", "step dropped"), series=arms[0])
+    return draw_rows(table, ["AUROC, no edit", "AUROC, step dropped", "AUROC, worst edit"])
 
 
 ALL, LONG = "all edited", "all edited, 1400 updates"
