@@ -6,6 +6,7 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import TINY, refuses
@@ -69,6 +70,13 @@ def truncate(model):
 
 def delete(model):
     (model / "_METADATA").unlink()
+
+
+def test_the_sum_of_all_bits_is_of_the_arrays_as_integers(rng):
+    state = {"a": rng.normal(size=(7, 300)), "b": rng.normal(size=(5, 200))}
+    state = {name: jnp.asarray(x, dtype) for (name, x), dtype in zip(state.items(), ("float32", "bfloat16"))}
+    bits = np.asarray(state["a"]).view(np.uint32), np.asarray(state["b"]).view(np.uint16)
+    assert orbax.bit_sum(state) == sum(int(x.sum(dtype=np.uint64)) for x in bits) % 2**32
 
 
 def flip(model):

@@ -11,8 +11,9 @@ import pytest
 from conftest import TINY
 from flax import nnx
 
-from prm_jax import vocabulary
+from prm_jax import training, vocabulary
 from prm_jax.examples import Example
+from prm_jax.launch.sharding import AXES
 from prm_jax.losses import STEP_LOSSES, bce, implicit_logit, next_token_sums, next_tokens
 from prm_jax.model import PRM, matrix
 from prm_jax.packing import pack_batch
@@ -302,6 +303,17 @@ def test_the_plan_of_a_step_has_its_gradients_grows_with_its_tokens_and_compiles
     model = PRM(TINY, rngs=nnx.Rngs(0))
     more = plan_memory(model, make_optimizer(model, OPT, 10), make_batch(rng, 64), cfg)
     assert size < used["work"] < more["work"]
+
+
+@pytest.mark.parametrize("work, returns", [(0.9, []), (1.1, [True])])
+def test_on_cpu_a_plan_is_of_the_process_which_returns_what_large_steps_free(work, returns, monkeypatch):
+    told = []
+    monkeypatch.setattr(training, "return_large_blocks", lambda: told.append(True))
+    monkeypatch.setattr(training, "held_memory", lambda: 2.0)
+    with jax.set_mesh(jax.make_mesh((1, 1, 1), AXES, devices=jax.devices()[:1])):
+        used = training.prepare_memory({"weights": 0.2, "moments": 0.4, "work": work})
+    assert used == pytest.approx({"weights": 0.2, "moments": 0.4, "work": work, "program": 1.4})
+    assert told == returns
 
 
 def test_no_implicit_transfers_in_the_train_step(tiny_model, rng):
