@@ -194,8 +194,7 @@ def memory_line(cfg: TrainConfig, model: PRM, opt, plan: packing.Plan) -> str:
     b = cfg.batch
     empty = packing.pack_batch([[]] * b.rows, b.tokens, plan.step_slots)
     batch = {name: np.stack([x] * b.accumulate) for name, x in empty.items()}
-    planned = training.plan_memory(model, opt, shard_batch(batch, b.rows, axis=1), cfg.loss)
-    used = training.prepare_memory(planned)
+    used = training.prepare_memory(model, opt, shard_batch(batch, b.rows, axis=1), cfg.loss)
     whose = "this process" if platform() == "cpu" else "each device"
     parts = ", ".join(f"{name} {gb:.2g}" for name, gb in used.items())
     return f"memory      about {sum(used.values()):.2g} GB of {whose}: {parts}"

@@ -139,7 +139,7 @@ def bench_train(cfg: BenchConfig) -> Numbers:
     for batch in train_batches(training_rows(cfg), WARMUP + cfg.repeats, cfg.rows, range(cfg.rows)):
         batch = {name: x[None] for name, x in batch.items()}
         batches.append(mesh.shard_batch(batch, cfg.rows, axis=1))
-    planned = training.prepare_memory(training.plan_memory(model, opt, batches[0], LOSS))
+    planned = training.prepare_memory(model, opt, batches[0], LOSS)
 
     def step() -> int:
         nonlocal model, opt, metrics

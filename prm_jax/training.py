@@ -205,9 +205,10 @@ def plan_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> dict[
     return {name: x / 1e9 for name, x in used.items()}
 
 
-def prepare_memory(used: dict[str, float]) -> dict[str, float]:
-    """The plan of `plan_memory`; on CPU, whose devices share this process's memory, of the process, and what it
-    holds beside the arrays (`program`: Python, data, the compiler). Large steps shall leave no holes behind."""
+def prepare_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> dict[str, float]:
+    """`plan_memory`; on CPU, whose devices share its memory, of this process, with what it holds beside the
+    arrays (`program`: Python, data, the compiler). Large steps shall leave no holes behind."""
+    used = plan_memory(model, opt, batch, cfg)
     if platform() != "cpu":
         return used
     used = {name: jax.sharding.get_mesh().local_mesh.size * gb for name, gb in used.items()}

@@ -58,7 +58,8 @@ def test_the_declared_differences_are_what_they_were(name):
 def test_holm_is_over_the_secondary_differences():
     says = statements(differences(pd.read_csv(run.ROOT / "docs/gallery" / "rl.csv"), FIGURES["rl"].compare))
     assert "PRM alone (PURE) - checker (RLOO): -0.958 [-1.029, -0.887], p 0.008, by Holm 0.023 " in says[2]
-    assert "p 0.930, by Holm 0.930 " in says[1]
+    assert "at equal tokens - checker (RLOO): +0.002 [-0.011, +0.016], p 0.930, by Holm 0.930 " in says[1]
+    assert "no wrong step: PRM + checker (PURE) - checker (RLOO): +0.007 [-0.008, +0.022], p 0.391" in says[3]
 
 
 SERIES = {

@@ -11,7 +11,7 @@ PANELS = {
     "eval_pass_at_4": "right in one of 4",
     "eval_sound": "right, no wrong step",
     "eval_reward": "reward (proxy)",
-    "eval_steps_a_solution": "lines a solution",
+    "eval_steps_a_solution": "steps of a solution",
     "eval_kl": "KL from the first policy (nats a token)",
 }
 RIGHT = PANELS["eval_pass_at_1"]
@@ -48,11 +48,11 @@ CHECKER, PURE, ALONE = "checker (RLOO)", "PRM + checker (PURE)", "PRM alone (PUR
 
 def draw(table):
     curves = table[~table.series.str.endswith("equal tokens")]
-    return draw_panels(curves, [RIGHT, PANELS["eval_reward"]], "thousand policy tokens")
+    return draw_panels(curves, [RIGHT, PANELS["eval_steps_a_solution"]], "thousand policy tokens")
 
 
 BY_PRM = "prm_jax.rl reward.prm_checkpoint={prm} advantage=pure"
-ARMS = {  # rewards of an interval of length 1 each
+ARMS = {  # the answer's reward plus the lowest step's lies in an interval of length 1
     CHECKER: "prm_jax.rl advantage=rloo",
     PURE: f"{BY_PRM} reward.answer=0.5 reward.prm=0.25",
     ALONE: f"{BY_PRM} reward.answer=0 reward.prm=0.5",

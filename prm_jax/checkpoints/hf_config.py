@@ -42,7 +42,7 @@ KEYS = {
     "attn_logit_softcap": "attn_logit_softcapping",
     "final_logit_softcap": "final_logit_softcapping",
 }
-WIDE = 576  # features, from which on bfloat16 pays, and one device of all CPU cores is as fast as two
+WIDE = 256  # features of a token, from which on bfloat16 pays, and one device with all cores of a CPU
 # Fields that a config.json needs not say: tensors and notes do, or they only say how to compute.
 ELSEWHERE = ("head", "lm_head", "head_dropout", "dtype", "remat")
 # What the classes of a family always do, which no key says.

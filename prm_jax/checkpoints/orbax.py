@@ -22,7 +22,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf_config
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.launch.config import expect, parse
-from prm_jax.launch.devices import return_large_blocks
+from prm_jax.launch.devices import tune_malloc
 from prm_jax.launch.files import read_json, write_json
 from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import run_config
@@ -56,7 +56,7 @@ class Checkpoints:
                 saved.save(step, args=state)
                 if is_large:
                     saved.wait_until_finished()
-                    return_large_blocks()
+                    tune_malloc()  # the next step would find what the save freed cut up
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
         """`restore_newest` of the state; later steps are deleted, since the run makes them again."""

@@ -14,12 +14,12 @@ from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.sources import READERS, AfterError, Reading, load_placed
 from prm_jax.launch.config import Count, Positive, Rule, expect, parse
 from prm_jax.launch.files import read_json, sha256, write_json
+from prm_jax.launch.progress import TOTALS
 from prm_jax.solutions import Pickled, Solution, pickled_solutions
 
 LabelKind = Literal["correctness", "value", "advantage"]
 FileList = Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")]
 Files = str | FileList | None
-TOTALS = ("rows", "solutions", "steps", "labels")  # counts of all that was read
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

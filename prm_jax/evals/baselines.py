@@ -37,9 +37,8 @@ def compare_with_rules(
 ) -> dict:
     """`judges`: of the verifier and of each rule the AUROC of its step scores, and of correctness labels
     ProcessBench's F1 of first errors, with the cut that is best for other problems (`cross_fitted`); the
-    verifier's also at the threshold. `lead`: its cross-fitted F1
-    over that of the best rule, with a paired 95 % bootstrap interval over problems. likelihood: step scores,
-    or None. kind: of the labels."""
+    verifier's also at the threshold. `lead`: its cross-fitted F1 over that of the best rule, with a paired
+    95 % bootstrap interval over problems. likelihood: step scores, or None. kind: of the labels."""
     solutions = [row.solution for row in rows]
     scores_of = {"verifier": scores} | rule_scores(solutions)
     if likelihood is not None:

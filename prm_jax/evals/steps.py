@@ -69,7 +69,7 @@ class Steps(Task):
     def detail(self, results: dict):
         """Prints the first run's counts, what was seen in training, and exact numbers of an embedded task."""
         first = results["runs"][0]
-        print_counts(first["counts"])
+        print_counts(first["counts"], totals=())
         for run in results["runs"]:
             verifiers.note_seen(run["verifier"], run["n_seen"], "solutions' problems")
         if "auroc_value" in first:

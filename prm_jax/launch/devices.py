@@ -15,7 +15,6 @@ from jax.sharding import AxisType, Mesh
 from prm_jax.launch.config import Count, expect
 from prm_jax.launch.sharding import AXES
 
-LIBC = ctypes.CDLL(None)
 MALLOC = {"trim_threshold": -1, "mmap_threshold": -3, "mmap_max": -4, "arena_max": -8}  # of glibc's malloc.h
 
 
@@ -30,21 +29,22 @@ def set_cpu_devices(n: int):
 def keep_freed_memory():
     """Makes glibc keep what XLA frees for its next call, before jax starts threads. Page faults of
     temporaries take 8 % of a training step of 26.7M parameters."""
-    set_malloc(arena_max=1, mmap_max=0, trim_threshold=2**31 - 1)
+    tune_malloc(arena_max=1, mmap_max=0, trim_threshold=2**31 - 1)
 
 
 def return_large_blocks():
-    """Makes glibc return blocks of 32 MB and more, and what is free now. A wide model's step would find what
-    it freed cut up by small blocks, and take as much again; page faults are nothing beside its products."""
-    set_malloc(mmap_threshold=1 << 25, mmap_max=1 << 16)
-    if hasattr(LIBC, "malloc_trim"):
-        LIBC.malloc_trim(0)
+    """Makes glibc return blocks of 32 MB and more. A large step would find what it freed cut up by small
+    blocks, and take as much again; page faults are nothing beside its products."""
+    tune_malloc(mmap_threshold=1 << 25, mmap_max=1 << 16)
 
 
-def set_malloc(**values: int):
-    if hasattr(LIBC, "mallopt"):
+def tune_malloc(**values: int):
+    """Gives glibc's allocator these values, and makes it return what is free now."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim"):
         for name, value in values.items():
-            LIBC.mallopt(MALLOC[name], value)
+            libc.mallopt(MALLOC[name], value)
+        libc.malloc_trim(0)
 
 
 def held_memory() -> float:

@@ -14,7 +14,10 @@ def progress(what: str, total: int, unit: str, initial: int = 0, **more) -> tqdm
     return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=hidden, **more)
 
 
-def print_counts(counts: dict[str, float], totals=("rows", "solutions", "steps", "labels", "policy_tokens")):
+TOTALS = ("rows", "solutions", "steps", "labels", "policy_tokens")  # counts of all that was read or drawn
+
+
+def print_counts(counts: dict[str, float], totals=TOTALS):
     """Prints a line of everything that was dropped, cut, masked or odd in the data, without the totals."""
     odd = {name: n for name, n in counts.items() if n and name not in totals}
     if odd := [f"{n:.4g} {name}" if isinstance(n, float) else f"{n:,} {name}" for name, n in odd.items()]:
