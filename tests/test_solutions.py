@@ -268,7 +268,9 @@ def test_folds_are_stable_and_ignore_white_space():
 
 
 def test_problems_are_the_same_or_differ_in_their_numbers_alone():
-    assert normal_text("Tom has 3 pens .\n") == normal_text("tom has 3 pens.") != normal_text("Tom has 4 pens.")
+    assert (
+        normal_text("Tom has 3 pens .\n") == normal_text("tom has 3 pens.") != normal_text("Tom has 4 pens.")
+    )
     assert template("Tom has 3 pens, $1,200.50.") == template("Tom has 14 pens, $7.") == "tomhas#pens,$#."
 
 
