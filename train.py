@@ -15,12 +15,13 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from prm_jax import packing, training
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.folders import SHIPPED, locate
-from prm_jax.checkpoints.orbax import Checkpoints, save_description
+from prm_jax.checkpoints.folders import SHIPPED, is_run, locate
+from prm_jax.checkpoints.orbax import Checkpoints, read_model, save_description, start_from_run
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.splits import Data, TaskData, data_config, load_splits
 from prm_jax.data.units import probability
@@ -103,16 +104,33 @@ def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
 
 
 def fill_optimizer(raw_cfg):
-    """Fills the keys of `optimizer` that are null by what `init` opens, and says so of a Hugging Face model:
-    at 1e-3 it would forget all that it knows."""
-    is_own = raw_cfg.init in ("random", *SHIPPED)
+    """Fills the keys of `optimizer` that are null by what `init` opens, a run by what it began as, and says
+    so of a Hugging Face model: at 1e-3 it would forget all that it knows."""
+    origin = raw_cfg.init
+    while is_run(origin):
+        stored = run_folder.run_config(Path(origin))
+        origin = stored.get("init") or stored.policy  # the latter of a run of prm_jax.rl
+    is_own = origin in ("random", *SHIPPED)
     name = "small" if is_own else "finetune"
     chosen = OmegaConf.load(CONF / f"optimizer/{name}.yaml")
     filled = {key: x for key, x in chosen.items() if raw_cfg.optimizer[key] is None}
     raw_cfg.optimizer.update(filled)
     if filled and not is_own:
         numbers = ", ".join(f"{key} {x:g}" for key, x in filled.items())
-        print(f"optimizer   {name}, since init={raw_cfg.init} is a Hugging Face model: {numbers}")
+        print(f"optimizer   {name}, since {origin} is a Hugging Face model: {numbers}")
+
+
+def fill_format(raw_cfg):
+    """Takes the format of the run that `init` names, whose model knows that text, unless one is chosen."""
+    is_chosen = any(run_folder.section(word) == "format" for word in HydraConfig.get().overrides.task)
+    if is_chosen or not is_run(raw_cfg.init):
+        return
+    run, tokenizer = run_folder.run_config(Path(raw_cfg.init)), load_tokenizer(locate(raw_cfg.init))
+    fmt = parse(run.format, Format, "format")
+    if run.objective == "lm":
+        fmt = policy_format(fmt, tokenizer)
+    raw_cfg.format = dataclasses.asdict(fmt)
+    print(f"format      as {raw_cfg.init} has it: {fmt.name}, chat {fmt.chat}")
 
 
 @cli.command("train", TrainConfig)
@@ -121,6 +139,8 @@ def main(cfg) -> float:
     run, raw_cfg, resumes = run_folder.start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     fill_optimizer(raw_cfg)
+    if not resumes:
+        fill_format(raw_cfg)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     cfg = with_lm_weight(cfg, data_cfg)
     for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
@@ -351,12 +371,15 @@ def make_tokenizer(cfg: TrainConfig, solutions):
 def read_model_config(cfg: TrainConfig, tokenizer) -> ModelConfig:
     """The configuration of the checkpoint that `init` names with the fields that `model` sets."""
     is_random, is_lm = cfg.init == "random", cfg.objective in ("lm", "implicit")
-    folder = locate("embedded" if is_random else cfg.init)
-    config, where = hf_config.read_config(folder), "model" if is_random else str(folder / "config.json")
-    if is_random and cfg.model.vocab is None:
-        config["vocab_size"] = -(-len(tokenizer) // 64) * 64
+    if is_run(cfg.init):
+        original = read_model(Path(cfg.init))
+    else:
+        folder = locate("embedded" if is_random else cfg.init)
+        original = hf_config.model_config(hf_config.read_config(folder), str(folder / "config.json"))
+    if is_random:
+        original = dataclasses.replace(original, vocab=-(-len(tokenizer) // 64) * 64)
     head, lm_head = "none" if is_lm else cfg.model.head, is_lm or cfg.loss.lm_weight > 0
-    model_cfg, changed = hf_config.resolve_model(cfg.model, config, where, head=head, lm_head=lm_head)
+    model_cfg, changed = hf_config.resolve_model(cfg.model, original, head=head, lm_head=lm_head)
     for key, (wanted, has) in changed.items():
         expect(is_random, f"model.{key}", wanted, f"{has}, as {cfg.init} has, or init=random")
     vocab, n = model_cfg.vocab, len(tokenizer)
@@ -370,6 +393,9 @@ def make_model(cfg: TrainConfig, model_cfg: ModelConfig) -> PRM:
     if cfg.init == "random":
         model = make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
         model = make_sharded(cast_backbone, model, donate=0) if is_frozen else model
+    elif is_run(cfg.init):
+        dtype = model_cfg.dtype if is_frozen else "float32"
+        model = start_from_run(Path(cfg.init), model_cfg, cfg.model.new_head, cfg.seed, dtype)
     else:
         dtype = "compute" if is_frozen else "float32"
         model = hf.load(locate(cfg.init), model_cfg, cfg.model.new_head, cfg.seed, dtype)

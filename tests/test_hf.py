@@ -536,11 +536,11 @@ CHOICE = {"head": "binary", "new_head": True, "dtype": "float32"}
 @pytest.fixture(scope="module")
 def choose(tokenizer):
     """resolve_model of changes to the section `model`, for the config.json of TINY."""
-    config = hf_config.hf_config(TINY, tokenizer)
+    original = hf_config.model_config(hf_config.hf_config(TINY, tokenizer))
 
     def choose(**changes):
         choice = parse(CHOICE | changes, hf_config.ModelChoice, "model")
-        return hf_config.resolve_model(choice, config, "c", lm_head=True)
+        return hf_config.resolve_model(choice, original, lm_head=True)
 
     return choose
 

@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 from conftest import call, data_node, printed
+from flax import nnx
 from omegaconf import OmegaConf
 
 import evaluate
@@ -102,6 +103,22 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
     steps = ("task=steps", "baselines=false", "max_solutions=20")
     out = printed(evaluate.main, monkeypatch, *steps, cwd=tmp_path)
     assert "learned value labels" in out
+
+
+def test_a_verifier_starts_from_a_run_of_objective_lm(tmp_path, monkeypatch):
+    """Its weights, tokenizer, format and optimiser are the run's; only the step head is new."""
+    asked = (*THIN, "tokenizer=new", "objective=lm", "format.separator='!'", "hydra.run.dir=lm")
+    printed(train.main, monkeypatch, *SMALL, *asked, "steps=2", cwd=tmp_path)
+    asked = ("init=lm", "steps=1", "optimizer.lr=1e-9", "optimizer.warmup=0", "hydra.run.dir=prm")
+    printed(train.main, monkeypatch, *SMALL, *asked, "model.head=mlp", cwd=tmp_path)
+    policy, verifier = (open_checkpoint(name, "best", None, "float32") for name in ("lm", "prm"))
+    assert verifier.format.separator == "!" and verifier.model.cfg.head == "mlp"
+    assert verifier.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+    assert verifier.config.optimizer.b2 == policy.config.optimizer.b2
+    for key, x in nnx.to_pure_dict(nnx.state(policy.model.blocks)).items():
+        np.testing.assert_allclose(getattr(verifier.model.blocks, key)[...], x, atol=1e-6)
+    asked = ("init=prm", "model.head=binary", "hydra.run.dir=other")
+    assert "model.head: " in call(train.main, monkeypatch, "train.py", *SMALL, *asked)
 
 
 def test_an_exported_run_has_a_card(finished, monkeypatch):

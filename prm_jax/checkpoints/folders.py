@@ -48,13 +48,18 @@ def training_tokens(name: str) -> int | None:
     return None
 
 
+def is_run(folder: str | Path) -> bool:
+    return (Path(folder) / "checkpoints").is_dir()
+
+
 def locate(name: str, weights: bool = True) -> Path:
-    """The folder of a checkpoint: a name of SHIPPED, a folder, or a hub name, which is downloaded once."""
+    """The folder of a checkpoint's config.json and tokenizer: of a name of SHIPPED, a run, a Hugging Face
+    folder, or a hub name, which is downloaded once."""
     if name in SHIPPED:
         return SHIPPED[name]
     folder = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
     if folder.is_dir():
-        return folder
+        return folder / "model" if is_run(folder) else folder
     if folder.is_file():
         raise no_checkpoint(folder)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):

@@ -182,17 +182,20 @@ ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", 
 ModelChoice.is_open = True  # conf/train.yaml lists those that are often set
 
 
-def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
-    """(ModelConfig with the chosen fields, {field: (chosen, in config)} where the config says otherwise);
-    `uses`: fields that the objective decides, such as lm_head."""
+def resolve_model(choice: ModelChoice, original: ModelConfig, **uses) -> tuple[ModelConfig, dict]:
+    """(`original` with the chosen fields, {field: (chosen, in original)} where they differ); `uses`: fields
+    that the objective decides, such as lm_head."""
     chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
-    original, changed = model_config(config, where), {}
+    changed = {}
     for name, value in chosen.items():
         if name not in ELSEWHERE and value != getattr(original, name):
             changed[name] = value, getattr(original, name)
     chosen["dtype"] = choose_dtype(chosen.get("dtype", "auto"))
     chosen["remat"] = choose_remat(chosen.get("remat", "none"))
-    return model_config(config, where, **chosen | uses), changed
+    try:
+        return dataclasses.replace(original, **chosen | uses), changed
+    except AssertionError as error:
+        raise InputError(f"model.{error}") from error
 
 
 def export_config(cfg: ModelConfig, tokenizer) -> dict:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.folders import locate, open_weights
+from prm_jax.checkpoints.folders import is_run, locate, open_weights
 from prm_jax.checkpoints.orbax import restore_run
 from prm_jax.checkpoints.released import TokenShareHead, TwoTokenHead
 from prm_jax.checkpoints.tokenizer import load_tokenizer
@@ -61,7 +61,7 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     path, is_implicit = str(path), fmt is not None and fmt.head == "implicit"
     is_right = is_implicit == (reference is not None)
     expect(is_right, "reference", reference, "a model with an implicit format, null with others")
-    load = load_run if (Path(path) / "checkpoints").is_dir() else load_folder
+    load = load_run if is_run(path) else load_folder
     loaded = load(path, which, None if is_implicit else fmt, dtype)
     vocab = loaded.model.cfg.vocab
     most = max(loaded.tokenizer.get_vocab().values(), default=0)
@@ -75,7 +75,7 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     elif not is_implicit:
         return loaded
     expect(loaded.objective in ("lm", "implicit"), f"{path}: format", fmt.name, "another: it has a step head")
-    second = open_checkpoint(locate(reference), which, None, dtype).model
+    second = open_checkpoint(reference, "best", None, dtype).model
     is_wide = second.cfg.vocab >= len(loaded.tokenizer)
     expect(is_wide, "reference", reference, f"a model with the tokens of {path}")
     kind = fmt.label_kind

@@ -23,7 +23,7 @@ from prm_jax.checkpoints import hf_config
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.files import read_json, write_json
-from prm_jax.launch.mesh import abstract_arrays, shardings
+from prm_jax.launch.mesh import abstract_arrays, make_sharded, shardings
 from prm_jax.launch.run_folder import run_config
 from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
@@ -160,17 +160,22 @@ def save_description(folder: Path, cfg: ModelConfig, tokenizer):
     write_json(folder / MODEL, dataclasses.asdict(cfg))
 
 
+def read_model(folder: Path, **changes) -> ModelConfig:
+    """The configuration of a run's model, with `changes`."""
+    path = folder / "model" / MODEL
+    expect(path.is_file(), str(path), None, "the model of a run that has made its first step")
+    try:
+        return parse(read_json(path) | changes, ModelConfig)
+    except (InputError, AssertionError) as error:
+        raise InputError(f"{path}: {error}") from error
+
+
 def restore_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
     """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, sharded over the
     mesh in use. Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype."""
     expect(which in ("best", "latest"), "which", which, "best or latest")
     run, saved = run_config(folder), folder.resolve() / "checkpoints" / which
-    path = folder / "model" / MODEL
-    expect(path.is_file(), str(path), None, "the model of a run that has made its first step")
-    try:
-        cfg = parse(read_json(path) | {"dtype": dtype, "remat": "none"}, ModelConfig)
-    except (InputError, AssertionError) as error:
-        raise InputError(f"{path}: {error}") from error
+    cfg = read_model(folder, dtype=dtype, remat="none")
     model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     if run.optimizer.trainable == "lora":
         updates = parse(run.lora, LoraConfig, "lora")
@@ -179,3 +184,17 @@ def restore_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, Dict
         restored = restore_newest(steps, model=model)
     expect(restored is not None, str(saved), None, "a checkpoint")
     return merge(model), load_tokenizer(folder / "model"), run, restored[0]
+
+
+def start_from_run(folder: Path, cfg: ModelConfig, new_head: bool, seed: int, dtype: str) -> PRM:
+    """A model of shape `cfg` with the weights of a run's best checkpoint, its backbone stored in `dtype`. A
+    step head that the run lacks starts at random."""
+    trained = restore_run(folder, "best", dtype)[0]
+    has, is_new = trained.cfg.head, trained.cfg.head == "none" and new_head
+    expect(cfg.head in ("none", has) or is_new, "model.head", cfg.head, f"{has}, as {folder} has")
+    model = make_sharded(lambda: PRM(cfg, rngs=nnx.Rngs(seed)))
+    known, wanted = nnx.state(trained), nnx.state(model)
+    has_logits = "unembed" in known or "unembed" not in wanted
+    expect(has_logits, "init", str(folder), "a run with a vocabulary projection, such as one of objective=lm")
+    nnx.update(model, {key: known[key] for key in wanted if key in known})
+    return model
