@@ -16,7 +16,7 @@ from prm_jax.launch.config import CONF, store_defaults
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    for path in [ROOT / "README.md", ROOT / "AGENTS.md", *ROOT.glob("docs/*.md")]
 }
 README = PAGES["README.md"]
 ADDED = re.findall(r"^--- conf/(\w+)/(\w+)\.yaml$", PAGES["docs/house.md"], flags=re.MULTILINE)
