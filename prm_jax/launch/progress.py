@@ -17,8 +17,7 @@ def progress(what: str, total: int, unit: str, initial: int = 0, **more) -> tqdm
 TOTALS = ("rows", "solutions", "steps", "labels", "policy_tokens")  # counts of all that was read or drawn
 
 
-def print_counts(counts: dict[str, float], totals=TOTALS):
+def print_counts(counts: dict[str, int], totals=TOTALS):
     """Prints a line of everything that was dropped, cut, masked or odd in the data, without the totals."""
-    odd = {name: n for name, n in counts.items() if n and name not in totals}
-    if odd := [f"{n:.4g} {name}" if isinstance(n, float) else f"{n:,} {name}" for name, n in odd.items()]:
+    if odd := [f"{n:,} {name}" for name, n in counts.items() if n and name not in totals]:
         print(f"counts      {', '.join(odd)}")
