@@ -74,10 +74,7 @@ IMPLICIT = Figure(STAGES, gather_implicit, partial(draw_rows, names=[AUROC, BEST
 
 EACH, ANSWER, BY_STEPS = "PRM", "outcome model, answer right", "outcome model, all steps right"
 BY_RATIO = "implicit PRM"
-
-
-def solved_at(n: int) -> str:
-    return f"problems solved, best of {n}"
+SOLVED = {n: f"problems solved, best of {n}" for n in (4, 16, 64)}
 
 
 def gather_supervision(stages: dict) -> Table:
@@ -86,14 +83,12 @@ def gather_supervision(stages: dict) -> Table:
         own = "sum_logit" if kind == BY_RATIO else None  # the log-ratio of the whole solution
         for samples, members in by_value(of_kind, "samples").items():
             pairs = [(pools[stage.sweep["seed"]], stage) for stage in members]
-            for n in SIZES:
-                table.number(solved_at(n), kind, [share_solved(*pair, n, own) for pair in pairs], samples)
+            for n, panel in SOLVED.items():
+                table.number(panel, kind, [share_solved(*pair, n, own) for pair in pairs], samples)
     return table
 
 
-SIZES = 4, 16, 64
-panels = list(map(solved_at, SIZES))
-draw_supervision = partial(draw_panels, names=panels, xlabel="training solutions", log=True)
+draw_supervision = partial(draw_panels, names=SOLVED.values(), xlabel="training solutions", log=True)
 ARMS = {
     EACH: "objective=prm loss.lm_weight=0.5",
     BY_RATIO: "objective=implicit loss.step=bce loss.beta=0.5",
@@ -106,12 +101,12 @@ STAGES = {
     "pool": POOL + "fresh.candidates=64 seed={seed}",
 }
 COMPARE = [
-    Difference(solved_at(16), EACH, BY_RATIO, x=16000),
-    Difference(solved_at(16), EACH, ANSWER, x=16000),
-    Difference(solved_at(16), BY_RATIO, ANSWER, x=16000),
-    Difference(solved_at(64), EACH, BY_RATIO, x=16000),
-    Difference(solved_at(16), EACH, BY_RATIO, x=1000),
-    Difference(solved_at(16), BY_STEPS, ANSWER, x=16000),
+    Difference(SOLVED[16], EACH, BY_RATIO, x=16000),
+    Difference(SOLVED[16], EACH, ANSWER, x=16000),
+    Difference(SOLVED[16], BY_RATIO, ANSWER, x=16000),
+    Difference(SOLVED[64], EACH, BY_RATIO, x=16000),
+    Difference(SOLVED[16], EACH, BY_RATIO, x=1000),
+    Difference(SOLVED[16], BY_STEPS, ANSWER, x=16000),
 ]
 SWEEP = {"supervision": ARMS, "samples": [1000, 4000, 16000], "seed": range(8)}
 SUPERVISION = Figure(STAGES, gather_supervision, draw_supervision, COMPARE, SWEEP)
