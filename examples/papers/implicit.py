@@ -72,35 +72,46 @@ COMPARE = [
 SWEEP = {"kind": KINDS, "seed": range(8)}
 IMPLICIT = Figure(STAGES, gather_implicit, partial(draw_rows, names=[AUROC, BEST, LOWEST]), COMPARE, SWEEP)
 
-SOLVED = "problems solved, best of 32"
 EACH, ANSWER, BY_STEPS = "PRM", "outcome model, answer right", "outcome model, all steps right"
+BY_RATIO = "implicit PRM"
+
+
+def solved_at(n: int) -> str:
+    return f"problems solved, best of {n}"
 
 
 def gather_supervision(stages: dict) -> Table:
     table, pools = Table(), {stage.sweep["seed"]: stage.results() for stage in stages["pool"]}
     for kind, of_kind in by_value(stages["verifier"], "supervision").items():
+        own = "sum_logit" if kind == BY_RATIO else None  # the log-ratio of the whole solution
         for samples, members in by_value(of_kind, "samples").items():
             pairs = [(pools[stage.sweep["seed"]], stage) for stage in members]
-            table.number(SOLVED, kind, [share_solved(*pair, 32) for pair in pairs], samples)
+            for n in SIZES:
+                table.number(solved_at(n), kind, [share_solved(*pair, n, own) for pair in pairs], samples)
     return table
 
 
-draw_supervision = partial(draw_panels, names=[SOLVED], xlabel="training solutions", log=True)
+SIZES = 4, 16, 64
+panels = list(map(solved_at, SIZES))
+draw_supervision = partial(draw_panels, names=panels, xlabel="training solutions", log=True)
 ARMS = {
-    EACH: "objective=prm",
-    BY_STEPS: "objective=orm outcome_at=tokens data.outcome=steps",
-    ANSWER: "objective=orm outcome_at=tokens",
+    EACH: "objective=prm loss.lm_weight=0.5",
+    BY_RATIO: "objective=implicit loss.step=bce loss.beta=0.5",
+    BY_STEPS: "objective=orm loss.lm_weight=0.5 outcome_at=tokens data.outcome=steps",
+    ANSWER: "objective=orm loss.lm_weight=0.5 outcome_at=tokens",
 }
 STAGES = {
-    "verifier": "train.py {supervision} loss.lm_weight=0.5 data.solutions={samples} "
-    "data.solutions_per_problem=1 data.test_solutions=1000 steps=350 seed={seed}",
-    "pool": POOL + "fresh.candidates=32 seed={seed}",
+    "verifier": "train.py {supervision} data.solutions={samples} data.solutions_per_problem=1 "
+    "data.test_solutions=1000 steps=350 seed={seed}",
+    "pool": POOL + "fresh.candidates=64 seed={seed}",
 }
 COMPARE = [
-    Difference(SOLVED, EACH, ANSWER, x=16000),
-    Difference(SOLVED, EACH, ANSWER, x=4000),
-    Difference(SOLVED, EACH, BY_STEPS, x=16000),
-    Difference(SOLVED, BY_STEPS, ANSWER, x=16000),
+    Difference(solved_at(16), EACH, BY_RATIO, x=16000),
+    Difference(solved_at(16), EACH, ANSWER, x=16000),
+    Difference(solved_at(16), BY_RATIO, ANSWER, x=16000),
+    Difference(solved_at(64), EACH, BY_RATIO, x=16000),
+    Difference(solved_at(16), EACH, BY_RATIO, x=1000),
+    Difference(solved_at(16), BY_STEPS, ANSWER, x=16000),
 ]
 SWEEP = {"supervision": ARMS, "samples": [1000, 4000, 16000], "seed": range(8)}
 SUPERVISION = Figure(STAGES, gather_supervision, draw_supervision, COMPARE, SWEEP)
