@@ -123,7 +123,7 @@ def test_best_of_n_with_the_policy_is_the_arg_max_of_its_law_over_distinct_texts
 
 
 def test_reward_against_kl_equals_brute_force_over_candidates():
-    curve = overoptimisation.reward_against_kl(pool_arrays(POOL), "prm")["reweighted"]
+    curve = overoptimisation.reward_against_kl(pool_arrays(POOL), "prm")
     for k in (0, 20, 40, -1):
         beta, kl, accuracy = overoptimisation.BETAS[k], [], []
         for p in POOL:

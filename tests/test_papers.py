@@ -12,7 +12,8 @@ import pytest
 
 import evaluate
 from examples.papers import run
-from examples.papers.run import Difference, Figure, Table, differences, draw_panels, statements
+from examples.papers.panels import draw_panels
+from examples.papers.run import Difference, Figure, Table, differences, statements
 from prm_jax.figures.style import BLUE, ORANGE
 from prm_jax.launch.cli import store_defaults
 from prm_jax.launch.config import CONF
@@ -184,10 +185,13 @@ def test_stages_are_run_once_in_order_and_know_each_others_folders(figure, tmp_p
     assert "stage  " not in capsys.readouterr().out
 
 
-def test_a_failed_stage_is_one_line(figure, tmp_path):
+def test_a_failed_stage_is_one_line_and_other_figures_go_on(figure, tmp_path, monkeypatch, capsys):
     bad = figure._replace(sweep={"kind": {"a": "a", "b": "bad"}, "seed": [0]})
-    first, second = run.make_stages(bad, tmp_path)["prm"]
-    run.run_stage(first)
-    with pytest.raises(SystemExit, match="^error: .*: exit 1$"):
-        run.run_stage(second)
+    monkeypatch.setattr(run, "NAMES", ["best_of_n"])
+    own = SimpleNamespace(FIGURES={"bad": bad, "tiny": figure})
+    monkeypatch.setitem(sys.modules, "examples.papers.best_of_n", own)
+    assert run.main(["all"]) == 1
+    assert "error: bad: " in capsys.readouterr().err
+    first, second, *_ = run.make_stages(bad, tmp_path / "runs/papers/stages")["prm"]
     assert (first.folder / "DONE").exists() and not (second.folder / "DONE").exists()
+    assert (tmp_path / "runs/papers/tiny.csv").exists() and not (tmp_path / "runs/papers/bad.csv").exists()

@@ -1,7 +1,8 @@
 """What the worst edit of a solution gains, by how the PRM was trained (Reward Under Attack, 2603.06621).
 `python -m examples.papers.run attack --redraw`; README.md: its question, what was expected."""
 
-from examples.papers.run import Difference, Figure, Table, by_value, draw_rows
+from examples.papers.panels import draw_rows
+from examples.papers.run import Difference, Figure, Table, by_value
 
 AUROC, FALL = "AUROC, sound against unsound", "fall of AUROC, worst edit"
 

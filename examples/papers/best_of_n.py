@@ -3,7 +3,8 @@
 
 from functools import partial
 
-from examples.papers.run import Difference, Figure, Table, draw_panels
+from examples.papers.panels import draw_panels
+from examples.papers.run import Difference, Figure, Table
 
 NAMES = {"prm": "PRM", "orm": "outcome model", "policy": "policy's likelihood"}
 SOLVED = "problems solved"

@@ -4,7 +4,8 @@
 from functools import partial
 from pathlib import Path
 
-from examples.papers.run import Difference, Figure, Table, by_value, draw_panels, draw_rows
+from examples.papers.panels import draw_panels, draw_rows
+from examples.papers.run import Difference, Figure, Table, by_value
 
 AUROC, BEST, LOWEST = "step AUROC", "best of 16", "best of 16, lowest step"
 LOG_P = "policy's likelihood"

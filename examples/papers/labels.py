@@ -8,7 +8,8 @@ import numpy as np
 from scipy import stats
 
 from examples.papers.implicit import run_of
-from examples.papers.run import Difference, Figure, Table, by_value, draw_panels, draw_rows
+from examples.papers.panels import draw_panels, draw_rows
+from examples.papers.run import Difference, Figure, Table, by_value
 from prm_jax.data.rows import read_rows
 from prm_jax.data.writing import write_rows
 from prm_jax.metrics import labelled_steps
@@ -41,8 +42,7 @@ def exact_steps(right, value) -> tuple[np.ndarray, np.ndarray]:
 
 def label_errors(k: int, value, good) -> dict[str, float]:
     """Errors of a label by k completions, in expectation over them, of steps with these values and
-    correctness: the share of labels `hard` that are wrong, and the mean |share right - value|
-    (`soft`)."""
+    correctness: the share of `hard` labels that are wrong, the mean |share right - value| of `soft` ones."""
     p_Kn = stats.binom.pmf(np.arange(k + 1)[:, None], k, value)  # of 0 ... k right completions
     share_K = np.arange(k + 1) / k
     return {

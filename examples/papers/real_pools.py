@@ -8,7 +8,8 @@ import os
 
 import numpy as np
 
-from examples.papers.run import Figure, Table, draw_panels
+from examples.papers.panels import draw_panels
+from examples.papers.run import Figure, Table
 
 SOLVED = "problems solved"
 LEAD = "best of 32 minus majority vote"

@@ -4,7 +4,8 @@
 import numpy as np
 import pandas as pd
 
-from examples.papers.run import Difference, Figure, Table, by_value, draw_panels
+from examples.papers.panels import draw_panels
+from examples.papers.run import Difference, Figure, Table, by_value
 
 PANELS = {
     "eval_pass_at_1": "right (gold)",

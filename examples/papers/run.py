@@ -2,6 +2,7 @@
 
     python -m examples.papers.run NAME             runs what is not done; makes the table and the picture
     python -m examples.papers.run NAME --redraw    draws the table of docs/gallery; runs nothing
+    python -m examples.papers.run all              every figure; one that fails does not stop the others
 
 A line of `stages` in NAME.py is a command without `python`, run for each combination of the sweep keys. In it
 {seed} is a value of the key `seed`, {prm} the folder of the line `prm` at the same combination, [{prm}] all
@@ -29,7 +30,7 @@ from prm_jax.stats import sign_flip_test
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = {"seed": range(8)}
-NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"run"})
+NAMES = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"panels", "run"})
 
 
 class Difference(NamedTuple):
@@ -102,14 +103,13 @@ def make_stage(figure: Figure, text: str, sweep: dict, made: dict[str, list[Stag
 
 
 def run_stage(stage: Stage):
-    """Runs its command where that is not done; a failure ends it all."""
+    """Runs its command where that is not done; CalledProcessError where it fails."""
     if (stage.folder / "DONE").exists():
         return
     print(f"stage       {stage.folder.name}: {shlex.join(stage.words)}", flush=True)
     shutil.rmtree(stage.folder, ignore_errors=True)  # of a run that was stopped
     stage.folder.mkdir(parents=True)
-    if code := subprocess.run([sys.executable, *stage.words], cwd=ROOT, check=False).returncode:
-        sys.exit(f"error: {stage.folder}: exit {code}")
+    subprocess.run([sys.executable, *stage.words], cwd=ROOT, check=True)
     (stage.folder / "DONE").touch()
 
 
@@ -147,57 +147,38 @@ def by_value(stages: Sequence[Stage], key: str) -> dict[object, list[Stage]]:
     return {value: [stage for stage in stages if stage.sweep[key] == value] for value in values}
 
 
-def draw_panels(table: pd.DataFrame, names: Sequence[str], xlabel: str, log: bool = False):
-    """Axes for each of these panels: curves over x in their bands."""
-    table = table[table.panel.isin(names) & table.x.notna()]
-    styles = style.role_styles(table.series.unique())
-    figure, grid = style.panels(1, len(names), 3.2, 1 + 3.2 * len(names))
-    for name, axes in zip(names, grid[0], strict=True):
-        for series, rows in table[table.panel == name].groupby("series", sort=False):
-            every = 1 + len(rows) // 12
-            axes.plot(rows.x, rows.y, label=style.plain(series), markevery=every, **styles[series])
-            style.band(axes, rows.x, rows.low, rows.high, styles[series])
-        if log:
-            style.size_axis(axes, sorted(table.x.astype(int).unique()), xlabel)
-        axes.set(xlabel=xlabel, ylabel=name)
-        style.label_ends(axes)
-    return figure
-
-
-def draw_rows(table: pd.DataFrame, names: Sequence[str]):
-    """Axes for each of these panels: a row a series, with its interval."""
-    table = table[table.panel.isin(names)]
-    height = 0.8 + 0.24 * table.series.nunique()
-    figure, grid = style.panels(1, len(names), height, 2 + 2.2 * len(names), sharey=True)
-    for name, axes in zip(names, grid[0], strict=True):
-        for row in table[table.panel == name].itertuples():
-            colour = style.ROLES[style.role_of(row.series) or "PRM"][0]
-            ends = [[row.y - row.low], [row.high - row.y]]
-            axes.errorbar(row.y, style.plain(row.series), xerr=ends, color=colour, marker="o")
-        axes.set_xlabel(name)
-    grid[0, 0].invert_yaxis()
-    return figure
-
-
-def main(words: list[str] | None = None):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=NAMES)
-    parser.add_argument("--redraw", action="store_true", help="draw the stored table, run nothing")
-    args = parser.parse_args(words)
+def make(name: str, figure: Figure, redraw: bool):
+    """Makes the figure's table, or reads the stored one; prints its differences and draws it."""
     root = Path("runs/papers").resolve()
     root.mkdir(parents=True, exist_ok=True)
-    for name, figure in importlib.import_module(f"examples.papers.{args.name}").FIGURES.items():
-        path = (ROOT / "docs/gallery" if args.redraw else root) / f"{name}.csv"
-        if not args.redraw:
-            lines = make_stages(figure, root / "stages")
-            for stage in itertools.chain(*lines.values()):
-                run_stage(stage)
-            pd.DataFrame(figure.gather(lines)).to_csv(path, index=False, float_format="%.6g")
-        table = pd.read_csv(path, dtype={"values": str})
-        for line in statements(differences(table, figure.compare)):
-            print(f"says        {line}")
-        print(f"figure      {style.save(figure.draw(table), root / f'{name}.png')}")
+    path = (ROOT / "docs/gallery" if redraw else root) / f"{name}.csv"
+    if not redraw:
+        lines = make_stages(figure, root / "stages")
+        for stage in itertools.chain(*lines.values()):
+            run_stage(stage)
+        pd.DataFrame(figure.gather(lines)).to_csv(path, index=False, float_format="%.6g")
+    table = pd.read_csv(path, dtype={"values": str})
+    for line in statements(differences(table, figure.compare)):
+        print(f"says        {line}")
+    print(f"figure      {style.save(figure.draw(table), root / f'{name}.png')}")
+
+
+def main(words: list[str] | None = None) -> int:
+    """Returns how many figures failed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="+", choices=[*NAMES, "all"], metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--redraw", action="store_true", help="draw the stored table, run nothing")
+    args = parser.parse_args(words)
+    failed = 0
+    for file in NAMES if "all" in args.names else args.names:
+        for name, figure in importlib.import_module(f"examples.papers.{file}").FIGURES.items():
+            try:
+                make(name, figure, args.redraw)
+            except subprocess.CalledProcessError as error:  # the others go on: a night is not lost
+                print(f"error: {name}: {error}", file=sys.stderr)
+                failed += 1
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

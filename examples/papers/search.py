@@ -3,7 +3,8 @@
 
 import numpy as np
 
-from examples.papers.run import Difference, Figure, Table, draw_panels
+from examples.papers.panels import draw_panels
+from examples.papers.run import Difference, Figure, Table
 
 HIDDEN = "blocks of 12 tokens"  # in the picture
 LABELS = {"best_of_n": "best of n", "beam": "beam search", "dvts": "DVTS", "vgs": HIDDEN, "mcts": "MCTS"}

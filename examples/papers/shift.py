@@ -8,7 +8,8 @@ import numpy as np
 from scipy import optimize
 
 from examples.papers import best_of_n
-from examples.papers.run import Difference, Figure, Table, draw_panels, draw_rows
+from examples.papers.panels import draw_panels, draw_rows
+from examples.papers.run import Difference, Figure, Table
 from prm_jax.data.rows import read_rows
 from prm_jax.data.units import UNITS, probability
 from prm_jax.data.writing import stored_scores
@@ -48,8 +49,8 @@ def read_scores(stages: dict, line: str) -> list[Scored]:
 
 
 def fit(z, y) -> tuple[float, float]:
-    """(a, b) of sigmoid(a z + b) of least cross-entropy with labels y in [0, 1]: Platt scaling. A tiny pull
-    to (1, 0) keeps them finite where the steps can be separated."""
+    """(a, b) of sigmoid(a z + b) of least cross-entropy with labels y: Platt scaling. A tiny pull to (1, 0)
+    keeps them finite where the steps can be separated."""
     start, pull = np.array([1.0, 0.0]), 2e-6
 
     def loss(w):
@@ -61,8 +62,7 @@ def fit(z, y) -> tuple[float, float]:
 
 
 def ece_here(z, y, problem) -> float:
-    """ECE after a scaling that is fitted on one half of the problems and measured on the other, and the
-    reverse."""
+    """ECE after a scaling fitted on one half of the problems and measured on the other, and the reverse."""
     q, halves = np.empty_like(z), [problem % 2 == side for side in (0, 1)]
     for measured, fitted in (halves, halves[::-1]):
         a, b = fit(z[fitted], y[fitted])

@@ -5,14 +5,14 @@ import numpy as np
 
 from examples.papers.best_of_n import STAGES
 from examples.papers.overoptimisation import pool_scores
-from examples.papers.run import Difference, Figure, Table, draw_panels
+from examples.papers.panels import draw_panels
+from examples.papers.run import Difference, Figure, Table
 from prm_jax import rerank, votes
 from prm_jax.data.pools import read_pool
 from prm_jax.evals.pool_arrays import Pool, pool_arrays
 
 VERIFIERS = {"prm": "PRM", "orm": "outcome model"}
 ERROR, ABSTAINING = "trace error", "final-answer error after abstaining"
-RANDOM = "PRM, best of n = 1"
 SHARE_X = np.arange(0, 1, 0.05)  # of the problems that are left out, least sure first
 
 
@@ -50,8 +50,7 @@ def abstaining(pool: Pool, scorer: str, how: str) -> dict[str, list[float]]:
 
 
 def selective(sure_P, wrong_P) -> list[float]:
-    """Error of the problems left after abstaining from SHARE_X of them, least sure first; ties in the mean
-    order."""
+    """Error of what is left after abstaining from SHARE_X, least sure first; ties in their mean order."""
     _, block_P = np.unique(-np.asarray(sure_P), return_inverse=True)
     mean = np.bincount(block_P, wrong_P) / np.bincount(block_P)
     total = np.maximum(np.cumsum(mean[np.sort(block_P)]), 0.0)  # errors of -1e-9 are roundings
@@ -70,8 +69,8 @@ def draw(table):
 
 COMPARE = [
     Difference(ERROR, "PRM, best of n = 64", "outcome model, best of n = 64"),
-    Difference(ERROR, "PRM, best of n = 64", RANDOM),
-    Difference(ERROR, "outcome model, best of n = 64", RANDOM),
+    Difference(ERROR, "PRM, best of n = 64", "PRM, best of n = 1"),
+    Difference(ERROR, "outcome model, best of n = 64", "PRM, best of n = 1"),
     Difference(ABSTAINING, "PRM, weighted vote", "PRM, best of n", x=0.3),
 ]
 FIGURES = {"trace_error": Figure(STAGES, gather, draw, COMPARE)}
