@@ -11,12 +11,13 @@ def draw_panels(table: pd.DataFrame, names: Sequence[str], xlabel: str, log: boo
     """Axes for each of these panels: curves over x in their bands."""
     table = table[table.panel.isin(names) & table.x.notna()]
     styles = style.role_styles(table.series.unique())
-    figure, grid = style.panels(1, len(names), 3.2, 1 + 3.2 * len(names))
-    for name, axes in zip(names, grid[0], strict=True):
-        for series, rows in table[table.panel == name].groupby("series", sort=False):
-            every = 1 + len(rows) // 12
-            axes.plot(rows.x, rows.y, label=style.plain(series), markevery=every, **styles[series])
-            style.band(axes, rows.x, rows.low, rows.high, styles[series])
+    rows, columns = (1, len(names)) if len(names) < 3 else (len(names), 1)  # legible on a telephone
+    figure, grid = style.panels(rows, columns, 3.2 * rows, 1 + 3.2 * columns)
+    for name, axes in zip(names, grid.flat, strict=True):
+        for series, points in table[table.panel == name].groupby("series", sort=False):
+            every = 1 + len(points) // 12
+            axes.plot(points.x, points.y, label=style.plain(series), markevery=every, **styles[series])
+            style.band(axes, points.x, points.low, points.high, styles[series])
         if log:
             style.size_axis(axes, sorted(table.x.astype(int).unique()), xlabel)
         axes.set(xlabel=xlabel, ylabel=name)

@@ -64,7 +64,7 @@ def role_styles(names: Sequence[str]) -> dict[str, dict]:
     for name in names:
         role = role_of(name)
         turn = roles.count(role)
-        colour, marker, dashes = ROLES.get(role, (*LINES[3 + turn % 4], "-"))
+        colour, marker, dashes = ROLES.get(role, (*LINES[3 + turn % 4], ("-", "--", ":", "-.")[turn % 4]))
         if role and turn:
             dashes = ("--", ":")[turn % 2 - 1]
         styles[name] = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5}
@@ -77,7 +77,8 @@ def label_ends(axes):
     lines = sorted(axes.get_lines(), key=lambda line: line.get_ydata()[-1])
     y_L = np.array([line.get_ydata()[-1] for line in lines], float)
     low, high = axes.get_ylim()
-    gap = 0.17 * (high - low) / axes.get_figure().get_figheight()  # of 0.17 inches
+    inches = axes.get_figure().get_figheight() * axes.get_position().height
+    gap = 0.13 * (high - low) / inches
     for _ in range(200):
         push_L = np.maximum(gap - np.diff(y_L), 0) / 2
         y_L[:-1] -= push_L
