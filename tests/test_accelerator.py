@@ -13,7 +13,7 @@ from jax.export import DisabledSafetyCheck, export
 
 from prm_jax import bench
 from prm_jax.attention import attend, dense
-from prm_jax.generate.decoding import Stops, _decode, _insert, _prefill, empty_rows, prepare, resize
+from prm_jax.generate.decoding import Stops, _decode, _first, _prefill, _put, empty_rows, prepare, resize
 from prm_jax.generate.policies import Sampling
 from prm_jax.model import PRM, ModelConfig, cast_backbone, make_cache
 from prm_jax.packing import pack_batch
@@ -100,9 +100,10 @@ def test_training_scoring_and_sampling_lower(lowered):
     prompts = model, i32(4, 128), i32(4)
     computed = jax.eval_shape(_prefill, *prompts)
     cache, key = jax.eval_shape(lambda: make_cache(lm, 64, 192)), jax.eval_shape(lambda: jax.random.key(0))
-    new = dict.fromkeys(("number", "prompt", "prefix", "sample", "place"), i32(8))
-    rows = empty_rows(64, 256)
-    one = model, cache, rows, computed, new, key, stops, sampling
-    loop = model, cache, rows, 8, stops, 64, sampling
-    for f, args in ((_prefill, prompts), (_insert, one), (_decode, loop), (resize, (cache, i32(32), 64))):
+    put = cache, computed, i32(8), i32(8)
+    _, *last = jax.eval_shape(_put, *put)
+    first = model, *last, dict.fromkeys(("number", "prefix", "sample"), i32(8)), key, stops, sampling
+    loop = model, cache, empty_rows(64, 256), 8, stops, 64, sampling
+    programs = [(_prefill, prompts), (_first, first), (_put, put), (_decode, loop)]
+    for f, args in [*programs, (resize, (cache, i32(32), 64))]:
         assert "stablehlo" in lowered(f, *args)[1]

@@ -123,22 +123,25 @@ def append(rows: dict, id_B, logp_B, stops: Stops, sampling: Sampling) -> dict:
     }
 
 
-@functools.partial(jax.jit, static_argnames="sampling", donate_argnames="cache")
-def _insert(model: PRM, cache: Cache, rows, prompts, new: dict, key, stops: Stops, sampling: Sampling):
-    """The cache and rows with k new samples behind their first tokens. `new` says the place of each, and the
-    numbers of its prompt in `prompts` (of `_prefill`), of its prefix and its own. A place beyond the last is
-    left out."""
+@functools.partial(jax.jit, donate_argnames="cache")
+def _put(cache: Cache, prompts, prompt_k, place_k):
+    """The cache with prompts prompt_k of `_prefill` in places place_k, of which one beyond the last is left out;
+    x_kD and first_k of these prompts."""
     x_PD, prompt_cache, first_P = prompts
+    cache = cache.put(place_k, prompt_cache.take(prompt_k))
+    return pin_cache(cache), x_PD[prompt_k], first_P[prompt_k]
+
+
+@functools.partial(jax.jit, static_argnames="sampling")
+def _first(model: PRM, x_kD, first_k, new: dict, key, stops: Stops, sampling: Sampling) -> dict:
+    """The rows of k new samples with their first tokens. `new` has the numbers of each: its prefix's, its own,
+    and that by which the caller knows it."""
     key_k = policies.sample_keys(key, new["prefix"], new["sample"])
     start = jax.tree.map(jnp.asarray, empty_rows(len(key_k), sampling.max_tokens))
-    start |= {"number": new["number"], "first": first_P[new["prompt"]]}
-    start["done"] = jnp.zeros_like(start["done"])
+    start |= {"number": new["number"], "first": first_k, "done": jnp.zeros_like(start["done"])}
     start["key"] = jax.random.key_data(key_k)
-    token = sample_token(model, x_PD[new["prompt"]], uniforms(key_k, start["t"], 1)[0], sampling)
-    first = append(start, *token, stops, sampling)
-    cache = cache.put(new["place"], prompt_cache.take(new["prompt"]))
-    rows = {name: x_B.at[new["place"]].set(first[name], mode="drop") for name, x_B in rows.items()}
-    return pin_cache(cache), mesh.replicate(rows)
+    token = sample_token(model, x_kD, uniforms(key_k, start["t"], 1)[0], sampling)
+    return mesh.replicate(append(start, *token, stops, sampling))
 
 
 @functools.partial(jax.jit, static_argnames=("steps", "sampling"), donate_argnames="cache")
@@ -170,6 +173,12 @@ def _decode(model: PRM, cache: Cache, rows, enough, stops: Stops, steps: int, sa
     return pin_cache(cache), mesh.replicate((rows, i))
 
 
+def padded_slots(n: int) -> int:
+    """At least n slots: 2^k or 3/4 of it. Attention reads all of them; each number is programs of its own."""
+    power = 1 << (n - 1).bit_length()
+    return power * 3 // 4 if n <= power * 3 // 4 else power
+
+
 STEPS = 16  # tokens of one call: their random numbers and rotations are computed at once
 
 
@@ -182,18 +191,16 @@ class Places:
         self.stops = stops
         self.sampling = sampling
         self.room = room
-        self.longest = L  # slots of the longest prompt
-        self.cache = empty_cache(model.cfg, places, L + min(room, sampling.max_tokens))
+        self.cache = empty_cache(model.cfg, places, padded_slots(L + min(room, sampling.max_tokens)))
         self.rows = empty_rows(places, sampling.max_tokens)
         self.taken_B = np.ones(places, bool)  # places whose sample was yielded, or that had none
         self.used = 0  # places times steps
 
     def grow(self, filled: int):
-        """Gives the cache more than `filled` slots, half as many again at once: attention reads all of them,
-        and each number of slots is a program of its own."""
+        """Gives the cache more than `filled` slots, half as many again at once."""
         B, S = self.cache.visible_until_BS.shape
         if S <= filled:
-            slots = min(filled + max(self.room, S // 2), self.longest + self.sampling.max_tokens)
+            slots = padded_slots(filled + max(self.room, S // 2))
             self.cache = resize(self.cache, np.arange(B), slots - S)
 
     def prefill(self, prompts: Sequence[tuple], P: int, L: int) -> tuple:
@@ -202,19 +209,21 @@ class Places:
         for p, ids in enumerate(prompts):
             first_P[p] = L - len(ids)
             ids_PL[p, first_P[p] :] = ids
-        self.longest = max(self.longest, L)
         self.grow(L)
         return _prefill(self.model, ids_PL, first_P)
 
     def insert(self, new: dict, prompts: tuple, size: int, key):
-        """Puts samples into free places (`_insert`); padded to `size`, so that one program serves."""
+        """Puts samples behind their first tokens (`_first`) into free places: `new` has the number of each
+        one's prompt, too. They are padded to `size`, so that few programs serve."""
         n = len(new["number"])
         place_n = np.flatnonzero(self.rows["done"])[:n]
+        place_k = np.pad(place_n, (0, size - n), constant_values=len(self.taken_B))
         new = {name: np.pad(x_n, (0, size - n)) for name, x_n in new.items()}
-        new["place"] = np.pad(place_n, (0, size - n), constant_values=len(self.taken_B))
-        state = self.model, self.cache, self.rows
-        self.cache, rows = _insert(*state, prompts, new, key, self.stops, self.sampling)
-        self.rows = jax.device_get(rows)
+        self.cache, *last = _put(self.cache, prompts, new.pop("prompt"), place_k)
+        first = _first(self.model, *last, new, key, self.stops, self.sampling)
+        for name, x_k in jax.device_get(first).items():
+            self.rows[name] = self.rows[name].copy()
+            self.rows[name][place_n] = x_k[:n]
         self.taken_B[place_n] = False
 
     def decode(self, free: int) -> Iterator[tuple]:

@@ -182,7 +182,7 @@ class Policy:
         products: the more there are, the more are idle at the end."""
         if platform() == "cpu":
             samples = min(samples, max(samples // 4, FULL // self.model.cfg.dim))
-        return mesh.pad_rows(max(32, samples), self.batch_rows)
+        return mesh.pad_rows(max(32, LEAST // self.model.cfg.dim, samples), self.batch_rows)
 
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
         is_end = ids_L[-1] in self.eos_ids
