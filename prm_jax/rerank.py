@@ -241,28 +241,6 @@ def best_of_n(score_PN, gold_PN, eligible_PN=None, mask_PN=None, size_n=None, *,
     return jax.lax.map(one, (gold_PN, mask_PN.sum(-1)))
 
 
-@functools.partial(jax.jit, static_argnames=("ties",))
-def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "share"):
-    """Probabilities that each candidate wins a random n-subset, p_PN: `best_of_n` is its expectation of gold.
-
-    Where no candidate of a subset is eligible the ineligible ones of it tie, so that they sum to 1 and are
-    uniform at n = 1. Their KL from the uniform distribution tends to log n - (n - 1) / n nats as N grows
-    (Beirami 2401.01879)."""
-    score_PN = rank_scores(score_PN, eligible_PN, mask_PN)
-    weights = functools.partial(rank_weights, jnp.reshape(n, 1), score_PN.shape[-1], score_PN.dtype)
-    full_N = weights()[0]
-
-    def one(problem):
-        score_N, order_N, count = problem
-        sorted_N = score_N[order_N]
-        weight_N = full_N if mask_PN is None else weights(count)[0]
-        weight_N = jnp.where(TIES[ties] | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
-        return jnp.zeros_like(score_N).at[order_N].set(weight_N)
-
-    problems = score_PN, best_first(score_PN), all_or(mask_PN, score_PN).sum(-1)
-    return jax.lax.map(one, problems, batch_size=64)
-
-
 def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
     """weight_nN: the chance that the best of a random n-subset has rank r = 0..N-1, 0 the best of all.
 

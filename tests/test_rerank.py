@@ -250,19 +250,6 @@ def test_e1_best_of_n_equals_the_mean_over_all_subsets(seed, ties, precision):
     np.testing.assert_allclose(curve(*pool, ties=ties), brute_curves(*pool, ties=ties), rtol=0, atol=tol)
 
 
-def test_the_law_of_best_of_n_is_behind_its_curve(precision):
-    _, tol = precision
-    score_PN, gold_PN, eligible_PN, mask_PN = some_pool(np.random.default_rng(4))
-    for ties in ("share", "first"):
-        law = lambda n, ties=ties: rerank.winner_probs(score_PN, n, eligible_PN, mask_PN, ties=ties)
-        law_nPN = np.asarray(jax.vmap(law)(np.arange(1, N + 1)))
-        np.testing.assert_allclose(law_nPN.sum(-1), 1, atol=tol)
-        assert (law_nPN[:, ~mask_PN] == 0).all()
-        np.testing.assert_allclose(law_nPN[0], mask_PN / mask_PN.sum(-1, keepdims=True), atol=tol)
-        gold_nP = (law_nPN * np.where(eligible_PN, gold_PN, 0)).sum(-1)
-        np.testing.assert_allclose(gold_nP.T, curve(score_PN, gold_PN, eligible_PN, mask_PN, ties), atol=tol)
-
-
 def test_e2_proxy_equal_to_gold_is_pass_at_n(precision):
     _, tol = precision
     pass_at = lambda c, M, n: 1 - math.comb(M - c, n) / math.comb(M, n)
@@ -326,13 +313,3 @@ def test_rank_weights_against_exact_fractions_at_1860():
             float(Fraction(math.comb(size - 1 - rank, n - 1), math.comb(size, n))) for rank in range(size)
         ]
         assert np.abs(row_N - exact).sum() < 3e-7, n
-
-
-def test_e8_exact_kl_of_best_of_n():
-    """Draws from K equally likely outcomes: as a pool of many copies of each, so that drawing takes nothing
-    away."""
-    bound = lambda n: math.log(n) - (n - 1) / n  # nats, of a law without atoms
-    for K, copies, n, kl in ((2, 1000, 256, 0.6931), (10, 200, 16, 1.733), (2000, 1, 16, bound(16))):
-        law_PN = rerank.winner_probs(np.repeat(np.arange(1.0 * K), copies)[None], n)
-        got = float(kl_divergence(law_PN, np.full((1, K * copies), 1 / (K * copies)))[0])
-        assert got == pytest.approx(kl, abs=6e-3) and got <= bound(n) + 6e-3

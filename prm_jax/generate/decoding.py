@@ -125,8 +125,8 @@ def append(rows: dict, id_B, logp_B, stops: Stops, sampling: Sampling) -> dict:
 
 @functools.partial(jax.jit, donate_argnames="cache")
 def _put(cache: Cache, prompts, prompt_k, place_k):
-    """The cache with prompts prompt_k of `_prefill` in places place_k, of which one beyond the last is left out;
-    x_kD and first_k of these prompts."""
+    """The cache with prompts prompt_k of `_prefill` in places place_k, of which one beyond the last is left
+    out; x_kD and first_k of these prompts."""
     x_PD, prompt_cache, first_P = prompts
     cache = cache.put(place_k, prompt_cache.take(prompt_k))
     return pin_cache(cache), x_PD[prompt_k], first_P[prompt_k]
@@ -134,8 +134,8 @@ def _put(cache: Cache, prompts, prompt_k, place_k):
 
 @functools.partial(jax.jit, static_argnames="sampling")
 def _first(model: PRM, x_kD, first_k, new: dict, key, stops: Stops, sampling: Sampling) -> dict:
-    """The rows of k new samples with their first tokens. `new` has the numbers of each: its prefix's, its own,
-    and that by which the caller knows it."""
+    """The rows of k new samples with their first tokens. `new` has the numbers of each: its prefix's, its
+    own, and that by which the caller knows it."""
     key_k = policies.sample_keys(key, new["prefix"], new["sample"])
     start = jax.tree.map(jnp.asarray, empty_rows(len(key_k), sampling.max_tokens))
     start |= {"number": new["number"], "first": first_k, "done": jnp.zeros_like(start["done"])}
@@ -213,8 +213,7 @@ class Places:
         return _prefill(self.model, ids_PL, first_P)
 
     def insert(self, new: dict, prompts: tuple, size: int, key):
-        """Puts samples behind their first tokens (`_first`) into free places: `new` has the number of each
-        one's prompt, too. They are padded to `size`, so that few programs serve."""
+        """Puts samples (`_first`) behind prompts in free places; padded to `size`: few programs serve."""
         n = len(new["number"])
         place_n = np.flatnonzero(self.rows["done"])[:n]
         place_k = np.pad(place_n, (0, size - n), constant_values=len(self.taken_B))
