@@ -129,7 +129,7 @@ def _put(cache: Cache, prompts, prompt_k, place_k):
     out; x_kD and first_k of these prompts."""
     x_PD, prompt_cache, first_P = prompts
     cache = cache.put(place_k, prompt_cache.take(prompt_k))
-    return pin_cache(cache), x_PD[prompt_k], first_P[prompt_k]
+    return pin_cache(cache), *mesh.replicate((x_PD[prompt_k], first_P[prompt_k]))
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
@@ -191,16 +191,18 @@ class Places:
         self.stops = stops
         self.sampling = sampling
         self.room = room
+        self.longest = L  # slots of the longest prompt
         self.cache = empty_cache(model.cfg, places, padded_slots(L + min(room, sampling.max_tokens)))
         self.rows = empty_rows(places, sampling.max_tokens)
         self.taken_B = np.ones(places, bool)  # places whose sample was yielded, or that had none
         self.used = 0  # places times steps
 
     def grow(self, filled: int):
-        """Gives the cache more than `filled` slots, half as many again at once."""
+        """Gives the cache more than `filled` slots, at least half as many again at once."""
         B, S = self.cache.visible_until_BS.shape
         if S <= filled:
-            slots = padded_slots(filled + max(self.room, S // 2))
+            needed = self.longest + self.sampling.max_tokens
+            slots = padded_slots(min(needed, filled + max(self.room, S // 2)))
             self.cache = resize(self.cache, np.arange(B), slots - S)
 
     def prefill(self, prompts: Sequence[tuple], P: int, L: int) -> tuple:
@@ -209,6 +211,7 @@ class Places:
         for p, ids in enumerate(prompts):
             first_P[p] = L - len(ids)
             ids_PL[p, first_P[p] :] = ids
+        self.longest = max(self.longest, L)
         self.grow(L)
         return _prefill(self.model, ids_PL, first_P)
 

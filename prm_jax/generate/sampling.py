@@ -112,8 +112,7 @@ class Policy:
         """n continuations of each (problem, steps so far), drawn as protocols.Policy says."""
         start = time.perf_counter()
         stops = self.stops[stop]
-        expected = f"a text within one token of {self.name}"
-        expect(stops, "format.separator", self.format.separator, expected)
+        expect(stops, "format.separator", self.format.separator, f"a text within one token of {self.name}")
         mesh.check_divides(self.model.cfg, self.batch_rows, "batch_rows")
         requests = collections.defaultdict(list)  # distinct ids, which are computed once -> their prefixes
         for i, ids_L in enumerate(self.prefix_ids(prefixes)):
@@ -179,10 +178,11 @@ class Policy:
 
     def count_places(self, samples: int) -> int:
         """How many samples are decoded together. On CPU they are a quarter of all, as far as they fill its
-        products: the more there are, the more are idle at the end."""
+        products: the more there are, the more are idle at the end. Fewer than LEAST are padded."""
         if platform() == "cpu":
-            samples = min(samples, max(samples // 4, FULL // self.model.cfg.dim))
-        return mesh.pad_rows(max(32, LEAST // self.model.cfg.dim, samples), self.batch_rows)
+            fewest, enough = LEAST // self.model.cfg.dim, FULL // self.model.cfg.dim
+            samples = max(fewest, min(samples, max(samples // 4, enough)))
+        return mesh.pad_rows(max(32, samples), self.batch_rows)
 
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
         is_end = ids_L[-1] in self.eos_ids

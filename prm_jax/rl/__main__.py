@@ -93,8 +93,7 @@ class RLConfig(EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each k
         expect(has_group, "n", self.n, f"at least 2, which advantage={self.advantage} compares")
         is_pair = (self.input is None) == (self.held_out is None)
         expect(is_pair, "held_out", self.held_out, "a file beside input, and only beside it")
-        is_of_task = self.apart is None or self.input is None
-        expect(is_of_task, "apart", self.apart, "null: the problems of `input` are all taken")
+        expect(None in (self.apart, self.input), "apart", self.apart, "null beside input, which is all taken")
         expect(len(self.accuracy) == 2, "accuracy", self.accuracy, "the least and the greatest share")
 
 
