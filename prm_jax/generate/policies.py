@@ -94,8 +94,7 @@ def show_prompt(policy, problem: str):
     """Prints what the policy reads before it solves a problem, shortened in the middle."""
     text = repr(policy.prompt(problem))
     shown = text if len(text) <= 240 else f"{text[:120]} ... {text[-120:]}"
-    made = "the chat template" if policy.format.chat else "no chat template"
-    print(f"prompt      {shown} ({made})")
+    print(f"prompt      {shown} ({'the' if policy.format.chat else 'no'} chat template)")
 
 
 def thought_before(policy, problem: str) -> str:
