@@ -174,8 +174,8 @@ def main(words: list[str] | None = None) -> int:
         for name, figure in importlib.import_module(f"examples.papers.{file}").FIGURES.items():
             try:
                 make(name, figure, args.redraw)
-            except subprocess.CalledProcessError as error:  # the others go on: a night is not lost
-                print(f"error: {name}: {error}", file=sys.stderr)
+            except (subprocess.SubprocessError, OSError, LookupError, ValueError) as error:  # others go on
+                print(f"error: {name}: {error!r}", file=sys.stderr)
                 failed += 1
     return failed
 

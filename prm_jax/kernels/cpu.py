@@ -153,7 +153,7 @@ def ungroup(o_BGRLK):
 
 def scores_by_feature(q_BGmK, k_BGSK):
     """Scores of a query against a float32 cache, one feature of the head at a time: half of the time of a
-    product of such small matrices. The barrier keeps softmax from computing them twice, for its maximum too."""
+    product of such small matrices. The barrier keeps softmax from computing them a second time."""
     score_BGmS = sum(q_BGmK[..., i, None] * k_BGSK[:, :, None, :, i] for i in range(q_BGmK.shape[-1]))
     return jax.lax.optimization_barrier(score_BGmS)
 
