@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prm_jax import attention, visibility
+from prm_jax import visibility
 from prm_jax.attention import QUERIES, dense
 from prm_jax.kernels import accelerator, cpu
 from prm_jax.visibility import is_causal, visible
@@ -89,18 +89,6 @@ def test_equals_a_naive_einsum_with_gradients(
         assert mine.dtype == dtype
         mine, theirs = (np.asarray(x, np.float32) for x in (mine, theirs))
         np.testing.assert_allclose(mine, theirs, atol=1e-5 if dtype == "float32" else 0.1)
-
-
-@pytest.mark.parametrize("cap", [None, 2.0])
-def test_one_query_of_a_cache_by_features_equals_the_product(cap, monkeypatch):
-    rng = np.random.default_rng(0)
-    q_B1HK = rng.standard_normal((3, 1, 4, 16), np.float32)
-    k_BSGK, v_BSGK = rng.standard_normal((2, 3, 24, 2, 16), np.float32)
-    until_BS = np.where(rng.random((3, 24)) < 0.8, 2**30, -1)
-    cache = q_B1HK, k_BSGK, v_BSGK, until_BS, np.array([[5], [23], [11]]), cap
-    by_feature = dense(*cache)
-    monkeypatch.setattr(attention, "SMALL", 0)
-    np.testing.assert_allclose(by_feature, dense(*cache), atol=1e-6)
 
 
 def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():

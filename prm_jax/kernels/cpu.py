@@ -151,13 +151,6 @@ def ungroup(o_BGRLK):
     return o_BGRLK.transpose(0, 3, 1, 2, 4).reshape(B, L, G * R, K)
 
 
-def scores_by_feature(q_BGmK, k_BGSK):
-    """Scores of a query against a float32 cache, one feature of the head at a time: half of the time of a
-    product of such small matrices. The barrier keeps softmax from computing them a second time."""
-    score_BGmS = sum(q_BGmK[..., i, None] * k_BGSK[:, :, None, :, i] for i in range(q_BGmK.shape[-1]))
-    return jax.lax.optimization_barrier(score_BGmS)
-
-
 # Attention: all scores of a row at once
 
 
