@@ -77,7 +77,7 @@ def label_ends(axes):
     lines = sorted(axes.get_lines(), key=lambda line: line.get_ydata()[-1])
     y_L = np.array([line.get_ydata()[-1] for line in lines], float)
     low, high = axes.get_ylim()
-    gap = 0.13 * (high - low) / (axes.get_figure().get_figheight() * axes.get_position().height)  # 0.13 inches
+    gap = 0.13 * (high - low) / (axes.get_figure().get_figheight() * axes.get_position().height)  # inches
     for _ in range(200):
         push_L = np.maximum(gap - np.diff(y_L), 0) / 2
         y_L[:-1] -= push_L
