@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
 
+from prm_jax.checkpoints.folders import is_run
 from prm_jax.checkpoints.hf import save
 from prm_jax.checkpoints.hf_config import architecture
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
@@ -54,8 +55,9 @@ def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
     raw_cfg, cfg = cfg, parse(cfg, ExportConfig)
     to = Path(cfg.to)
-    run_folder.claim_folder(run_folder.output_dir(), raw_cfg)
     run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
+    expect(is_run(run), "checkpoint", str(run), "a run's folder")
+    run_folder.claim_folder(run_folder.output_dir(), raw_cfg)
     loaded = open_checkpoint(run, cfg.which, None, "float32")
     export(loaded, to)
     size = sum(path.stat().st_size for path in to.iterdir())

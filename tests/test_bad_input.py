@@ -68,6 +68,7 @@ LINES = [
     ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
     ("export", "to"),
+    ("export to=out checkpoint=embedded", "checkpoint"),
     ("bench what=sampling checkpoint=embedded", "input"),
     ("sweeps runs=bad_summary", "bad_summary/summary.json"),
 ]
