@@ -67,6 +67,8 @@ class Checkpoints:
             for step in saved.all_steps():  # a kept best model would not be that of the run that goes on
                 if restored is None or step > restored[0]:
                     saved.delete(step)
+        if restored and restored[1].get("best_step") == restored[0] != self.best.latest_step():
+            self.best.save(restored[0], args=composite({}, model=model))  # a kill had cut this save
         return restored
 
     def close(self):
