@@ -128,6 +128,8 @@ def test_a_sweep_runs_every_job_and_goes_on_where_it_was_cut(monkeypatch, tmp_pa
         after = json.loads(Path("s/0/summary.json").read_text())
         assert before["eval_loss"] == after["eval_loss"] == after["metric"]
         assert (Path("s/0/metrics.jsonl").read_bytes() == log) == (cut == "summary.json")
+    printed(train.main, monkeypatch, *sweep[:-2], "steps=3", sweep[-1], cwd=tmp_path)
+    assert json.loads(Path("s/0/summary.json").read_text())["steps"] == 3
     for other in (["seed=4"], ["optimizer.lr=1"]):
         told = call(train.main, monkeypatch, "train.py", *sweep, *other)  # another job lies there
         assert told.startswith("error: resume")
@@ -211,7 +213,9 @@ def test_a_run_is_made_longer_on_purpose(monkeypatch, tmp_path):
     assert after[:2] == before and [row["step"] for row in after] == [1, 2, 3, 4]
     assert run_folder.settings(tmp_path / "r")["steps"] == 4
     told = json.loads((tmp_path / "r/summary.json").read_text())["overrides"]
-    assert [word for word in told if word.startswith("steps=")][-1] == "steps=4"
+    assert [word for word in told if word.startswith("steps=")] == ["steps=4"]
+    told = call(train.main, monkeypatch, "train.py", "resume=r", "steps=2")  # as it once was
+    assert told.startswith("error: resume: steps: ")
 
 
 def test_a_folder_is_claimed_once(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ import contextlib
 import platform
 import re
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -29,6 +30,11 @@ BEGUN = ("*.jsonl", "*.jsonl.gz", "checkpoints/*/*", "summary.json", "results.js
 def output_dir() -> Path:
     """The folder of this run or evaluation, as Hydra made it."""
     return Path(HydraConfig.get().runtime.output_dir)
+
+
+def by_key(overrides: Iterable[str]) -> dict[str, str]:
+    """{key: the last override of it}."""
+    return {word.split("=")[0].lstrip("+~"): word for word in overrides}
 
 
 def section(override: str) -> str:
@@ -61,19 +67,19 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     if run != output_dir().resolve():
         output_dir().rmdir()
     stored = run_config(run, "resume: ")
-    before = overrides_of(run)
-    words = HydraConfig.get().overrides.task
-    for word in words:
-        key = word.split("=")[0].lstrip("+~")
+    before = by_key(overrides_of(run))
+    words = by_key(HydraConfig.get().overrides.task)
+    for key, word in words.items():
         value = OmegaConf.select(cfg, key)
         is_longer = key == "steps" and isinstance(value, int) and value > stored.steps
         if section(word) in FREE or is_longer:
             OmegaConf.update(stored, key, value)
         else:
-            expect(word in before, f"resume: {key}", word, "what the run has, or a new run")
+            expect(word == before.get(key), f"resume: {key}", word, "what the run has, or a new run")
     if run == output_dir().resolve():  # a job of a sweep has all its settings on the command line
-        gone = [word for word in before if word not in words and section(word) not in FREE]
-        expect(not gone, "hydra.sweep.dir", run, f"another folder: this one holds the job {' '.join(before)}")
+        gone = [key for key in before if key not in words and section(key) not in FREE]
+        job = " ".join(before.values())
+        expect(not gone, "hydra.sweep.dir", str(run), f"another folder: this one holds the job {job}")
     stored.resume = cfg.resume
     return run, stored
 
@@ -85,8 +91,8 @@ def claim_folder(folder: Path, cfg: DictConfig, resumes: bool = False):
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation; {hint}")
     (folder / ".hydra").mkdir(exist_ok=True)
     before = overrides_of(folder) if resumes else []
-    words = dict.fromkeys([*before, *HydraConfig.get().overrides.task])
-    for name, value in {"config": cfg, "overrides": OmegaConf.create(list(words))}.items():
+    words = [*by_key([*before, *HydraConfig.get().overrides.task]).values()]
+    for name, value in {"config": cfg, "overrides": OmegaConf.create(words)}.items():
         with replaced(folder / f".hydra/{name}.yaml") as temporary:
             OmegaConf.save(value, temporary)
     (folder / "summary.json").unlink(missing_ok=True)  # of a run that is made longer
