@@ -800,6 +800,7 @@ def test_an_adapter_brings_a_head(tmp_path, small):
     "settings, updates, named",
     [
         ({"use_dora": True}, {}, "use_dora"),
+        ({"init_lora_weights": "pissa"}, {}, "init_lora_weights"),
         ({}, {"model.layers.0.self_attn.q_proj": (4, D, D + 1)}, "layers.0.self_attn.q_proj"),
     ],
 )

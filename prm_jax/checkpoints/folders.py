@@ -85,6 +85,9 @@ def base_of(folder: Path) -> Path | None:
     expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alpha_pattern"):
         expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null, plain LoRA")
+    init = settings.get("init_lora_weights")  # PiSSA, OLoRA and others train beside another base
+    keeps_base = init in (None, True, False, "gaussian", "eva", "orthogonal")
+    expect(keeps_base, f"{path}: init_lora_weights", init, "true, for the base as it was released")
     if (folder / name / "config.json").is_file():
         return folder / name
     try:
