@@ -4,8 +4,8 @@ Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a proj
 is [in, out].
 """
 
-import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -58,18 +58,13 @@ HEAD = {
 }
 
 
-def layer_names(cfg: ModelConfig) -> dict[str, str]:
-    if cfg.experts:
-        return EXPERTS
-    return POST_NORMS if cfg.post_norms else LAYER
-
-
 def tensor_names(key: str, cfg: ModelConfig, layer: str) -> np.ndarray:
     """The tensors of a parameter, without `model.`: one, one a layer, or one a layer and expert. `layer`: the
     step head's last one."""
     if key in HEAD:
         return np.array(HEAD[key].format(layer), object)
-    patterns = TOP | layer_names(cfg)
+    of_layers = POST_NORMS if cfg.post_norms else LAYER
+    patterns = TOP | (EXPERTS if cfg.experts else of_layers)
     expect(key in patterns, f"model.{key}", "a parameter", f"one with a tensor name: {', '.join(patterns)}")
     pattern = patterns[key]
     names = np.empty((cfg.layers, cfg.experts)[: pattern.count("{}")], object)
@@ -109,32 +104,22 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     raise InputError(f"{where}: {layer}.weight: has {C} outputs, which no step head of ours or {named} has")
 
 
-@dataclasses.dataclass(frozen=True)
-class Stack:
-    """The tensors of a parameter as one array of `dtype`, which is read where it is indexed, a tensor at a
-    time."""
-
-    tensors: dict
-    names: np.ndarray  # of its tensors: one, or one a layer, or one a layer and expert
-    shape: tuple[int, ...]  # of the parameter
-    dtype: np.dtype
-    transposed: bool
-    less_one: bool
-
-    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        n = self.names.ndim
-        names = np.asarray(self.names[index[:n]], object)
-        inner = index[n:]
-        out = np.empty([len(range(size)[i]) for size, i in zip(self.shape, index, strict=True)], self.dtype)
-        for place in np.ndindex(names.shape):
-            x, y = self.tensors[names[place]], out[place]
-            x = x[inner[::-1]].T if self.transposed else x[inner]
-            if self.less_one:
-                x = x.astype(np.float32) + 1
-            if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
-                x, y = x.view(np.uint16), y.view(np.uint16)
-            y[...] = x
-        return out
+def read_part(tensors: dict, names: np.ndarray, shape, dtype, transposed: bool, less_one: bool, index):
+    """The part at `index`, slices, of a parameter of this shape, as `dtype`, read a tensor at a time. `names`:
+    of its tensors: one, or one a layer, or one a layer and expert."""
+    n = names.ndim
+    chosen = np.asarray(names[index[:n]], object)
+    inner = index[n:]
+    out = np.empty([len(range(size)[i]) for size, i in zip(shape, index, strict=True)], dtype)
+    for place in np.ndindex(chosen.shape):
+        x, y = tensors[chosen[place]], out[place]
+        x = x[inner[::-1]].T if transposed else x[inner]
+        if less_one:
+            x = x.astype(np.float32) + 1
+        if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
+            x, y = x.view(np.uint16), y.view(np.uint16)
+        y[...] = x
+    return out
 
 
 def load(
@@ -162,7 +147,7 @@ def load(
     made = make_head(tensors, state, layer, cfg, new_head, seed, folder)
     used = set()
 
-    def open_stack(key: str, x) -> Stack:
+    def reader(key: str, x) -> Callable:
         names = tensor_names(key, cfg, layer)
         transposed = is_transposed(key)
         less_one = is_less_one(key, cfg)
@@ -172,13 +157,14 @@ def load(
         used.update(names.flat)
         in_files = np.float32 if less_one else functools.reduce(jnp.promote_types, dtypes)
         dtype = {"float32": np.float32, "compute": x.dtype, "file": in_files}[stored]
-        return Stack(tensors, names, x.shape, np.dtype(dtype), transposed, less_one)
+        return functools.partial(read_part, tensors, names, x.shape, np.dtype(dtype), transposed, less_one)
 
-    sources = {key: made[key] if key in made else open_stack(key, x) for key, x in (state | blocks).items()}
+    shaped = state | blocks
+    readers = {key: made[key].__getitem__ if key in made else reader(key, x) for key, x in shaped.items()}
     check_unused(tensors.keys() - used, cfg, folder)
     arrays = {}
-    for key, source in sources.items():
-        array = jax.make_array_from_callback(source.shape, where[key], source.__getitem__)
+    for key, read in readers.items():
+        array = jax.make_array_from_callback(shaped[key].shape, where[key], read)
         arrays[key] = jax.block_until_ready(array)
     nnx.update(model, {key: arrays[key] for key in state} | {"blocks": {key: arrays[key] for key in blocks}})
     return model
