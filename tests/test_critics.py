@@ -160,7 +160,8 @@ def test_beside_critics_a_prm_keeps_its_own_format(capsys):
 def test_a_verifier_is_named_with_its_format_where_others_are_read_otherwise():
     assert with_format("lab_critic:embedded") == (read_format("lab_critic"), "embedded")
     assert with_format("judge:http://localhost:9")[1] == "http://localhost:9"
-    assert [with_format(x) for x in ("http://localhost:9", "runs/a:b", "checker-0.05-3")] == [None] * 3
+    for name in ("http://localhost:9", "runs/a:b", "checker-0.05-3"):
+        assert with_format(name) == (None, name)
     assert with_format("trl:runs/a") == (read_format("trl"), "runs/a")
     assert members_of("mean:[trl:a, b]") == ["a", "b"] and members_of("trl:a") == ["a"]
     assert needs_folder("runs/a")

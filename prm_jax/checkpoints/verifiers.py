@@ -52,16 +52,11 @@ class OpenOptions:
     files: tuple[str, ...] = ()
 
 
-def with_format(name: str) -> tuple[Format, str] | None:
-    """(format, checkpoint) of one named with its format, else None."""
+def with_format(name: str) -> tuple[Format | None, str]:
+    """(format or None, checkpoint) of a name, which may begin with its format."""
     match = re.fullmatch(r"(\w+):(?!//)(.+)", name)
     is_format = match and (CONF / "format" / f"{match[1]}.yaml").exists()
-    return (read_format(match[1]), match[2]) if is_format else None
-
-
-def without_format(name: str) -> str:
-    named = with_format(name)
-    return named[1] if named else name
+    return (read_format(match[1]), match[2]) if is_format else (None, name)
 
 
 def members_of(name: str, bare: bool = True) -> list[str]:
@@ -71,13 +66,13 @@ def members_of(name: str, bare: bool = True) -> list[str]:
         members = [member.strip() for member in ensemble[2].split(",")]
         is_full = len(members) > 1 and all(members)
         expect(is_full, "checkpoint", name, f"at least two verifiers, {ensemble[1]}:[A,B]")
-    return [without_format(member) for member in members] if bare else members
+    return [with_format(member)[1] for member in members] if bare else members
 
 
 def needs_folder(name: str) -> bool:
     """Whether a verifier is one that needs a folder."""
     is_other = BUILT_IN.fullmatch(name) or ENSEMBLE.fullmatch(name) or name.startswith(SERVER)
-    return not (is_other or with_format(name))
+    return not (is_other or with_format(name)[0])
 
 
 def open_verifier(name: str, options: OpenOptions):
@@ -95,10 +90,8 @@ def open_verifier(name: str, options: OpenOptions):
     if built_in := BUILT_IN.fullmatch(name):
         kind, *faults = built_in.groups()
         return exact_scorer(name, kind, [float(x) for x in faults if x], options)
-    if named := with_format(name):
-        fmt, name = named
-        options = dataclasses.replace(options, format=fmt)
-    fmt = options.format
+    fmt, name = with_format(name)
+    fmt = fmt or options.format
     is_server = name.startswith(SERVER)
     if fmt is None or fmt.critic is None:
         expected = "format=judge, genprm or thinkprm: a server is asked as a critic"
