@@ -6,9 +6,7 @@ sums of all bits are ours.
 
 import contextlib
 import dataclasses
-import inspect
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,12 +76,6 @@ class Checkpoints:
                 saved.close()
 
 
-def skip_coroutines(unraisable):
-    """sys.unraisablehook without TensorStore's reports on what an error, raised besides, has left."""
-    if not inspect.iscoroutine(unraisable.object):
-        sys.__unraisablehook__(unraisable)
-
-
 @contextlib.contextmanager
 def write_errors(saved: ocp.CheckpointManager) -> Iterator[None]:
     """Turns the failure of an earlier save, which Orbax raises at the next call, into an InputError."""
@@ -96,7 +88,6 @@ def write_errors(saved: ocp.CheckpointManager) -> Iterator[None]:
 
 
 def manager(folder: Path, **options) -> ocp.CheckpointManager:
-    sys.unraisablehook = skip_coroutines
     # Its barriers carry the folder's name, since `latest` and `best` may save the same step.
     barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
     items = {name: ocp.StandardCheckpointHandler() for name in ("model", "opt")}
