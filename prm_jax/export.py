@@ -51,9 +51,9 @@ class ExportConfig:  # conf/export.yaml says what each key means
 
 
 @cli.command("export", ExportConfig)
-def main(cfg):
+def main(raw_cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
-    raw_cfg, cfg = cfg, parse(cfg, ExportConfig)
+    cfg = parse(raw_cfg, ExportConfig)
     to = Path(cfg.to)
     run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
     expect(is_run(run), "checkpoint", str(run), "a run's folder")

@@ -423,7 +423,7 @@ def test_a_bad_config_is_one_line(tmp_path, tokenizer, changes, named):
         ("m/onnx/model.onnx", "model.onnx: .*safetensors"),
         ("m/notes.md", "m: has no config.json"),
         ("m.tar.gz", "m.tar.gz: .*safetensors"),
-        (None, "m: is empty"),
+        (None, "m: has no config.json"),
     ],
 )
 def test_what_is_no_checkpoint_is_named_for_what_it_is(tmp_path, file, said):

@@ -67,8 +67,7 @@ def no_checkpoint(path: Path, missing: str = "config.json") -> InputError:
         if file.name.lower().endswith(OTHERS):
             hint = "expected a folder with safetensors; examples/real/smollm2.py makes them of GGUF"
             return InputError(f"{file}: is not read, {hint}")
-    found = "is empty" if not files else f"has no {missing}"
-    found = "is a file" if path.is_file() else found
+    found = "is a file" if path.is_file() else f"has no {missing}"
     expected = "a run's folder, or a Hugging Face folder of config.json, safetensors and a tokenizer"
     return InputError(f"{path}: {found}, expected {expected}")
 

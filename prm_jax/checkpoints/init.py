@@ -134,7 +134,7 @@ def start_from_run(folder: Path, cfg: ModelConfig, new_head: bool, seed: int, dt
     step head that the run lacks starts at random."""
     trained = restore_run(folder, "best", dtype)[0]
     has = trained.cfg.head
-    is_new = trained.cfg.head == "none" and new_head
+    is_new = has == "none" and new_head
     expect(cfg.head in ("none", has) or is_new, "model.head", cfg.head, f"{has}, as {folder} has")
     model = make_sharded(initialiser(cfg, seed))
     known, wanted = nnx.state(trained), nnx.state(model)

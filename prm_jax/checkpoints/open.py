@@ -70,21 +70,21 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     is_implicit = fmt is not None and fmt.head == "implicit"
     is_right = is_implicit == (reference is not None)
     expect(is_right, "reference", reference, "a model with an implicit format, null with others")
-    load = load_run if is_run(path) else load_folder
-    loaded = load(path, which, None if is_implicit else fmt, dtype)
+    asked = None if is_implicit else fmt
+    loaded = load_run(path, which, asked, dtype) if is_run(path) else load_folder(path, asked, dtype)
     vocab = loaded.model.cfg.vocab
     most = max(loaded.tokenizer.get_vocab().values(), default=0)
     expect(most < vocab, f"{path}: highest id of the tokenizer", most, f"one of the model's {vocab}")
-    if loaded.objective != "implicit" and not is_implicit:
-        return loaded
-    if loaded.objective != "implicit":
-        expect(loaded.objective == "lm", "format", fmt.name, f"none: {path} has a step head")
-    elif fmt is None:
-        return dataclasses.replace(loaded, objective="lm")
-    else:  # a run of ours: its reference is what it started from
+    if loaded.objective == "implicit":  # a run of ours: its reference is what it started from
+        if fmt is None:
+            return dataclasses.replace(loaded, objective="lm")
         reference = reference or loaded.config.init
         said = {"head": "implicit", "score": "log_ratio", "beta": loaded.config.loss.beta}
         fmt = dataclasses.replace(loaded.format, **said, label_kind="value")
+    elif is_implicit:
+        expect(loaded.objective == "lm", "format", fmt.name, f"none: {path} has a step head")
+    else:
+        return loaded
     second = open_checkpoint(reference, "best", None, dtype).model
     is_wide = second.cfg.vocab >= len(loaded.tokenizer)
     expect(is_wide, "reference", reference, f"a model with the tokens of {path}")
@@ -110,7 +110,7 @@ def load_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     return Loaded(model, tokenizer, stored, run.objective, run.data.label_kind, name, config=run)
 
 
-def load_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
+def load_folder(path: str, fmt: Format | None, dtype: str) -> Loaded:
     """A Hugging Face folder, ours or another."""
     folder = locate(path)
     config = hf_config.read_config(folder)
