@@ -55,10 +55,13 @@ class Verifier:
         """log p / (1 - p) of each step's probability, logit_T, which keeps apart what rounds to 1."""
         if isinstance(problem, str):
             return self.log_odds([problem], [steps])[0]
+        expected = "a list of steps, each a text"
+        is_text = any(isinstance(solution, str) for solution in steps)  # whose letters would be its steps
+        expect(not is_text, "steps", steps, expected)
         rows = [(text, tuple(solution)) for text, solution in zip(problem, steps, strict=True)]
         for text, solution in rows:
             is_right = solution and all(isinstance(x, str) for x in (text, *solution))
-            expect(is_right, "steps", solution, "a list of steps, each a text")
+            expect(is_right, "steps", solution, expected)
         return [UNITS[self.scorer.unit].log_odds(score_T) for score_T in self.scorer.score(rows)]
 
     def rank(self, problem: str | Sequence[str], solutions: Sequence) -> list:
