@@ -93,8 +93,9 @@ class TrainConfig:
         if not is_lm:
             expected = f"{self.format.head}, as format={self.format.name} has"
             expect(self.format.head in (None, self.model.head), "model.head", self.model.head, expected)
-        if self.objective != "orm":
-            expect(self.outcome_at == "last", "outcome_at", self.outcome_at, "last unless objective=orm")
+        if self.objective != "orm" or STEP_LOSSES[self.loss.step].ranks:
+            expected = f"last with objective={self.objective} and loss.step={self.loss.step}"
+            expect(self.outcome_at == "last", "outcome_at", self.outcome_at, expected)
         if is_lm or self.loss.lm_weight:  # a shared token has several next ones
             is_shared = self.batch.share_prefixes
             expect(is_shared is not True, "batch.share_prefixes", is_shared, "false with a next-token loss")

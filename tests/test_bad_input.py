@@ -52,6 +52,7 @@ LINES = [
     ("train mesh.data=3", "mesh"),
     ("train loss.objective=implicit", "loss.objective"),
     ("train objective=orm eval.best_by=first_error_f1", "eval.best_by"),
+    ("train objective=orm outcome_at=tokens loss.step=pairwise", "outcome_at"),
     ("train optimizer.trainable=lora lora.targets=[w_x]", "lora.targets"),
     ("train init=null_size", "null_size/config.json"),
     ("train resume=broken", "broken/.hydra/config.yaml"),
