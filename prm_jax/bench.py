@@ -68,6 +68,8 @@ class BenchConfig:  # conf/bench.yaml says what each key means
     repeats: Count
 
     def __post_init__(self):
+        is_read = self.checkpoint is None or self.what == "sampling"
+        expect(is_read, "checkpoint", self.checkpoint, f"null with what={self.what}, of random weights")
         is_pair = (self.checkpoint is None) == (self.input is None)
         expect(is_pair, "input", self.input, "a file of problems beside checkpoint, and only beside it")
 

@@ -71,6 +71,7 @@ LINES = [
     ("export", "to"),
     ("export to=out checkpoint=embedded", "checkpoint"),
     ("bench what=sampling checkpoint=embedded", "input"),
+    ("bench what=score checkpoint=embedded input=q.jsonl", "checkpoint"),
     ("sweeps runs=bad_summary", "bad_summary/summary.json"),
 ]
 
