@@ -246,7 +246,7 @@ def tokenise(cfg: TrainConfig, data_cfg, data: Data, tokenizer, positions: int) 
     limit = cfg.batch.tokens
     too_long = cfg.batch.too_long or ("cut" if limit is None else "error")
     if limit is None and too_long != "error":
-        limit = row_limit(solutions, fmt, tokenizer, positions)
+        limit = row_limit(solutions, fmt, tokenizer, positions, cfg.objective)
     about = {"fmt": fmt, "tokenizer": tokenizer, "objective": cfg.objective}
     about |= {"limit": limit, "too_long": too_long}
     rest = iter(solutions)

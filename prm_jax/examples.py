@@ -86,11 +86,11 @@ def encode_all(solutions, fmt: Format, tokenizer, **options) -> Iterator[tuple[S
         yield from zip(chunk, encode(fmt, tokenizer, rows, **options), strict=True)
 
 
-def row_limit(solutions: Pickled, fmt: Format, tokenizer, positions: int) -> int:
+def row_limit(solutions: Pickled, fmt: Format, tokenizer, positions: int, objective: str) -> int:
     """Tokens that 99 in 100 solutions need, up to a multiple of 128, but at most `positions`, for which the
     model was made; of many solutions CHUNK are measured."""
     some = solutions[:: 1 + len(solutions) // CHUNK]
-    lengths = [len(e.ids_L) for _, e in encode_all(some, fmt, tokenizer)]
+    lengths = [len(e.ids_L) for _, e in encode_all(some, fmt, tokenizer, end=objective == "lm")]
     return min(128 * math.ceil(np.percentile(lengths, 99) / 128), positions)
 
 

@@ -288,8 +288,10 @@ def test_too_long_rows(tokenizer):
 
 def test_a_few_very_long_solutions_do_not_make_all_rows_wide(tokenizer):
     rows = [Solution("1", ("2",) * (200 if i in (7, 70) else 3 + i % 60), id=str(i)) for i in range(400)]
-    limit = lambda positions: row_limit(rows, PLAIN, tokenizer, positions)
+    limit = lambda positions: row_limit(rows, PLAIN, tokenizer, positions, "prm")
     assert (limit(4096), limit(100)) == (128, 100)  # 125 of 400 tokens, up to a multiple of 128; the model's
+    full = [Solution("12", ("2",) * 63)]  # 128 tokens, without the one that ends a text
+    assert [row_limit(full, PLAIN, tokenizer, 4096, objective) for objective in ("prm", "lm")] == [128, 256]
 
 
 @pytest.mark.parametrize("objective, outcome_at", [("prm", "last"), ("orm", "tokens"), ("lm", "last")])
