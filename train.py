@@ -96,6 +96,8 @@ class TrainConfig:
         if self.objective != "orm" or STEP_LOSSES[self.loss.step].ranks:
             expected = f"last with objective={self.objective} and loss.step={self.loss.step}"
             expect(self.outcome_at == "last", "outcome_at", self.outcome_at, expected)
+        has_reference = self.objective != "implicit" or self.init != "random"
+        expect(has_reference, "init", "random", "a language model, which objective=implicit compares with")
         if is_lm or self.loss.lm_weight:  # a shared token has several next ones
             is_shared = self.batch.share_prefixes
             expect(is_shared is not True, "batch.share_prefixes", is_shared, "false with a next-token loss")

@@ -51,6 +51,7 @@ LINES = [
     ("train batch.tokens=20", "chain/train/0/0"),
     ("train mesh.data=3", "mesh"),
     ("train loss.objective=implicit", "loss.objective"),
+    ("train objective=implicit init=random", "init"),
     ("train objective=orm eval.best_by=first_error_f1", "eval.best_by"),
     ("train objective=orm outcome_at=tokens loss.step=pairwise", "outcome_at"),
     ("train optimizer.trainable=lora lora.targets=[w_x]", "lora.targets"),
