@@ -83,6 +83,7 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
     all ratios are 0."""
     asked = [
         "objective=implicit",
+        *("format.head=tokens", "format.good=a", "format.bad=b"),  # of released heads; it has none of them
         "batch.tokens=384",
         "steps=3",
         "eval.every=3",

@@ -80,7 +80,7 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
             return dataclasses.replace(loaded, objective="lm")
         reference = reference or loaded.config.init
         said = {"head": "implicit", "score": "log_ratio", "beta": loaded.config.loss.beta}
-        fmt = dataclasses.replace(loaded.format, **said, label_kind="value")
+        fmt = dataclasses.replace(loaded.format, **said, label_kind="value", good=None, bad=None)
     elif is_implicit:
         expect(loaded.objective == "lm", "format", fmt.name, f"none: {path} has a step head")
     else:
