@@ -35,6 +35,7 @@ from prm_jax.packing import (
     pack_batch,
     plan_packs,
     plan_rows,
+    saved_by_sharing,
     train_batches,
     training_width,
 )
@@ -292,6 +293,12 @@ def test_a_few_very_long_solutions_do_not_make_all_rows_wide(tokenizer):
     assert (limit(4096), limit(100)) == (128, 100)  # 125 of 400 tokens, up to a multiple of 128; the model's
     full = [Solution("12", ("2",) * 63)]  # 128 tokens, without the one that ends a text
     assert [row_limit(full, PLAIN, tokenizer, 4096, objective) for objective in ("prm", "lm")] == [128, 256]
+
+
+def test_a_template_before_all_problems_saves_nothing_and_first_steps_do():
+    examples = [Encoded(np.array([1, 2, 3, 9, k, 7]), np.array([3, 5]), 3) for k in (4, 5)]
+    assert saved_by_sharing(examples) == 1 - 8 / 12
+    assert saved_by_sharing([dataclasses.replace(e, start=5) for e in examples]) == 0
 
 
 @pytest.mark.parametrize("objective, outcome_at", [("prm", "last"), ("orm", "tokens"), ("lm", "last")])
