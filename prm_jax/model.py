@@ -117,16 +117,13 @@ def exact_linear(x_nD, w_DF, b_F):
 
 
 @flatten_tokens
-def rms_norm(x_nD, gain_D, eps):
-    """Root-mean-square norm in float32, returned in the dtype of x."""
+def norm(x_nD, gain_D, cfg: ModelConfig):
+    """Root-mean-square norm in float32, returned in the dtype of x; x itself where there is no gain."""
+    if gain_D is None:
+        return x_nD
     x32_nD = x_nD.astype(jnp.float32)
-    scale_n1 = jax.lax.rsqrt(jnp.mean(x32_nD * x32_nD, -1, keepdims=True) + eps)
+    scale_n1 = jax.lax.rsqrt(jnp.mean(x32_nD * x32_nD, -1, keepdims=True) + cfg.norm_eps)
     return (x32_nD * scale_n1 * gain_D[...]).astype(x_nD.dtype)
-
-
-def norm(x, gain, cfg: ModelConfig):
-    """x normed over its last axis, the one norm of blocks and output; x itself where there is no gain."""
-    return x if gain is None else rms_norm(x, gain, cfg.norm_eps)
 
 
 @flatten_tokens

@@ -263,8 +263,7 @@ def training_width(examples: Sequence[Encoded], share: bool, together: bool = Fa
 
     def rows(width):
         groups = make_groups(examples, width, share, together) if share or together else singles
-        _, tokens, steps = zip(*groups)
-        return plan_packs(tokens, steps, range(len(tokens)), width, width)
+        return Plan(width, width, groups, share).rows(range(len(groups)))
 
     return choose_width(longest, rows)
 

@@ -27,13 +27,6 @@ class RopeScaling:
     attention_factor: float | None = None
     truncate: bool | None = None  # yarn: the bounds of the blend are whole pairs; None: true
 
-    @property
-    def stretch(self) -> float:
-        """The factor of cosine and sine."""
-        if self.rope_type != "yarn":
-            return 1.0
-        return self.attention_factor or 0.1 * math.log(max(1, self.factor)) + 1
-
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
     """Radians a position for each pair of features, freq_k.
@@ -62,7 +55,9 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
 def rotations(pos_BL, head_dim: int, theta: float, scaling: RopeScaling | None):
     """(cos_BL1k, sin_BL1k) of the angles that tokens at these positions are rotated by."""
     angle_BL1k = pos_BL[:, :, None, None] * frequencies(head_dim, theta, scaling)
-    stretch = 1.0 if scaling is None else scaling.stretch
+    stretch = 1.0
+    if scaling is not None and scaling.rope_type == "yarn":
+        stretch = scaling.attention_factor or 0.1 * math.log(max(1, scaling.factor)) + 1
     return stretch * jnp.cos(angle_BL1k), stretch * jnp.sin(angle_BL1k)
 
 

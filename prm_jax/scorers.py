@@ -14,10 +14,8 @@ from prm_jax.launch.config import expect
 from prm_jax.protocols import Rows
 
 
-class ModelFree:
-    """What these scorers say of their scores, where they say nothing else."""
-
-    unit, objective, label_kind = "logit", "prm", "correctness"
+class ModelFree:  # what these scorers say of their scores
+    unit, objective = "logit", "prm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +24,7 @@ class CheckerScorer(ModelFree):
 
     step_labels: Callable
     name: str = "checker"
-    label_kind: str = ModelFree.label_kind
+    label_kind: str = "correctness"
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         labels = (np.asarray(self.step_labels(problem, steps), np.float64) for problem, steps in rows)
@@ -48,7 +46,7 @@ class NoisyChecker(ModelFree):
     d_prime: float
     seed: int
     name: str
-    label_kind: str = ModelFree.label_kind
+    label_kind: str = "correctness"
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         scores = []

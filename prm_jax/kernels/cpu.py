@@ -81,10 +81,6 @@ def matmul(x_nD, w_DF, dtype=None):
     return _multiply(x_nD, w_DF, 1, 0, dtype).astype(dtype)
 
 
-def _matmul_forward(x_nD, w_DF, dtype):
-    return matmul(x_nD, w_DF, dtype), (x_nD, w_DF)
-
-
 def _matmul_backward(_, saved, dy_nF):
     x_nD, w_DF = saved
     dy_nF = dy_nF.astype(saved[0].dtype)
@@ -108,7 +104,7 @@ def _transpose(x_nD):
     return with_layout_constraint(x_nD.T, Layout((0, 1)))
 
 
-matmul.defvjp(_matmul_forward, _matmul_backward)
+matmul.defvjp(lambda x_nD, w_DF, dtype: (matmul(x_nD, w_DF, dtype), (x_nD, w_DF)), _matmul_backward)
 
 
 @jax.custom_vjp
