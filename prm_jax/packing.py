@@ -324,14 +324,12 @@ class TrainingRows:
     def summary(self) -> str:
         """One line with the shape and number of the rows, their padding, and the gain by shared prefixes."""
         self[0]  # plans the first epoch
-        rows = self.ends[0]
-        width = self.plan.row_tokens
-        tokens = [group.tokens for group in self.plan.groups]
-        text = f"rows of {width} tokens, one shape; {1 - sum(tokens) / (rows * width):.1%} padding"
-        unit = "solution" if len(tokens) == len(self.examples) else "group"
-        text += f"; {rows:,} rows an epoch, the longest {unit} {max(tokens):,} tokens"
+        rows, width = self.ends[0], self.plan.row_tokens
+        tokens = np.array([group.tokens for group in self.plan.groups])
+        padding = 1 - tokens[self.order(0)].sum() / (rows * width)  # a mixture takes some more often
+        text = f"rows of {width} tokens, one shape; {padding:.1%} padding; {rows:,} rows an epoch"
         if self.plan.share:
-            saved = 1 - sum(tokens) / sum(len(e.ids_L) for e in self.examples)
+            saved = 1 - tokens.sum() / sum(len(e.ids_L) for e in self.examples)
             text += f"; shared prefixes save {saved:.1%} of the tokens"
         return f"batches     {text}"
 

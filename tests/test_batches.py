@@ -131,6 +131,8 @@ def test_a_mixture_is_drawn_by_weight_and_each_source_goes_round_whole(rng):
     # The second source's 45 of an epoch are 4.5 passes, so two epochs hold 9 whole ones.
     assert sorted(k for order in orders[:2] for k in order if k >= 50) == sorted([*range(50, 60)] * 9)
     assert len({k for order in orders[:3] for k in order if k < 50}) == 45
+    tokens = sum(len(examples[k].ids_L) for k in orders[0])
+    assert f" {1 - tokens / len(plan.rows(orders[0])) / 40:.1%} padding" in source.summary()
     whole, late = (list(train_batches(make(), 6, 4, range(4), first)) for first in (0, 4))
     for a, b in zip(whole[4:], late, strict=True):
         for name in a:
