@@ -76,14 +76,11 @@ class ModelScorer:
     row_tokens: int | None = None  # None: chosen in the first call; a call with a longer solution doubles it
     stats: ScoringStats = dataclasses.field(default_factory=ScoringStats)
     unit = "logit"
+    reads_steps = False  # at their ends alone, else every token
 
     def shares(self, row_tokens: int) -> bool:
         """Whether a row may be a prefix tree: not where a token's value needs the next token."""
-        return False
-
-    def lay_out(self, rows: list[list[Encoded]], row_tokens: int):
-        """(batch, found): packed rows, and where found[b][k] in row b the values of sequence k stand."""
-        return layout_tokens(rows, row_tokens)
+        return self.reads_steps and may_share(self.model.cfg, row_tokens)
 
     def values(self, batch):
         """value_Bn: of each token of the rows, or of each step."""
@@ -91,7 +88,7 @@ class ModelScorer:
 
     def step_scores(self, value_n: np.ndarray, encoded: Encoded) -> np.ndarray:
         """score_T of one solution from its values."""
-        raise NotImplementedError
+        return value_n
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         distinct = {row: i for i, row in enumerate(dict.fromkeys(rows))}
@@ -119,7 +116,9 @@ class ModelScorer:
     def read(self, encoded: list[Encoded], L: int) -> list[np.ndarray]:
         """value_n of each solution: `values` at its tokens or steps, computed in packed rows of L tokens."""
         check_divides(self.model.cfg, self.batch_rows, "batch.rows")
-        packs = plan_rows([e.ids_L for e in encoded], L, self.shares(L))
+        share = self.shares(L)
+        lay_out = layout_score if self.reads_steps else layout_tokens
+        packs = plan_rows([e.ids_L for e in encoded], L, share)
         values: list[np.ndarray] = [None] * len(encoded)
 
         def finish(value_Bn, packs, found):
@@ -132,7 +131,7 @@ class ModelScorer:
             some = packs[start : start + self.batch_rows]
             B = pad_rows(len(some), self.batch_rows)
             some += [[]] * (B - len(some))
-            batch, found = self.lay_out([[encoded[i] for i in pack] for pack in some], L)
+            batch, found = lay_out([[encoded[i] for i in pack] for pack in some], L, share)
             value_Bn = self.values(shard_batch(batch, B))
             if pending is not None:  # read one batch late, while the device computes the next
                 finish(*pending)
@@ -157,17 +156,10 @@ class ModelScorer:
 class HeadScorer(ModelScorer):
     """Scores by a model's step head: the log-odds at each step's end."""
 
-    def shares(self, row_tokens):
-        return may_share(self.model.cfg, row_tokens)
-
-    def lay_out(self, rows, row_tokens):
-        return layout_score(rows, row_tokens, self.shares(row_tokens))
+    reads_steps = True
 
     def values(self, batch):
         return step_log_odds(self.model, batch)
-
-    def step_scores(self, value_n, encoded):
-        return value_n
 
 
 @dataclasses.dataclass(kw_only=True)
