@@ -101,7 +101,7 @@ def make_examples(
     raises, is dropped, or loses its last steps (`cut`); one without a target is dropped."""
     is_trainable = not fmt.outcome or objective == "lm"
     expect(is_trainable, "format", fmt.name, "one with step marks to train at, such as plain")
-    examples = Pickled(_pack, functools.partial(_unpack, objective=objective))
+    examples = Pickled(pack=_pack, unpack=functools.partial(_unpack, objective=objective))
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
     for solution, encoded in encode_all(solutions, fmt, tokenizer, end=objective == "lm"):
         n_tokens, n_steps = len(encoded.ids_L), len(encoded.step_end_T)

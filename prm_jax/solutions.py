@@ -2,7 +2,7 @@
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from prm_jax.launch.config import expect
 
@@ -42,8 +42,8 @@ class Solution:
 class Pickled(Sequence):
     """A list that keeps its items as bytes, a fraction of the objects' memory; an access makes one anew."""
 
-    def __init__(self, pack: Callable, unpack: Callable, rows: Iterable[bytes] = ()):
-        self.pack, self.unpack, self.rows = pack, unpack, list(rows)
+    def __init__(self, rows: Iterable[bytes] = (), pack=pickle.dumps, unpack=pickle.loads):
+        self.rows, self.pack, self.unpack = list(rows), pack, unpack
 
     def append(self, item):
         self.rows.append(self.pack(item))
@@ -53,24 +53,18 @@ class Pickled(Sequence):
 
     def __getitem__(self, i):
         if isinstance(i, slice):
-            return Pickled(self.pack, self.unpack, self.rows[i])
+            return Pickled(self.rows[i], self.pack, self.unpack)
         return self.unpack(self.rows[i])
 
     def __add__(self, other):
-        return Pickled(self.pack, self.unpack, self.rows + other.rows)
+        return Pickled(self.rows + other.rows, self.pack, self.unpack)
 
     def __eq__(self, other):
         return list(self) == list(other)
 
 
 def pickled_solutions(solutions: Iterable[Solution] = ()) -> Pickled:
-    def pack(solution: Solution) -> bytes:
-        return pickle.dumps(tuple(vars(solution).values()))
-
-    def unpack(row: bytes) -> Solution:
-        return Solution(*pickle.loads(row))
-
-    return Pickled(pack, unpack, map(pack, solutions))
+    return Pickled(map(pickle.dumps, solutions))
 
 
 def is_probability(value) -> bool:
