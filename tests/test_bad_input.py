@@ -66,6 +66,7 @@ LINES = [
     ("sampling input=q.jsonl checkpoint=embedded_orm", "embedded_orm"),
     ("sampling input=q.jsonl checkpoint=null", "checkpoint"),
     (r"""sampling input=q.jsonl 'format.prefix="{problem}\n"'""", "format.prefix"),
+    ("sampling input=q.jsonl format.bos=false", "format.bos"),
     ("labeling input=good.jsonl k=0", "k"),
     ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),

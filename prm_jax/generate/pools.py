@@ -18,7 +18,7 @@ from prm_jax.generate import policies
 from prm_jax.generate.policies import PolicyFormat, Sampling, SamplingStats, Server
 from prm_jax.generate.sampling import describe, open_policy
 from prm_jax.launch import cli, devices, run_folder
-from prm_jax.launch.config import Count, Seed, parse
+from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import start_command
@@ -55,10 +55,13 @@ def draw_pool(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandConfig:
-    """The keys of commands that run a model; their conf files say what each means."""
+    """The keys of commands that sample and check answers; their conf files say what each means."""
 
     which: Literal["best", "latest"]
     format: PolicyFormat
+    sampling: Sampling
+    checker: Annotated[str, checker_rule(CHECKERS)] | None
+    seed: Seed
     dtype: str
     batch_rows: Count
     mesh: devices.MeshConfig
@@ -69,13 +72,10 @@ class CommandConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyConfig(CommandConfig):
-    """The keys of commands that sample from a policy and check answers."""
+    """The keys of those that only sample, perhaps behind a server."""
 
     checkpoint: str
-    checker: Annotated[str, checker_rule(CHECKERS)] | None
-    sampling: Sampling
     server: Server = dataclasses.field(default_factory=Server)
-    seed: Seed
 
 
 def fix_dtype(cfg: PolicyConfig, raw_cfg) -> PolicyConfig:
@@ -86,12 +86,20 @@ def fix_dtype(cfg: PolicyConfig, raw_cfg) -> PolicyConfig:
     return dataclasses.replace(cfg, dtype=raw_cfg.dtype)
 
 
+def configured_policy(cfg: CommandConfig, path: str, dtype: str, server: Server | None = None):
+    """The policy at `path` with the keys of a command; InputError where a key of `format` is unlike its own."""
+    policy = open_policy(path, cfg.which, cfg.format.whole(), dtype, cfg.sampling, cfg.batch_rows, server)
+    for key, default in vars(PolicyFormat()).items():
+        asked, own = getattr(cfg.format, key), getattr(policy.format, key)
+        expect(asked in (default, own), f"format.{key}", asked, f"{own!r}, as {path} has")
+    return policy
+
+
 @contextlib.contextmanager
 def policy_at_work(cfg: PolicyConfig, problem: str):
     """The policy, on the mesh; prints how it reads the first problem, and at the end its cost."""
     with jax.set_mesh(devices.make_mesh(cfg.mesh, cfg.batch_rows)):
-        how = cfg.format.whole(), cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server
-        policy = open_policy(cfg.checkpoint, cfg.which, *how)
+        policy = configured_policy(cfg, cfg.checkpoint, cfg.dtype, cfg.server)
         policies.show_prompt(policy, problem)
         yield policy
     if policy.stats.tokens:

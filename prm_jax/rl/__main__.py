@@ -12,7 +12,7 @@ import functools
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -25,11 +25,10 @@ from prm_jax.checkpoints.init import fill_optimizer
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import TaskData, data_config
-from prm_jax.generate.policies import PolicyFormat, Sampling, SamplingStats, show_prompt
-from prm_jax.generate.pools import CommandConfig
-from prm_jax.generate.sampling import open_policy
+from prm_jax.generate.policies import SamplingStats, show_prompt
+from prm_jax.generate.pools import CommandConfig, configured_policy
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
+from prm_jax.launch.config import Count, Natural, Share, expect, parse
 from prm_jax.launch.devices import choose_dtype, make_mesh
 from prm_jax.launch.files import write_json
 from prm_jax.launch.hosts import max_over_processes, writable_folder
@@ -43,7 +42,6 @@ from prm_jax.rl.problems import Problems, load_problems
 from prm_jax.rl.rewards import Reward, RewardConfig, Rewards, diagnose
 from prm_jax.rl.rollouts import Rollout, RolloutLayout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
-from prm_jax.tasks.checkers import CHECKERS, checker_rule
 from prm_jax.training import OptimizerConfig, make_optimizer
 
 
@@ -65,14 +63,11 @@ class RLConfig(EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each k
     input: str | None
     held_out: str | None
     columns: dict[str, str] | None
-    checker: Annotated[str, checker_rule(CHECKERS)] | None
     apart: str | None
     policy: str
-    seed: Seed
     steps: Count
     problems: Count
     n: Count
-    sampling: Sampling
     select: Literal["all", "mixed"]
     accuracy: tuple[Share, ...]
     resample: Natural
@@ -105,8 +100,9 @@ class Trainer:
         self.problems = problems
         self.key = jax.random.key(cfg.seed)
         self.tokens = 0  # rolled out to learn from
-        self.policy = self.open_policy()
-        self.reference = self.open_policy().model  # the policy that the run began with
+        dtype = choose_dtype(cfg.dtype)
+        self.policy = configured_policy(cfg, cfg.policy, dtype)
+        self.reference = configured_policy(cfg, cfg.policy, dtype).model  # that which the run began with
         prompts = self.policy.prefix_ids([(text, ()) for text in (*problems.train, *problems.held_out)])
         # A verifier reads a cut step with its mark.
         needed = max(map(len, prompts)) + cfg.sampling.max_tokens + 1
@@ -120,15 +116,6 @@ class Trainer:
         self.opt = make_optimizer(self.policy.model, cfg.optimizer, cfg.steps * cfg.update.passes)
         prm = cfg.reward.prm_checkpoint and self.open_verifier(cfg.reward.prm_checkpoint)
         self.rewards = Rewards(cfg.reward, problems.is_right, problems.task, prm)
-
-    def open_policy(self):
-        cfg = self.cfg
-        how = cfg.format.whole(), choose_dtype(cfg.dtype), cfg.sampling, cfg.batch_rows
-        policy = open_policy(cfg.policy, cfg.which, *how)
-        for key, default in dataclasses.asdict(PolicyFormat()).items():
-            asked, own = getattr(cfg.format, key), getattr(policy.format, key)
-            expect(asked in (default, own), f"format.{key}", asked, f"{own!r}, as {cfg.policy} has")
-        return policy
 
     def open_verifier(self, name: str):
         """The Scorer `name`, in rows of a fixed width, so that a resumed run has the same."""
