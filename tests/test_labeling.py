@@ -188,6 +188,10 @@ def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
     (tmp_path / "pool.jsonl").write_text(json.dumps(row) + "\n")
     solutions, _ = labeling.read_input(str(tmp_path / "pool.jsonl"), "task")
     assert [s.outcome for s in solutions] == [None, 0]
+    with (tmp_path / "pool.jsonl").open("a") as file:
+        file.write(json.dumps(row | {"id": "q", "answer": "3"}) + "\n")
+    with pytest.raises(InputError, match="jsonl: q: answer: "):  # its completions have one right answer
+        labeling.read_input(str(tmp_path / "pool.jsonl"), "number")
     rows, _ = write(tmp_path / "e/labels.jsonl", solutions, Oracle(), label="first_error", k=2)
     assert [(row["id"], row["labels"]) for row in rows] == [("p/1", [1, 0, None])]
     about = json.loads((tmp_path / "e/about.json").read_text())

@@ -27,7 +27,7 @@ from prm_jax.data.rows import is_pool, is_sample, read_rows
 from prm_jax.data.steps import format_steps
 from prm_jax.data.writing import append_rows, keep_rows, native_row, require_same
 from prm_jax.formats import Format
-from prm_jax.generate.pools import PolicyConfig, fix_dtype, policy_at_work
+from prm_jax.generate.pools import PolicyConfig, fix_dtype, policy_at_work, right_answers
 from prm_jax.generate.sampling import describe
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
@@ -247,11 +247,8 @@ def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], d
         print_counts(counts)
         return solutions, {s.problem: None for s in solutions}
     pool = read_pool(path, as_written=is_own(checker), columns=columns)
-    golds = {p.problem: p.answer for p in pool}
-    for p in pool:
-        is_known = checker not in RULES or p.answer is not None
-        expect(is_known, f"{path}: problem {p.id}: answer", p.answer, f"one for checker={checker}")
-    return [solution for p in pool for solution in pool_solutions(p)], golds
+    solutions = [solution for p in pool for solution in pool_solutions(p)]
+    return solutions, right_answers(path, pool, checker)
 
 
 @cli.command("labeling", LabelingConfig)

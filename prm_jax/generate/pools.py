@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import jax
 
 from prm_jax.checkpoints.open import resolve_dtype
+from prm_jax.data.grading import RULES
 from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
 from prm_jax.data.writing import append_rows, keep_rows, require_same
@@ -51,6 +52,19 @@ def draw_pool(
     appended = append_rows(path, problems, size, check, draw_rows)
     with progress("sampling", total, "problem") as bar:
         return keep_rows(path, about, appended, count_line, dict.fromkeys(COUNTS, 0), bar)
+
+
+def right_answers(path: str, asked: Iterable, checker: str) -> dict[str, str | None]:
+    """{problem: its answer} of Questions or of a pool's Problems; InputError where one has two, or none for a
+    checker that compares answers."""
+    answers = {}
+    for question in asked:
+        place = f"{path}: {question.id}: answer"
+        has_answer = question.answer is not None or checker not in RULES
+        expect(has_answer, place, None, f"the right answer, for checker={checker}")
+        first = answers.setdefault(question.problem, question.answer)
+        expect(first == question.answer, place, question.answer, f"{first}, as this problem has above")
+    return answers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from prm_jax import tasks
 from prm_jax.checkpoints.verifiers import members_of, needs_folder
-from prm_jax.data.grading import RULES
 from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import TaskData, problem_hash
+from prm_jax.generate.pools import right_answers
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
 from prm_jax.rl.rollouts import Rollout
@@ -64,8 +64,11 @@ def task_problems(data: TaskData, n_held_out: int, seed: int, known: Iterable[st
 
 def file_problems(train: str, held_out: str, grader: Grader, n_held_out: int, columns=None) -> Problems:
     """All problems of the file `train`, the first of `held_out`; InputError where one is in both."""
-    to_learn = read_answers(train, grader, columns)
-    to_solve = read_answers(held_out, grader, columns)
+
+    def read(path: str) -> dict[str, str | None]:
+        return right_answers(path, read_questions(path, is_own(grader.checker), columns), grader.checker)
+
+    to_learn, to_solve = read(train), read(held_out)
     for problem in to_solve:
         expect(problem not in to_learn, held_out, problem[:60], f"a problem that is not in {train}")
     answers = to_learn | to_solve
@@ -75,15 +78,3 @@ def file_problems(train: str, held_out: str, grader: Grader, n_held_out: int, co
         return grader.right(r.problem, steps, answers[r.problem])
 
     return Problems([*to_learn], [*to_solve][:n_held_out], is_right, grader.task)
-
-
-def read_answers(path: str, grader: Grader, columns: dict[str, str] | None) -> dict[str, str | None]:
-    """{problem: its answer} of a file; InputError where a checker that compares answers lacks one."""
-    answers = {}
-    for question in read_questions(path, is_own(grader.checker), columns):
-        place = f"{path}: {question.id}: answer"
-        has_answer = question.answer is not None or grader.checker not in RULES
-        expect(has_answer, place, None, "the right answer")
-        first = answers.setdefault(question.problem, question.answer)
-        expect(first == question.answer, place, question.answer, f"{first}, as this problem has above")
-    return answers
