@@ -466,8 +466,8 @@ def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
         with_steps(rollouts[0], "So 5.</think>", "The answer is 6."), thought="<think>"
     )
     assert found.is_right(spoken)
-    with pytest.raises(InputError, match=f"^{train}"):
-        file_problems(str(train), str(train), open_grader("number"), 5)
+    held_out.write_text(train.read_text().replace(" mod7", "  mod7"))  # up to white space the same
+    refuses(f"^{held_out}: ", file_problems, str(train), str(held_out), open_grader("number"), 5)
     with train.open("a") as file:
         file.write(json.dumps({"problem": PROBLEMS[0], "answer": "99"}) + "\n")
     refuses(f"^{train}: 9: answer", file_problems, str(train), str(held_out), open_grader("number"), 5)

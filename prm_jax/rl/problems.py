@@ -69,8 +69,10 @@ def file_problems(train: str, held_out: str, grader: Grader, n_held_out: int, co
         return right_answers(path, read_questions(path, is_own(grader.checker), columns), grader.checker)
 
     to_learn, to_solve = read(train), read(held_out)
+    known = set(map(problem_hash, to_learn))
     for problem in to_solve:
-        expect(problem not in to_learn, held_out, problem[:60], f"a problem that is not in {train}")
+        is_new = problem_hash(problem) not in known
+        expect(is_new, held_out, problem[:60], f"a problem that is not in {train}")
     answers = to_learn | to_solve
 
     def is_right(r: Rollout) -> bool:
