@@ -1,5 +1,6 @@
 """Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming."""
 
+import dataclasses
 import json
 from math import comb
 
@@ -145,6 +146,8 @@ def test_rows_say_what_made_them_and_train(tmp_path, solutions):
     assert about["counts"]["unanswered"] == 0
     read, _ = sources.load(str(path), "native")
     assert [s.labels for s in read] == [tuple(row["labels"]) for row in rows]
+    ((half,), _) = write(tmp_path / "h/labels.jsonl", [dataclasses.replace(solutions[0], outcome=0.5)], k=1)
+    assert half["labels"][-1] == 0.5  # whatever k is
     hard, _ = write(tmp_path / "b/labels.jsonl", solutions, label="hard")
     assert [row["labels"] for row in hard] == [[float(y > 0) for y in row["labels"]] for row in rows]
 

@@ -42,7 +42,7 @@ from prm_jax.tasks.checkers import is_own, open_grader
 class MC(NamedTuple):
     """Monte-Carlo estimate of a prefix's value: how many of its k completions are right."""
 
-    right: int
+    right: float  # a whole number, or 0 to 1 of 1: a solution's own outcome
     k: int
 
     @property
@@ -150,7 +150,7 @@ def label_all_prefixes(solutions: Sequence[Solution], complete: Completions, cfg
     for s in solutions:
         mc = [complete.mc.get(prefix) for prefix in prefixes_of(s)]
         if s.outcome is not None:
-            mc[-1] = MC(round(cfg.k * s.outcome), cfg.k)
+            mc[-1] = MC(s.outcome, 1)
         labels.append(LABELS[cfg.label](mc, cfg.threshold))
     return labels
 
