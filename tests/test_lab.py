@@ -48,6 +48,7 @@ def test_samples_are_drawn_once_and_graded_by_the_checker_of_today(cache, monkey
     for change in ({"n": 4}, {"seed": 1}, {"cfg": dataclasses.replace(CFG, temperature=0.5)}):
         with pytest.raises(TypeError):  # other samples are asked for, and not read from this folder
             list(lab.policy_pool(**asked | change))
+    assert "encoding.py" in lab.CODE
     monkeypatch.setattr(tasks.CHAIN, "solved", lambda problem, steps: True)
     assert '"correct": true' not in (folder / "pool.jsonl").read_text()
     assert all(c.correct for p in lab.policy_pool(**asked) for c in p.candidates)
