@@ -45,10 +45,12 @@ def test_samples_are_drawn_once_and_graded_by_the_checker_of_today(cache, monkey
         assert all(c.correct == (c.answer == p.answer) for c in p.candidates)
     monkeypatch.setattr(Policy, "extend", None)  # a second draw would fail
     assert list(lab.policy_pool(**asked)) == first
-    for change in ({"n": 4}, {"seed": 1}, {"cfg": dataclasses.replace(CFG, temperature=0.5)}):
+    change_of = lambda **keys: {"cfg": dataclasses.replace(CFG, **keys)}
+    own = change_of(name=f"{cache.parent}/away/x.py:Task")
+    for change in ({"n": 4}, {"seed": 1}, change_of(temperature=0.5), own):
         with pytest.raises(TypeError):  # other samples are asked for, and not read from this folder
             list(lab.policy_pool(**asked | change))
-    assert "encoding.py" in lab.CODE
+    assert "encoding.py" in lab.CODE and not (cache.parent / "away").exists()
     monkeypatch.setattr(tasks.CHAIN, "solved", lambda problem, steps: True)
     assert '"correct": true' not in (folder / "pool.jsonl").read_text()
     assert all(c.correct for p in lab.policy_pool(**asked) for c in p.candidates)

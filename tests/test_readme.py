@@ -132,7 +132,7 @@ assert "far" in search.METHODS and model.gated(jnp.array([2.0]), jnp.array([3.0]
 reward_NT, step_NL, mask_NL = np.array([[1.0, 0], [0, 0]]), np.zeros((2, 3), int), np.ones((2, 3), bool)
 rloo_mean = advantages.ESTIMATORS["rloo_mean"].f
 a_NL = rloo_mean(advantages.Responses(reward_NT, np.zeros(2), step_NL, mask_NL, np.zeros(2, int)))
-assert a_NL[:, 0].tolist() == [0.5, -0.5]
+assert a_NL[:, 0].tolist() == [1.0, -1.0]  # of one step each
 shape = {"vocab": 64, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48}
 shape |= {"rope_theta": 1e4, "norm_eps": 1e-6, "qkv_bias": True, "tied": True}
 cfg = model.ModelConfig(**shape, activation="relu2")
