@@ -1,5 +1,6 @@
 """Critics as scorers: votes and their keys, no verdict, what rerank and search ask of a verifier."""
 
+import copy
 import dataclasses
 import json
 import runpy
@@ -150,6 +151,15 @@ def test_it_reranks_searches_and_scores_as_a_prm_does(monkeypatch, tmp_path):
     call(evaluate.main, "search", "task=search", "data=chain", *words)
     (verifier,) = json.loads((tmp_path / "search" / "results.json").read_text())["verifiers"]
     assert verifier["searches"][0]["best"]["share"] >= 0 and verifier["critic"]["critiques"] > 0
+
+
+def test_a_critique_ends_with_its_turn(loaded):
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
+    fmt = dataclasses.replace(ENDS_IN, chat=True)
+    writer = LocalWriter(dataclasses.replace(loaded, tokenizer=tokenizer), "embedded", fmt, 2, None)
+    assert tokenizer.convert_tokens_to_ids("<end>") in writer.policy.eos_ids
 
 
 def test_beside_critics_a_prm_keeps_its_own_format(capsys):

@@ -11,7 +11,7 @@ from prm_jax.checkpoints.open import Loaded, TwoTokenHead
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.critics.prompts import verdict_at
 from prm_jax.encoding import Encoded
-from prm_jax.formats import Format, added_bos, verdicts
+from prm_jax.formats import Format, added_bos, turn_end, verdicts
 from prm_jax.generate.policies import Sampling, Server
 from prm_jax.generate.sampling import as_policy
 from prm_jax.launch.config import expect
@@ -52,7 +52,9 @@ class LocalWriter(Writer):
         self.tokenizer, self.name, self.model = loaded.tokenizer, loaded.name, loaded.model
         self.pair = verdicts(fmt, self.tokenizer)
         loaded = dataclasses.replace(loaded, format=self.text)
-        self.policy = as_policy(loaded, path, self.text, self.sampling, fmt.critic.rows)
+        policy = as_policy(loaded, path, self.text, self.sampling, fmt.critic.rows)
+        ends = *policy.eos_ids, *turn_end(fmt, self.tokenizer)  # the critic's turn; `text` knows of none
+        self.policy = dataclasses.replace(policy, eos_ids=ends)
         judge = dataclasses.replace(loaded, model=TwoTokenHead(self.model, *self.pair), objective="prm")
         self.judge: HeadScorer = judge.scorer(rows, row_tokens)
 
@@ -89,6 +91,7 @@ class RemoteWriter(Writer):
         self.name, self.model = self.policy.name, self.policy.model
         self.tokenizer = load_tokenizer(locate(path, weights=False)) if path else None
         self.bos = added_bos(self.tokenizer) if self.tokenizer else ""
+        self.policy.stop_at(turn_end(fmt, self.tokenizer))
 
     def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
         return super().write([prompt.removeprefix(self.bos) for prompt in prompts], numbers, key)

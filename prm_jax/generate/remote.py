@@ -92,7 +92,10 @@ class RemotePolicy:
         expect(self.tokenizer or not self.format.chat, "format.chat", self.format.chat, hint)
         self.name = f"{self.model.name} at {self.url}"
         self.fields = sampling_fields(self.model.server, self.sampling)
-        ends = turn_end(self.format, self.tokenizer)
+        self.stop_at(turn_end(self.format, self.tokenizer))
+
+    def stop_at(self, ends: set[int]):
+        """Ends texts with these ids, too, where the server takes ids."""
         if ends and self.model.server != "other":
             self.fields["extra_body"]["stop_token_ids"] = sorted(ends)
 
