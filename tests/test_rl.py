@@ -443,6 +443,7 @@ def test_problems_are_kept_apart_from_those_of_the_verifier(tmp_path, capsys):
     (tmp_path / "data.json").write_text(json.dumps(record))
     known = known_problems(None, f"mean:[{tmp_path},embedded_orm]")
     assert known == {*record["problems"], *record["validation"]} == known_problems(str(tmp_path), None)
+    assert known == known_problems(None, f"policy:{tmp_path}")
     assert "embedded_orm" in capsys.readouterr().out
     shared = task_problems(data, 200, 0)
     apart = task_problems(data, 200, 0, known)

@@ -1,5 +1,6 @@
 """Problems to learn from and to evaluate on: those of an embedded task, or of files."""
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,7 @@ def known_problems(apart: str | None, verifier: str | None) -> set[str]:
     known = set()
     members = members_of(verifier) if verifier else []
     for name in dict.fromkeys([*filter(None, [apart]), *members]):
+        name = re.sub("^(policy|progress):", "", name)
         file = Path(name) / "data.json"
         if file.exists():
             record = read_json(file, problems=list, validation=list)
