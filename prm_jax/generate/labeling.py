@@ -57,8 +57,8 @@ def ratio(mc: Sequence[MC], threshold: float) -> list[float | None]:
     for before, after in itertools.pairwise(mc):
         if before.right == 0:
             break
-        progress = after.right * before.k / (before.right * after.k)
-        labels.append(float(after.right > 0 and progress >= threshold))
+        relative = after.right * before.k / (before.right * after.k)
+        labels.append(float(after.right > 0 and relative >= threshold))
     return labels + [None] * (len(mc) - 1 - len(labels))
 
 
@@ -143,8 +143,7 @@ def label_all_prefixes(solutions: Sequence[Solution], complete: Completions, cfg
     first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
     unknown = []
     for s in solutions:
-        last = len(s.steps) if s.outcome is None else len(s.steps) - 1
-        unknown += prefixes_of(s)[first : last + 1]
+        unknown += prefixes_of(s)[first : len(s.steps) + (s.outcome is None)]
     complete(unknown)
     labels = []
     for s in solutions:

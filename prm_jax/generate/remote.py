@@ -191,10 +191,8 @@ class RemotePolicy:
         is_split = is_known and "".join(tokens) == text
         logp_T = step_sums(self.format, tokens, logp_L, text) if is_split else None
         ids = getattr(choice, "token_ids", None) or [-1] * n
-        written = text.encode("utf-16", "surrogatepass").decode(
-            "utf-16", "replace"
-        )  # half a pair has no UTF-8
-        return Continuation(np.array(ids, np.int32), logp_L, written, finish, logp_T)
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a pair has no UTF-8
+        return Continuation(np.array(ids, np.int32), logp_L, text, finish, logp_T)
 
     def ending(self, choice, stop: str) -> tuple[str, str]:
         """(text, finish_reason). vLLM (stop_reason) and SGLang (matched_stop) cut the separator off and say

@@ -148,19 +148,14 @@ class SearchState:
         problems = []
         empty = Node(0, ("",), np.zeros(1), finish_reason="length")
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
-            last_cut = [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
+            cut = [node for node in self.nodes[p] if node.finish_reason == "length" and node.steps]
             candidates = []
-            for node in [node for node in self.finished(p) or last_cut if node.steps] or [empty]:
+            for node in self.finished(p) or cut[-1:] or [empty]:
                 scores = {name: tuple(map(float, node.logit_T))}
                 stated = extract("\n".join(node.steps))
                 candidates.append(Candidate(node.steps, stated, None, node.finish_reason == "eos", scores))
-            problem = Problem(
-                id=id_,
-                problem=self.problems[p],
-                answer=answer,
-                candidates=tuple(candidates),
-                scores_unit={name: "logit"},
-                policy_tokens=int(self.tokens_P[p]),
-            )
+            spent = int(self.tokens_P[p])
+            units = {name: "logit"}
+            problem = Problem(id_, self.problems[p], answer, tuple(candidates), units, policy_tokens=spent)
             problems.append(problem)
         return problems

@@ -30,9 +30,8 @@ def load_problems(cfg, data: TaskData) -> Problems:
     if cfg.input is None:
         known = known_problems(cfg.apart, cfg.reward.prm_checkpoint)
         return task_problems(data, cfg.eval.problems, cfg.seed, known)
-    files = [cfg.input, cfg.held_out]
-    grader = open_grader(cfg.checker, files)
-    return file_problems(*files, grader, cfg.eval.problems, cfg.columns)
+    grader = open_grader(cfg.checker, [cfg.input, cfg.held_out])
+    return file_problems(cfg.input, cfg.held_out, grader, cfg.eval.problems, cfg.columns)
 
 
 def known_problems(apart: str | None, verifier: str | None) -> set[str]:

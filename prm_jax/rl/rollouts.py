@@ -51,8 +51,7 @@ def split_steps(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.
     """(steps, step_L), the step of each token."""
     fmt = policy.format
     step_L = np.array(token_steps(fmt, [policy.token_texts[i] for i in ids_L]), int)
-    is_text_L = np.ones(len(ids_L), bool)
-    is_text_L[-1] = ids_L[-1] not in policy.eos_ids
+    is_text_L = ~np.isin(ids_L, policy.eos_ids)
     steps = []
     for t in range(step_L.max(initial=0) + 1):
         ids = ids_L[is_text_L & (step_L == t)]
