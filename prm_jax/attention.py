@@ -14,6 +14,7 @@ from prm_jax.launch.sharding import platform
 from prm_jax.visibility import visible
 
 SHORT = 128  # rows up to here are one product of all scores: a loop over tiles has nothing to skip
+NARROW = 16  # features of a head, up to which a CPU's products of one query with a cache are slow
 QUERIES = 256  # whose scores against all keys `dense` holds at once
 
 
@@ -38,6 +39,11 @@ def attend(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
     return dense(*arrays, cap=cap)
 
 
+def scores(q_BGmK, k_BGSK):
+    """The products of queries and keys in float32, score_BGmS."""
+    return jnp.einsum("BGmK,BGSK->BGmS", q_BGmK, k_BGSK, preferred_element_type=jnp.float32)
+
+
 def dense(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
     """Attention as it is defined, on any platform: every query against every key, o_BLHK.
 
@@ -53,7 +59,8 @@ def dense(q_BLHK, k_BSGK, v_BSGK, until_BS, slot_BL=None, cap=None):
         q_BLHK, slot_BL = queries
         q_BGRLK = group_queries(q_BLHK, G)
         q_BGmK = q_BGRLK.reshape(B, G, -1, K)  # m = R L: the group's queries are rows of one matrix
-        score_BGmS = jnp.einsum("BGmK,BGSK->BGmS", q_BGmK, k_BGSK, preferred_element_type=jnp.float32)
+        is_narrow = platform() == "cpu" and L == 1 and K <= NARROW
+        score_BGmS = (cpu.scores_by_feature if is_narrow else scores)(q_BGmK, k_BGSK)
         mask_BGmS = jnp.tile(visible(until_BS, slot_BL), (1, H // G, 1))[:, None]
         p_BGmS = jax.nn.softmax(jnp.where(mask_BGmS, soft_cap(score_BGmS, cap), MASKED), axis=-1)
         o_BGmK = jnp.einsum("BGmS,BGSK->BGmK", p_BGmS.astype(v_BGSK.dtype), v_BGSK)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prm_jax import visibility
-from prm_jax.attention import QUERIES, dense
+from prm_jax.attention import QUERIES, dense, scores
 from prm_jax.kernels import accelerator, cpu
 from prm_jax.visibility import is_causal, visible
 
@@ -112,3 +112,9 @@ def test_a_long_row_takes_memory_by_the_row_and_not_by_its_square():
         return jax.jit(gradient).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
 
     assert peak(dense) < 4 * H * L * L / 3
+
+
+def test_scores_by_feature_are_the_products(rng):
+    q_BGmK, k_BGSK = (jnp.asarray(rng.standard_normal((3, 2, n, 16)), jnp.float32) for n in (2, 9))
+    ours, products = (np.asarray(jax.jit(f)(q_BGmK, k_BGSK)) for f in (cpu.scores_by_feature, scores))
+    np.testing.assert_allclose(ours, products, rtol=1e-5, atol=1e-6)

@@ -42,7 +42,7 @@ SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power 
 # own does not pay, and XLA sums products in another order; more than FULL are no faster.
 LEAST, FULL = 1 << 13, 1 << 15
 # Slots by which the cache grows: attention reads all of it, and a step is seldom long.
-ROOM = {"end": 64, "step": 16}
+ROOM = {"end": 48, "step": 16}
 
 
 class Draw(NamedTuple):
