@@ -73,6 +73,8 @@ def test_losses_of_different_definitions_are_no_default(tmp_path):
 def test_intervals():
     assert style.over_seeds([1, np.nan, 3, 2]) == (2, 1, 3)
     np.testing.assert_array_equal(style.over_seeds([1, np.nan]), [1, np.nan, np.nan])
+    mean, low, high = style.over_seeds([0.1] * 3)  # whose mean is rounded up; a bar has no negative length
+    assert low <= mean <= high
     np.testing.assert_array_equal(style.over_seeds([np.nan]), [np.nan] * 3)
     # From eight on: mean 4.5, sd 2.449490, t(.975, 7) = 2.364624, half width 2.047825.
     np.testing.assert_allclose(style.over_seeds(np.arange(1, 9)), [4.5, 2.452175, 6.547825], atol=1e-6)

@@ -104,7 +104,7 @@ def over_seeds(y_S) -> tuple[float, float, float]:
     if n < 2:
         return mean, np.nan, np.nan
     if n < FEWEST_SEEDS:
-        return mean, y_S.min(), y_S.max()
+        return mean, min(mean, y_S.min()), max(mean, y_S.max())  # a mean of equal values is rounded
     half = special.stdtrit(n - 1, 0.975) * y_S.std(ddof=1) / np.sqrt(n)
     return mean, mean - half, mean + half
 
