@@ -148,7 +148,7 @@ def vote_curve(
         # Random bits above the index in one integer: no two are equal.
         bits_PN = jnp.where(exists_PN, bits_PN >> 1, jnp.uint32(2**32 - 1)) & ~index_bits | index_N
         rank_PN = ranks(bits_PN)
-        one_P = jnp.sum(gold_PN, -1, where=(rank_PN == 0) & (answer_PN >= 0))
+        one_P = jnp.sum(gold_PN, -1, where=(rank_PN == 0) & exists_PN & (answer_PN >= 0))
 
         def of_size(n):
             which = (n > 1).astype(int) + (n >= N)  # one candidate and all of them need no vote

@@ -108,8 +108,9 @@ def test_vote_curve():
     rng = np.random.default_rng(14)
     draws, size_n = 1000, np.array([1, 4, N, 0, N + 1])
     answer_PN = rng.integers(-1, 4, (P, N))
-    gold_PN = 1.0 * (answer_PN == 0)
     score_PN, mask_PN = rng.normal(size=(P, N)), rng.random((P, N)) < 0.9
+    answer_PN[3], mask_PN[3] = 0, False  # a problem without candidates, which nobody solves
+    gold_PN = 1.0 * (answer_PN == 0)
     run = lambda log_weight_PN: votes.vote_curve(
         jax.random.key(0), answer_PN, gold_PN, log_weight_PN, mask_PN, size_n, draws=draws
     )
