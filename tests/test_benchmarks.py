@@ -17,7 +17,7 @@ from prm_jax.data.splits import problem_hashes
 from prm_jax.data.units import probability
 from prm_jax.data.writing import stored_scores
 from prm_jax.evals import benchmarks
-from prm_jax.evals.baselines import Row, compare_apart, compare_with_rules, show_comparison
+from prm_jax.evals.baselines import Row, compare_apart, compare_with_rules, mean_f1, show_comparison
 from prm_jax.evals.benchmarks import SETS, Source
 from prm_jax.model import PRM
 from prm_jax.solutions import Solution
@@ -82,6 +82,8 @@ def test_the_mean_is_plain_and_undefined_where_a_split_is():
     one_sided = measure("processbench", [*rows, processbench_row("c", -1)], predicting([-1] * 23))
     f1s = one_sided["groups"]["c"]["first_error_f1"], one_sided["judges"]["verifier"]["f1"]
     assert np.isnan(f1s).all()
+    of_a_alone = np.array([[True, False]] * 2)  # a resample that has nothing of the last group
+    assert np.isnan(mean_f1(np.ones(2), np.array([0, -1]), of_a_alone))
 
 
 def wrong_where_long(i, error):

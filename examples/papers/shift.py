@@ -121,10 +121,10 @@ def f1_by_threshold(scored: Scored) -> tuple[np.ndarray, float]:
     """ProcessBench's F1 of first errors at each of THRESHOLDS; the mean of the two halves of the problems,
     each at the threshold that is best on the other."""
     error_N = np.array([first_error(label_T) for label_T in scored.labels])
-    hit_CN, one_group_N = cut_chances(scored.p, error_N, THRESHOLDS), np.zeros(len(error_N), int)
+    hit_CN, one_group_N1 = cut_chances(scored.p, error_N, THRESHOLDS), np.ones((len(error_N), 1), bool)
     f1s = []
     for part in (slice(None), *(scored.problem % 2 == side for side in (0, 1))):
-        own = [mean_f1(hit_N[part], error_N[part], one_group_N[part]) for hit_N in hit_CN]
+        own = [mean_f1(hit_N[part], error_N[part], one_group_N1[part]) for hit_N in hit_CN]
         f1s.append(np.array(own))
     whole, first, second = f1s
     return whole, (first[second.argmax()] + second[first.argmax()]) / 2

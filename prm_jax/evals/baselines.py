@@ -1,8 +1,8 @@
 """Rules that never read a step stand beside a verifier, which is worth its cost above them alone: a step's
 position, its length, a constant chance of an error, and the likelihood under the model it was trained from.
 
-Dimension key: R solutions, C cuts of a rule, S random halves of the problems, P problems, n labelled
-steps."""
+Dimension key: R solutions, G groups (group_RG: the one of each), C cuts of a rule, S random halves of the
+problems, P problems, n labelled steps."""
 
 from typing import NamedTuple
 
@@ -50,25 +50,26 @@ def compare_with_rules(
     error_R = np.array([first_error(s.labels) for s in solutions])
     problem_R = problem_numbers(row.problem for row in rows)
     group_R = problem_numbers(row.group for row in rows)
+    group_RG = group_R[:, None] == np.unique(group_R)
     chances = {"hazard": hazard_chances(np.array([len(s.steps) for s in solutions]), error_R)}
     for name, score in scores_of.items():
         cut_C = np.unique(np.quantile(np.concatenate(score), np.linspace(0, 1, CUTS), method="lower"))
         chances[name] = cut_chances(score, error_R, cut_C)
     hits = {}  # {judge: the chance of each solution's first error to be found}
     for name, chance_CR in chances.items():
-        hits[name] = cross_fitted(chance_CR, error_R, problem_R, group_R, seed)
-        judges[name]["cross_fitted"] = mean_f1(hits[name], error_R, group_R)
+        hits[name] = cross_fitted(chance_CR, error_R, problem_R, group_RG, seed)
+        judges[name]["cross_fitted"] = mean_f1(hits[name], error_R, group_RG)
     predicted_R = np.array([predict_first_error(score_T, threshold) for score_T in scores])
-    at_threshold = predicted_R == error_R, error_R, group_R
+    at_threshold = predicted_R == error_R, error_R, group_RG
     judges["verifier"]["f1"] = mean_f1(*at_threshold)
     judges["verifier"]["f1_interval"] = interval_of(mean_f1, problem_R, seed, *at_threshold)
     rules = [name for name in judges if name != "verifier"]
     rule = max(rules, key=lambda name: np.nan_to_num(judges[name]["cross_fitted"]))  # the first of equals
 
-    def lead(hit_R, rule_hit_R, error_R, group_R):
-        return mean_f1(hit_R, error_R, group_R) - mean_f1(rule_hit_R, error_R, group_R)
+    def lead(hit_R, rule_hit_R, *others):
+        return mean_f1(hit_R, *others) - mean_f1(rule_hit_R, *others)
 
-    arrays = hits["verifier"], hits[rule], error_R, group_R
+    arrays = hits["verifier"], hits[rule], error_R, group_RG
     difference = {"difference": lead(*arrays), "interval": interval_of(lead, problem_R, seed, *arrays)}
     return {"judges": judges, "best_rule": rule, "lead": difference}
 
@@ -137,12 +138,11 @@ def hazard_chances(length_R, error_R) -> np.ndarray:
     return passed_CR * np.where(is_wrong_R, rate_C1, 1.0)
 
 
-def cross_fitted(chance_CR, error_R, problem_R, group_R, seed: int) -> np.ndarray:
+def cross_fitted(chance_CR, error_R, problem_R, group_RG, seed: int) -> np.ndarray:
     """The chance of each solution to be judged right at the cut of the best F1 on the other half of its
     group's problems, the mean over HALVES."""
     fitted_R = np.zeros(len(error_R))
-    for group in np.unique(group_R):
-        own = group_R == group
+    for own in group_RG.T:
         _, problem_r = np.unique(problem_R[own], return_inverse=True)
         chance_Cr = chance_CR[:, own]
         is_wrong_r = error_R[own] != -1
@@ -159,12 +159,9 @@ def cross_fitted(chance_CR, error_R, problem_R, group_R, seed: int) -> np.ndarra
     return fitted_R / HALVES
 
 
-def mean_f1(hit_R, error_R, group_R) -> float:
+def mean_f1(hit_R, error_R, group_RG) -> float:
     """ProcessBench's F1, the harmonic mean of the accuracies on erroneous and on sound solutions, the plain
     mean over the groups; nan where a group lacks a kind."""
-    f1s = []
-    for group in range(group_R.max() + 1):
-        own = group_R == group
-        is_wrong_R = error_R != -1
-        f1s.append(harmonic_mean(mean(hit_R[own & is_wrong_R]), mean(hit_R[own & ~is_wrong_R])))
-    return float(np.mean(f1s))
+    is_wrong_R = error_R != -1
+    f1s = [harmonic_mean(mean(hit_R[own & is_wrong_R]), mean(hit_R[own & ~is_wrong_R])) for own in group_RG.T]
+    return mean(f1s)
