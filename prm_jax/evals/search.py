@@ -23,6 +23,7 @@ from prm_jax.generate.pools import draw_pool
 from prm_jax.generate.sampling import Sampling, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import Count, Rule, expect, one_of
+from prm_jax.launch.hosts import share_file
 from prm_jax.launch.progress import progress
 from prm_jax.protocols import Policy
 from prm_jax.tasks import checkers
@@ -139,11 +140,14 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
     size = search.tokens_per_solution(inputs.policy, problems, jax.random.key(seed))
     aggregator = cfg.aggregator or rerank.default_aggregator(scorer, "search")
     searches = []
+    folder = setup.folder / "searches"
+    folder.mkdir(exist_ok=True)
     rounds = list(itertools.product(cfg.budgets, cfg.methods))
     title = f"searching ({Path(scorer.name).name})"
     for budget, method in progress(title, len(rounds), "search", iterable=rounds):
-        file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
-        if not file.exists():
+        file = folder / f"{k}_{method}_{budget}.jsonl.gz"
+        share_file(file)  # which is empty where no process has it
+        if not file.exists() or not file.stat().st_size:
             key = jax.random.key(seed)
             state = SearchState(inputs.policy, scorer, problems, aggregator, cfg.max_steps, key)
             search.search(state, method, budget, size, cfg)
