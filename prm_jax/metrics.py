@@ -67,12 +67,6 @@ def mcc(is_positive, predicted_positive) -> float:
     return float(np.corrcoef(y, predicted)[0, 1]) if y.std() * predicted.std() else 0.0
 
 
-def brier(p, y) -> float:
-    """Mean squared error of probabilities p against labels y, hard or soft."""
-    p, y = _checked(p, np.asarray(y, np.float64))
-    return mean((p - y) ** 2)
-
-
 def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean p, mean y, count) in each bin [k/bins, (k+1)/bins) of [0, 1], the last one closed."""
     p, y = _checked(p, np.asarray(y, np.float64))
@@ -159,7 +153,7 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
         "bad_step_f1": f1(~is_good, ~predicted_good),
         "base_rate_bad": mean(~is_good),
         "tail_miss_rate": mean(p[~is_good] > TAIL_SCORE),
-        "brier": brier(p, y),
+        "brier": mean((p - y) ** 2),
         "ece": ece(p, y),
         "first_error_accuracy": mean(np.equal(predicted, first_error)),
         **{f"first_error_{name}": x for name, x in processbench.items()},

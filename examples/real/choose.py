@@ -36,8 +36,7 @@ class Choice(NamedTuple):
 
 def rule_scores(pool: Pool, eligible_PN) -> dict[str, np.ndarray]:
     """{rule: score_PN}; a vote's score is the winner's probability."""
-    steps_PN = np.zeros(pool.present_PN.shape)
-    steps_PN[pool.present_PN] = pool.steps_n
+    steps_PN = pool.steps_PN.astype(float)
     answer_PN = np.where(eligible_PN, pool.answer_PN, -1)
     return {
         "a sample": 0 * steps_PN,

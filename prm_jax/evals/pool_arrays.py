@@ -18,6 +18,7 @@ from prm_jax.data.grading import count_apart, is_blank
 from prm_jax.data.pools import Problem
 from prm_jax.data.units import UNITS, as_probability, log_p_to_log_odds
 from prm_jax.launch.config import expect
+from prm_jax.solutions import first_error
 
 POLICY = "policy"  # the name of the policy's own likelihood, log p of each step, among step scores
 
@@ -29,6 +30,7 @@ class CandidateRow(NamedTuple):
     finished: bool
     blank: bool  # states no answer
     answer: int  # number of its answer among those of the problem
+    sound: bool  # no step is labelled wrong
     steps: int  # number of steps
     length: int  # characters
     logp: float  # log p under the policy that drew it, -inf where it is not known
@@ -45,15 +47,15 @@ class Pool:
     eligible_PN: np.ndarray
     answer_PN: np.ndarray | None  # None if no candidate has an answer
     dropped: dict[str, int]
-    finished_n: np.ndarray  # a candidate that was cut has no outcome to measure scores against
-    steps_n: np.ndarray  # number of steps
-    length_n: np.ndarray  # characters
+    finished_PN: np.ndarray  # a candidate that was cut has no outcome to measure scores against
+    trace_PN: np.ndarray | None  # right without a wrong step (Uesato et al. 2022); None without labels
+    steps_PN: np.ndarray  # number of steps
+    length_PN: np.ndarray  # characters
     scores: dict[str, np.ndarray]  # {name: score_m}, float64, of the scores that every candidate has
     units: dict[str, set]  # {name: units of its scores by the problems, None where a problem names none}
     lacking: dict[str, int]  # {name of scores that only some candidates have: number of candidates without}
     logp_PN: np.ndarray | None  # log p under the policy that drew them, where all finished candidates have it
-    labels: list | None = None  # correctness label_T of each candidate, where they are known
-    votes_apart: int = 0  # answers that equal another one as numbers and have votes of their own
+    votes_apart: int  # answers that equal another one as numbers and have votes of their own
 
     def unit(self, name: str, default: str) -> str:
         """The unit of step scores by the file, or `default`; InputError where they have several, or a score
@@ -71,7 +73,7 @@ def pool_arrays(
 ) -> Pool:
     """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts
     unless a checker has grouped them. step_labels: {(problem text, steps): correctness labels}."""
-    counts, rows, labels = [], [], []
+    counts, rows = [], []
     scores, units = collections.defaultdict(lambda: array("d")), collections.defaultdict(set)
     having = collections.Counter()  # {name: number of candidates with its scores}
     votes_apart = 0
@@ -89,6 +91,7 @@ def pool_arrays(
                 finished=c.finished,
                 blank=is_blank(c.answer),
                 answer=groups[n],
+                sound=not step_labels or first_error(step_labels[problem.problem, c.steps]) == -1,
                 steps=len(c.steps),
                 length=sum(map(len, c.steps)),
                 logp=sum(c.logp) if c.logp else -math.inf,
@@ -103,13 +106,11 @@ def pool_arrays(
                 scores[name].extend(score_T)
                 units[name].add(unit_of.get(name))
                 having[name] += 1
-            if step_labels:
-                labels.append(step_labels[problem.problem, c.steps])
     all_n = CandidateRow(*map(np.array, zip(*rows, strict=True)))
     present_PN = np.arange(max(counts)) < np.array(counts)[:, None]
 
-    def spread(x_n, empty, dtype) -> np.ndarray:
-        x_PN = np.full(present_PN.shape, empty, dtype)
+    def spread(x_n, empty=0) -> np.ndarray:
+        x_PN = np.full(present_PN.shape, empty, x_n.dtype)
         x_PN[present_PN] = x_n
         return x_PN
 
@@ -117,24 +118,26 @@ def pool_arrays(
     has_answers = not all_n.blank.all()  # in a pool without any answer all may win
     silent_n = all_n.blank & has_answers
     eligible_n = all_n.finished & ~silent_n
+    right_n = (all_n.right & eligible_n).astype(np.float32)
+    answer_n = np.where(eligible_n, all_n.answer, -1).astype(np.int32)
     return Pool(
-        right_PN=spread(all_n.right & eligible_n, 0, np.float32),
+        right_PN=spread(right_n),
         present_PN=present_PN,
-        eligible_PN=spread(eligible_n, False, bool),
-        answer_PN=spread(np.where(eligible_n, all_n.answer, -1), -1, np.int32) if has_answers else None,
+        eligible_PN=spread(eligible_n),
+        answer_PN=spread(answer_n, -1) if has_answers else None,
         dropped={
             "missing": present_PN.size - len(rows),
             "unfinished": int((~all_n.finished).sum()),
             "without_answer": int(silent_n.sum()),
         },
-        finished_n=all_n.finished,
-        steps_n=all_n.steps,
-        length_n=all_n.length,
+        finished_PN=spread(all_n.finished),
+        trace_PN=spread(right_n * all_n.sound) if step_labels else None,
+        steps_PN=spread(all_n.steps),
+        length_PN=spread(all_n.length),
         scores={name: np.frombuffer(scores[name]) for name, n in sorted(having.items()) if n == len(rows)},
         units=units,
         lacking={name: len(rows) - n for name, n in sorted(having.items()) if n < len(rows)},
-        logp_PN=spread(all_n.logp, -np.inf, float) if has_logp else None,
-        labels=labels or None,
+        logp_PN=spread(all_n.logp, -np.inf) if has_logp else None,
         votes_apart=votes_apart,
     )
 
@@ -142,9 +145,7 @@ def pool_arrays(
 def log_scores(pool: Pool, name: str, unit: str) -> tuple[np.ndarray, np.ndarray, str]:
     """(step_PNT, mask_PNT, unit) of step scores as `rerank.aggregate` takes them: log-odds ("logit"), others
     as log P(good) ("logp")."""
-    steps_PN = np.zeros(pool.present_PN.shape, int)
-    steps_PN[pool.present_PN] = pool.steps_n
-    mask_PNT = np.arange(pool.steps_n.max()) < steps_PN[..., None]
+    mask_PNT = np.arange(pool.steps_PN.max()) < pool.steps_PN[..., None]
     score_PNT = np.zeros(mask_PNT.shape, np.float32)
     # Log-odds beyond float32 are as certain as infinite ones.
     with np.errstate(over="ignore", divide="ignore"):

@@ -85,8 +85,8 @@ class Measurement:
         best = {aggregator: self.selection(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
         score_PN = np.asarray(scores[headline])
         choices = {"best_of_n": best[headline]}
-        if pool.labels is not None:
-            choices["trace"] = self.selection(score_PN, right_traces(pool))
+        if pool.trace_PN is not None:
+            choices["trace"] = self.selection(score_PN, pool.trace_PN)
         if pool.logp_PN is not None and name != POLICY:
             combined_PN = rerank.with_reference(score_PN, pool.logp_PN, self.rules.policy_weight)
             choices["with_policy"] = self.selection(combined_PN, right_PN)
@@ -94,10 +94,8 @@ class Measurement:
             choices["weighted_vote"] = self.vote(score_PN)
         tables = {how: {"best_of_n": self.by_size(value_PK.mean(0))} for how, value_PK in best.items()}
         tables[headline] = self.table(choices)
-        ended_PN = pool.present_PN.copy()
-        ended_PN[pool.present_PN] = pool.finished_n
-        problem_n = np.argwhere(ended_PN)[:, 0]
-        within = metrics.within_problem_auroc(score_PN[ended_PN], right_PN[ended_PN], problem_n)
+        ended = np.nonzero(pool.finished_PN)  # problem and place of each candidate that has an outcome
+        within = metrics.within_problem_auroc(score_PN[ended], right_PN[ended], ended[0])
         return choices, {"headline": headline, "scorers": tables, "outcome_auroc_within": within}
 
 
@@ -109,10 +107,8 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     counts winners without a wrong step."""
     measurement = Measurement(pool, rules, seed)
     blind = {}
-    for rule, size_n in {"fewest_steps": pool.steps_n, "shortest": pool.length_n}.items():
-        score_PN = np.zeros(pool.present_PN.shape, np.float32)
-        score_PN[pool.present_PN] = -size_n
-        blind[rule] = measurement.selection(score_PN, pool.right_PN)
+    for rule, size_PN in {"fewest_steps": pool.steps_PN, "shortest": pool.length_PN}.items():
+        blind[rule] = measurement.selection(-size_PN.astype(np.float32), pool.right_PN)
     vote = {} if pool.answer_PN is None else {"majority": measurement.vote()}
     selections, others, parts = {}, {}, collections.defaultdict(dict)
     for name in scorers:
@@ -165,10 +161,3 @@ def lead(selections: dict[str, np.ndarray], untaught: dict, seed: int) -> dict |
     verifier, rule = (max(own, key=lambda name: own[name][:, -1].mean()) for own in (taught, untaught))
     test = stats.paired_difference(taught[verifier][:, -1], untaught[rule][:, -1], seed)
     return {"verifier": verifier, "rule": rule} | test
-
-
-def right_traces(pool: Pool) -> np.ndarray:
-    """trace_PN: 1 for a right candidate without a wrong step (Uesato et al. 2022)."""
-    trace_PN = pool.right_PN.copy()
-    trace_PN[pool.present_PN] *= [metrics.labelled_steps(label_T)[1] == -1 for label_T in pool.labels]
-    return trace_PN

@@ -182,7 +182,3 @@ def draw(table: Table, path: Path) -> Path:
         where = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  # beside the axes
         axes[0, -1].legend(title=style.plain(",\n".join(others)), title_fontsize=7.5, **where)
     return style.save(figure, path)
-
-
-if __name__ == "__main__":
-    main()
