@@ -20,17 +20,17 @@ FLIPS = 1 << 18  # signs drawn at a time: they stay in cache
 ROUNDING = 1e-5  # differences of float32 expectations that are this close are equal
 
 
-def _drawn_problems(P: int, draws: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields drawn_P, P problems drawn with replacement, `draws` times."""
+def _drawn_problems(P: int, seed: int) -> Iterator[np.ndarray]:
+    """Yields drawn_P, P problems drawn with replacement, RESAMPLES times."""
     rng = np.random.default_rng(seed)
-    return (rng.integers(P, size=P) for _ in range(draws))
+    return (rng.integers(P, size=P) for _ in range(RESAMPLES))
 
 
 @functools.lru_cache(maxsize=2)  # the hundreds of intervals of an evaluation are over the same problems
 def _problem_counts(P: int, seed: int) -> np.ndarray:
     """count_SP: how often each problem is in each resample."""
     count_SP = np.empty((RESAMPLES, P), np.uint16)
-    for count_P, drawn_P in zip(count_SP, _drawn_problems(P, RESAMPLES, seed), strict=True):
+    for count_P, drawn_P in zip(count_SP, _drawn_problems(P, seed), strict=True):
         count_P[:] = np.bincount(drawn_P, minlength=P)
     return count_SP
 
@@ -52,7 +52,7 @@ def mean_interval(value_PX, seed: int = 0):
     return _percentiles(sum_SX / len(value_PX))
 
 
-def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES):
+def bootstrap_interval(statistic, problems, seed: int = 0):
     """(low, high): percentile interval of statistic(row indices), where problems[row] is the row's problem.
 
     The rows of a problem are drawn together. A statistic that itself groups by problem must take one row a
@@ -64,7 +64,7 @@ def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLE
     order = np.argsort(problem, kind="stable")
     end = np.cumsum(count)
     values = []
-    for drawn in _drawn_problems(len(count), draws, seed):
+    for drawn in _drawn_problems(len(count), seed):
         n = count[drawn]  # `order[start : end]` of every drawn problem, laid end to end without a loop
         values.append(statistic(order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]))
     is_defined = not np.isnan(values).all()

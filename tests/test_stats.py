@@ -31,7 +31,7 @@ def test_bootstrap_of_a_mean_has_the_clustered_standard_error():
 
 def test_bootstrap_draws_whole_problems():
     ids, drawn = ["b", "a", "b", "c", "b", "c"], []
-    stats.bootstrap_interval(lambda r: drawn.append(np.bincount(r, minlength=6)) or 0.0, ids, draws=50)
+    stats.bootstrap_interval(lambda r: drawn.append(np.bincount(r, minlength=6)) or 0.0, ids)
     for count in drawn:
         assert count[0] == count[2] == count[4] and count[3] == count[5]
         assert count[0] + count[1] + count[3] == 3
