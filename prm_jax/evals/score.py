@@ -1,5 +1,4 @@
-"""task=score: scores the steps of a file of solutions, or of a pool, and ranks them within each
-problem."""
+"""task=score: scores the steps of solutions, or of a pool, and ranks the solutions of each problem."""
 
 import collections
 import dataclasses
@@ -23,12 +22,9 @@ MOST_SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    input: str | None
+    input: str
     columns: dict[str, str] | None
     split_by: str | None
-
-    def __post_init__(self):
-        expect(self.input is not None, "input", None, "a file of solutions or a pool, input=FILE")
 
 
 class Score(Task):

@@ -71,9 +71,7 @@ class Search(Task):
 
     def run(self, setup: Setup) -> dict:
         inputs = search_inputs(setup, self.cfg)
-        verifiers = []
-        for k, name in enumerate(setup.checkpoints):
-            verifiers.append(search_all(setup, self.cfg, inputs, open_scorer(setup, name), k))
+        verifiers = [search_all(setup, self.cfg, inputs, k) for k in range(len(setup.checkpoints))]
         return {"verifiers": verifiers, "choice": self.cfg.choice}
 
     def show(self, results: dict):
@@ -109,7 +107,6 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
         expect(name, "policy", name, "the policy that searches the problems of input=FILE")
         questions = read_questions(cfg.input, checkers.is_own(cfg.checker), cfg.columns)
         questions = list(itertools.islice(questions, cfg.problems))
-        expect(questions, "input", cfg.input, "a file with problems")
         grader = checkers.open_grader(cfg.checker, [cfg.input])
     else:
         data_cfg = task_data(setup)
@@ -131,8 +128,9 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
     return SearchInputs(questions, policy, grader, read_pool(path))
 
 
-def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) -> dict:
-    """The numbers of one verifier: every method at every budget."""
+def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, k: int) -> dict:
+    """The numbers of verifier k: every method at every budget."""
+    scorer = open_scorer(setup, setup.checkpoints[k])
     seed = setup.cfg.seed
     samples = inputs.arrays(inputs.samples)
     right_P = samples.right_PN.sum(1) / samples.present_PN.sum(1)
