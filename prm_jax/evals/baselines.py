@@ -46,19 +46,19 @@ def compare_with_rules(
     judges = {name: {"step_auroc": step_auroc(score, solutions, kind)} for name, score in scores_of.items()}
     if kind != "correctness":  # no step is the first wrong one
         return {"judges": judges}
-    judges["hazard"] = {}
     error_R = np.array([first_error(s.labels) for s in solutions])
     problem_R = problem_numbers(row.problem for row in rows)
     group_R = problem_numbers(row.group for row in rows)
     group_RG = group_R[:, None] == np.unique(group_R)
-    chances = {"hazard": hazard_chances(np.array([len(s.steps) for s in solutions]), error_R)}
+    chances = {}
     for name, score in scores_of.items():
         cut_C = np.unique(np.quantile(np.concatenate(score), np.linspace(0, 1, CUTS), method="lower"))
         chances[name] = cut_chances(score, error_R, cut_C)
+    chances["hazard"] = hazard_chances(np.array([len(s.steps) for s in solutions]), error_R)
     hits = {}  # {judge: the chance of each solution's first error to be found}
     for name, chance_CR in chances.items():
         hits[name] = cross_fitted(chance_CR, error_R, problem_R, group_RG, seed)
-        judges[name]["cross_fitted"] = mean_f1(hits[name], error_R, group_RG)
+        judges.setdefault(name, {})["cross_fitted"] = mean_f1(hits[name], error_R, group_RG)
     predicted_R = np.array([predict_first_error(score_T, threshold) for score_T in scores])
     at_threshold = predicted_R == error_R, error_R, group_RG
     judges["verifier"]["f1"] = mean_f1(*at_threshold)

@@ -1,5 +1,4 @@
-"""task=best_of_n: selection and vote curves of a pool under stored step scores or verifiers that score it
-now."""
+"""task=best_of_n: selection and vote curves of a pool, by its stored step scores or by verifiers."""
 
 import dataclasses
 from collections.abc import Iterable

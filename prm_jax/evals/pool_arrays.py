@@ -1,5 +1,4 @@
-"""A pool of candidates as arrays: what is right, who can win, step scores by name, the policy's own
-likelihood.
+"""A pool of candidates as arrays: what is right, who can win, step scores, the policy's likelihood.
 
 Dimension key: P problems, N candidates, T steps; n all candidates one after another, m all their steps.
 """

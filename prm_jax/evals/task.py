@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Task:
-    """Measures something by its keys, and shows its results: a results.json, fresh or stored."""
+    """Measures something by its keys, and shows the results; `figures` draws those of a results.json, too."""
 
     Config: type  # the dataclass of the task's keys
     needs_checkpoint = True  # whether checkpoint=null means the newest finished run

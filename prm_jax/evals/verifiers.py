@@ -1,5 +1,4 @@
-"""The verifiers of an evaluation: from the key `checkpoint` to Scorers, what is recorded of them, the data of
-a run."""
+"""The verifiers of an evaluation: from the key `checkpoint` to Scorers, their record, the data of a run."""
 
 import itertools
 from collections.abc import Sequence
@@ -126,7 +125,7 @@ def backbone_of(name: str) -> str | None:
 
 def likelihood_scores(setup: Setup, model: str | None, rows: list[tuple], path: Path) -> list | None:
     """Log-odds of the likelihood of each step of (id, problem, steps) rows under a language model, kept in a
-    file; None where no model is at hand, which is said."""
+    file; None without a model, and where it cannot be opened, which is said."""
     if model is None:
         return None
     try:

@@ -1,5 +1,4 @@
-"""task=witness: the policies of the toy trace witness at one aggregator and beta, and over the whole
-plane."""
+"""task=witness: policies of the toy trace witness at one aggregator and beta, and over the plane."""
 
 import dataclasses
 from pathlib import Path

@@ -17,11 +17,6 @@ TITLES = {  # {rule: the title of its panel}
 }
 
 
-def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
-    """Draws curves over n in 95 % bootstrap bands over problems."""
-    return [style.save(curves(results), folder / "best_of_n.png")]
-
-
 def scorer_styles(results: dict) -> dict[str, tuple[dict, str]]:
     """{scorer: (its style, its label)}: seeds of one setting look alike, and the first has the label."""
     first_of = {scorer: group["scorers"][0] for group in results["over_seeds"] for scorer in group["scorers"]}
@@ -41,9 +36,10 @@ def draw_rule(axes, sizes: list[int], table: dict, rule: str, label: str, look: 
         style.band(axes, sizes, *np.transpose(list(interval.values())), look)
 
 
-def curves(results: dict):
-    """Draws problems solved against n (Lightman et al. 2023, figure 3), a panel a rule. Of more than three
-    lines bands would hide each other, so that only the first scorer has one."""
+def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
+    """Draws problems solved against n (Lightman et al. 2023, figure 3), a panel a rule, in 95 % bootstrap
+    bands over problems. Bands of more than three lines would hide each other: then the first scorer has
+    one."""
     tables = {scorer: results["scorers"][scorer][how] for scorer, how in results["headline"].items()}
     rules = [rule for rule in TITLES if all(rule in table for table in tables.values())]
     figure, axes_R = style.panels(1, len(rules), 4.1, max(style.WIDTH, 3.4 * len(rules)), sharey=True)
@@ -67,4 +63,4 @@ def curves(results: dict):
         axes.set_title(TITLES[rule])
         style.size_axis(axes, sizes, "n, solutions a problem")
     style.legend_above(figure, axes_R[0, 0], 2 * len(rules))
-    return figure
+    return [style.save(figure, folder / "best_of_n.png")]
