@@ -46,7 +46,7 @@ def test_a_sweep_stands_for_its_finished_runs_whatever_their_names(sweep):
 def test_seeds_are_averaged_and_settings_stand_apart(sweep):
     table = make_table(Config(str(sweep)))
     assert table.keys == ["optimizer.lr", "model.head"]
-    settings = table.frame[["optimizer.lr", "model.head", "y", "n"]].to_numpy().tolist()
+    settings = table.frame[["optimizer.lr", "model.head", "y", "runs"]].to_numpy().tolist()
     pairs = [(0.001, "mlp"), (0.001, "scalar"), (0.1, "mlp"), (0.1, "scalar")]
     assert settings == [[lr, head, "eval_loss", 2] for lr, head in pairs]
     expected = [[10.501, 10.001, 11.001], [0.501, 0.001, 1.001], [10.6, 10.1, 11.1], [0.6, 0.1, 1.1]]
@@ -57,7 +57,13 @@ def test_seeds_are_averaged_and_settings_stand_apart(sweep):
 def test_a_learning_curve_has_each_step_that_all_runs_have(sweep):
     frame = make_table(Config(str(sweep), x="step", y="loss")).frame
     row = frame[(frame["step"] == 2) & (frame["model.head"] == "scalar") & (frame["optimizer.lr"] == 0.1)]
-    assert len(frame) == 8 and row["mean"].item() == pytest.approx(2.6) and row["n"].item() == 2
+    assert len(frame) == 8 and row["mean"].item() == pytest.approx(2.6) and row["runs"].item() == 2
+
+
+def test_the_setting_n_of_rl_is_no_number_of_runs(tmp_path):
+    for n in (8, 16):
+        put_run(tmp_path / f"{n:02}", 1e-3, "mlp", 0, 0.1, settings={"n": n})
+    assert make_table(Config(str(tmp_path))).frame["n"].tolist() == [8, 16]
 
 
 def test_losses_of_different_definitions_are_no_default(tmp_path):
@@ -86,7 +92,7 @@ def test_a_repeat_counts_once_and_a_number_that_is_undefined_not_at_all(sweep):
     put_run(sweep / "other", 1e-3, "mlp", 5, 0, eval_loss=None)
     table = make_table(Config(str(sweep)))
     row = table.frame.iloc[0]
-    assert row["mean"] == pytest.approx(10.501) and row["n"] == 2 and "again" in str(table.left_out)
+    assert row["mean"] == pytest.approx(10.501) and row["runs"] == 2 and "again" in str(table.left_out)
 
 
 def test_evaluations_are_drawn_against_their_settings(tmp_path):

@@ -36,7 +36,7 @@ class Row(NamedTuple):  # a finished run, a step of one, or an evaluation
 
 
 class Table(NamedTuple):
-    frame: pd.DataFrame  # a row for each setting and y: keys, y, value (those of runs), n, mean, low, high
+    frame: pd.DataFrame  # a row for each setting and y: keys, y, value (of each run), runs, mean, low, high
     keys: list[str]  # the settings that differ, x first
     left_out: dict[str, str]  # {run: why}
 
@@ -81,9 +81,9 @@ def make_table(cfg: Config) -> Table:
     values = pd.concat(settings[keys].assign(y=y, value=numbers[y])[~is_old] for y in ys).dropna()
     expect(len(values), "y", ys, "a number that a run has")
     frame = values.groupby([*keys, "y"], sort=False)["value"].agg(list).reset_index()
-    frame["n"] = frame["value"].map(len)
+    frame["runs"] = frame["value"].map(len)
     if x == "step":  # those that all runs of a setting have
-        frame = frame[frame["n"] == frame.groupby([*keys[1:], "y"])["n"].transform("max")]
+        frame = frame[frame["runs"] == frame.groupby([*keys[1:], "y"])["runs"].transform("max")]
     frame[["mean", "low", "high"]] = np.array([style.over_seeds(values) for values in frame["value"]])
     return Table(frame, keys, left_out)
 
@@ -143,7 +143,7 @@ def as_texts(table: Table) -> pd.DataFrame:
     for row in frame.itertuples():
         interval = "" if np.isnan(row.low) else f" [{row.low:.4f}, {row.high:.4f}]"
         texts.append(f"{row.mean:.4f}{interval}")
-    index = [*table.keys, "n"]
+    index = [*table.keys, "runs"]
     wide = frame.assign(text=texts).pivot_table("text", index, "y", aggfunc="first", sort=False)
     return wide.reset_index().rename_axis(columns=None).fillna("-")
 
