@@ -75,9 +75,9 @@ class Measurement:
         return table
 
     def scorer(self, name: str, headline: str) -> tuple[dict, dict]:
-        """(choices, parts of results.json) of one scorer by its headline aggregator. The choices:
-        best of n, the same by score + w log p of the policy, the weighted vote, and `trace`: how often the
-        best of n has no wrong step."""
+        """(choices, parts of results.json) of one scorer by its headline aggregator. The choices: best of n,
+        the same by score + w log p of the policy, the weighted vote. `trace` of the table: how often the best
+        of n is right without a wrong step."""
         pool = self.pool
         right_PN = pool.right_PN
         step_PNT, mask_PNT, unit = log_scores(pool, name, pool.unit(name, self.rules.scores_unit))
@@ -85,15 +85,14 @@ class Measurement:
         best = {aggregator: self.selection(scores[aggregator], right_PN) for aggregator in rerank.AGGREGATORS}
         score_PN = np.asarray(scores[headline])
         choices = {"best_of_n": best[headline]}
-        if pool.trace_PN is not None:
-            choices["trace"] = self.selection(score_PN, pool.trace_PN)
+        traces = {} if pool.trace_PN is None else {"trace": self.selection(score_PN, pool.trace_PN)}
         if pool.logp_PN is not None and name != POLICY:
             combined_PN = rerank.with_reference(score_PN, pool.logp_PN, self.rules.policy_weight)
             choices["with_policy"] = self.selection(combined_PN, right_PN)
         if pool.answer_PN is not None:
             choices["weighted_vote"] = self.vote(score_PN)
         tables = {how: {"best_of_n": self.by_size(value_PK.mean(0))} for how, value_PK in best.items()}
-        tables[headline] = self.table(choices)
+        tables[headline] = self.table(choices | traces)
         ended = np.nonzero(pool.finished_PN)  # problem and place of each candidate that has an outcome
         within = metrics.within_problem_auroc(score_PN[ended], right_PN[ended], ended[0])
         return choices, {"headline": headline, "scorers": tables, "outcome_auroc_within": within}
@@ -110,23 +109,21 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     for rule, size_PN in {"fewest_steps": pool.steps_PN, "shortest": pool.length_PN}.items():
         blind[rule] = measurement.selection(-size_PN.astype(np.float32), pool.right_PN)
     vote = {} if pool.answer_PN is None else {"majority": measurement.vote()}
-    selections, others, parts = {}, {}, collections.defaultdict(dict)
+    chosen, parts = {}, collections.defaultdict(dict)
     for name in scorers:
         about = (verifiers or {}).get(name, {})
         headline = "prod" if name == POLICY else rules.aggregator
         if about.get("objective") == "orm":
             headline = "last"  # as rerank.default_aggregator has it
         choices, own = measurement.scorer(name, headline)
-        selections[f"{name}.{headline}.best_of_n"] = choices["best_of_n"]
-        for rule in ("with_policy", "weighted_vote"):
-            if rule in choices:
-                others[f"{name}.{headline}.{rule}"] = choices[rule]
+        chosen |= {f"{name}.{headline}.{rule}": value_PK for rule, value_PK in choices.items()}
         for part, numbers in own.items():
             parts[part][name] = numbers
         known_P = np.array(about.get("known_problems", []), bool)
         if known_P.any() and not known_P.all():
             apart = choices["best_of_n"][~known_P, -1].mean()
             parts["unseen"][name] = {"n_problems": int((~known_P).sum()), "solved": float(apart)}
+    selections = {name: value_PK for name, value_PK in chosen.items() if name.endswith(".best_of_n")}
     oracle = measurement.selection(pool.right_PN, pool.right_PN)  # pass@n
     return {
         "n_problems": len(pool.right_PN),
@@ -137,14 +134,14 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
         "dropped": pool.dropped,
         **measurement.table({"oracle": oracle} | blind | vote),
         **parts,
-        "differences": differences(selections, others, vote, seed),
+        "differences": differences(chosen, selections, vote, seed),
         "lead": lead(selections, blind | vote, seed),
     }
 
 
-def differences(selections: dict, others: dict, vote: dict, seed: int) -> list[dict]:
-    """Paired tests among all candidates: of each scorer's choices with the vote, of selections in pairs."""
-    pairs = itertools.product((selections | others).items(), vote.items())
+def differences(chosen: dict, selections: dict, vote: dict, seed: int) -> list[dict]:
+    """Paired tests among all candidates: of all that is chosen with the vote, of selections in pairs."""
+    pairs = itertools.product(chosen.items(), vote.items())
     tests = []
     for (a, a_PK), (b, b_PK) in itertools.chain(pairs, itertools.combinations(selections.items(), 2)):
         tests.append({"a": a, "b": b} | stats.paired_difference(a_PK[:, -1], b_PK[:, -1], seed))
