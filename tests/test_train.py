@@ -260,13 +260,13 @@ def test_a_mixture_of_files_is_trained_and_evaluated(monkeypatch, tmp_path):
 def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     cwd, _ = finished
     problem = "4 +5 max3 mod7?"
-    rows = Solution(problem, ("4+5=2", "2max3=3"), id="a"), Solution(problem, ("4+5=6",), id="b/c")
+    rows = Solution(problem, ("4+5=2", "2max3=3"), id="a"), Solution(problem, ("4+5=6\n!",), id="b/c")
     write_rows(tmp_path / "mine.jsonl", map(native_row, rows))
     mine = ("task=score", f"input={tmp_path}/mine.jsonl", "hydra.run.dir=runs/s")
     out = printed(evaluate.main, monkeypatch, *mine, cwd=cwd)
     ranking = json.loads((cwd / "runs/s/results.json").read_text())["ranking"]
     assert {r["id"] for r in ranking} == {"a", "b/c"} and ranking[0]["score"] >= ranking[1]["score"]
-    assert "4+5=6" in (cwd / "runs/s/report.txt").read_text() and "weakest_step" in out
+    assert "4+5=6 !" in (cwd / "runs/s/report.txt").read_text() and "weakest_step" in out
     lines = (cwd / "runs/s/scores.jsonl").read_text().splitlines()
     scores = {row["id"]: row["scores"] for row in map(json.loads, lines)}
     assert len(scores["a"]) == 2 and len(scores["b/c"]) == 1

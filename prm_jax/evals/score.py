@@ -63,7 +63,8 @@ class Score(Task):
         shown = "score", "weakest_step", "n_steps"
         for problem, ranked in itertools.groupby(ranking[:MOST_SHOWN], key=lambda row: row["problem"]):
             table = {row["id"]: {name: row[name] for name in shown} for row in ranked}
-            show_table(f"problem     {problem[:80]}", table)
+            line = " ".join(problem.split())
+            show_table(f"problem     {line[:80]}", table)
         if len(ranking) > MOST_SHOWN:
             print(f"  ... and {len(ranking) - MOST_SHOWN} more in results.json")
 
@@ -72,7 +73,8 @@ class Score(Task):
         for row in results["ranking"][:MOST_SHOWN]:
             print(f"solution    {row['id']}")
             for step, score in zip(row["steps"], row["scores"], strict=True):
-                print(f"  {score:8.4f}  {step[:80]}")
+                line = " ".join(step.split())
+                print(f"  {score:8.4f}  {line[:80]}")
 
 
 def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
