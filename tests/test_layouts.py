@@ -27,8 +27,9 @@ def test_columns_name_those_of_the_file(tmp_path):
     assert read(tmp_path, "native", row, columns=columns)[0] == ("1+1?", ("a", "b"), (0.25, None))
     with pytest.raises(InputError, match=r"rows.jsonl line 1: columns.labels: .*'good'.*q, parts"):
         read(tmp_path, "native", row, columns=columns | {"labels": "good"})
-    path = jsonl(tmp_path, {"query": "2+2?", "target": 4.0, "number": 3})
-    columns = {"problem": "query", "answer": "target", "id": "number"}
+    synonyms = {"problem": "short", "gold": 5}  # what is named counts in their place
+    path = jsonl(tmp_path, {"query": "2+2?", "target": 4.0, "number": 3} | synonyms)
+    columns = {"prompt": "query", "answer": "target", "id": "number"}
     assert list(read_questions(path, columns=columns)) == [Question("3", "2+2?", "4")]
     path = jsonl(tmp_path, {"query": "2+2?", "outputs": [["4"]]})
     [problem] = read_pool(path, columns={"problem": "query", "candidates": "outputs"})

@@ -21,6 +21,12 @@ from prm_jax.solutions import is_probability
 
 KIND_WORDS = {str: "a text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 PROBLEM, TEXT = ("problem", "question", "prompt"), ("completion", "response", "solution")  # names of columns
+SYNONYMS = (
+    PROBLEM,
+    (*TEXT, "text"),
+    ("completions", "steps"),
+    ("gold", "answer"),
+)  # readers take one of each
 READER_OF = {  # what reads rows with a column, for errors
     "conversations": "data.name=conversations",
     "process": "data.name=math_shepherd",
@@ -40,12 +46,14 @@ def placed(place, between: str = ": "):
 
 
 def rename(row: dict, columns: dict[str, str] | None = None) -> dict:
-    """The row under native names: `columns` is {native name: the file's}, where a.b is b of the object a.
-    NaN, which pandas writes for what is missing, is None."""
+    """The row under native names: `columns` is {native name: the file's}, where a.b is b of the object a, and
+    counts in place of its synonyms. NaN, which pandas writes for what is missing, is None."""
     row = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in row.items()}
     if not columns:
         return row
-    renamed = {name: x for name, x in row.items() if name not in columns.values()}
+    replaced = set(columns.values())
+    replaced.update(*(names for names in SYNONYMS if columns.keys() & set(names)))
+    renamed = {name: x for name, x in row.items() if name not in replaced}
     for name, column in columns.items():
         value = row
         for part in [column] if column in row else column.split("."):
