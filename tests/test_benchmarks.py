@@ -196,6 +196,7 @@ def test_prmbench_literally():
     calls_all_good = measure("prmbench", rows, [[1.0] * 4, [1.0] * 2])
     assert of(calls_all_good, "circular") == pytest.approx((2 / 3 + 0) / 2)
     assert of(measure("prmbench", rows, [[0.0] * 4, [0.0] * 2]), "multi_solutions") == 0
+    assert measure("prmbench", [prmbench_row("all", (1.0, 0.0))], [[0.9, 0.1]])["groups"]["all"]["n"] == 1
     all_wrong = measure("prmbench", rows[:1], [[0.0, 1.0, 0.0, 1.0]])
     assert of(all_wrong, "all") == 0  # where the official code, dividing 0 by 0, has -1
 

@@ -145,8 +145,8 @@ def measure(name: str, rows: list[Row], scores, threshold: float, seed: int) -> 
     """The authors' metrics of all rows and of each group, with 95 % bootstrap intervals over problems, and
     what is published."""
     groups = {} if SETS[name].is_mean_over_groups else {"all": list(range(len(rows)))}
-    for i, row in enumerate(rows):
-        groups.setdefault(row.group, []).append(i)
+    for group in dict.fromkeys(row.group for row in rows):  # a file may have the name all
+        groups.setdefault(group, [i for i, row in enumerate(rows) if row.group == group])
     numbers = {}
     for group, members in groups.items():
         own = [rows[i] for i in members], [scores[i] for i in members]
