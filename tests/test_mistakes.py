@@ -26,7 +26,7 @@ def mr(verdict="correct", error="N/A", answer="correct"):
 
 
 def test_mr_gsm8k_rows(tmp_path):
-    rows = [mr(), mr("wrong", 2, "wrong"), mr("wrong", "1"), mr("wrong", "N/A")]
+    rows = [mr(), mr("wrong", 2.0, "wrong"), mr("wrong", "1"), mr("wrong", "N/A")]
     solutions, counts = load(write(tmp_path / "m.jsonl", *rows), "mr_gsm8k")
     assert [s.labels for s in solutions] == [(1, 1, 1), (1, 0, None), (0, None, None)]
     assert [s.outcome for s in solutions] == [1, 0, 1]
@@ -50,8 +50,9 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
     for s in (a, b):
         assert (s.problem, s.steps, s.labels) == ("x = 1?", ("é", "b"), (1.0, 0.0))
     assert c.problem == "41"
-    with pytest.raises(InputError, match=r"line 1: human_labels\[1\]: "):
-        load(write(tmp_path / "bad.jsonl", plain | {"human_labels": [1, 2]}), "hard2verify")
+    for row, labels in ((plain, [1, 2]), (hidden, [1, 0])):  # none, and not hidden
+        with pytest.raises(InputError, match=r"line 1: human_labels(\[1\])?: "):
+            load(write(tmp_path / "bad.jsonl", row | {"human_labels": labels}), "hard2verify")
 
 
 def command(monkeypatch, tmp_path, kind, rows, scores):

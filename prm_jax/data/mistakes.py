@@ -7,7 +7,7 @@ import itertools
 import json
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, optional, texts
+from prm_jax.data.rows import field, optional, short_text, texts
 from prm_jax.launch.config import expect, shown
 from prm_jax.solutions import Solution
 
@@ -55,10 +55,10 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
         verdict = field(row, key, str).lower()
         expect(verdict in ("correct", "wrong"), key, verdict, "correct or wrong")
         is_right[part] = verdict == "correct"
-    error = row.get(name)
+    error = short_text(row, name)  # 2.0 of a Parquet file is 2
     if is_right["solution"]:
         error = None
-    elif str(error).strip().isdecimal():
+    elif error and error.strip().isdecimal():
         error = int(error) - 1
         expect(0 <= error < len(steps), name, row[name], f"1 to {len(steps)} for {len(steps)} steps")
     else:
@@ -92,5 +92,5 @@ def reveal(name: str, value: str, canary: str):
     try:
         text = bytes(a ^ b for a, b in zip(base64.b64decode(value, validate=True), key)).decode()
         return text if name == "question" else json.loads(text)
-    except ValueError:
+    except (TypeError, ValueError):  # such as the list of a row that is not hidden
         raise InputError(f"{name}: got {shown(value)}, expected base64 that the canary reveals") from None
