@@ -79,6 +79,7 @@ def test_tokens_belong_to_the_step_that_they_end():
     assert token_steps(PLAIN, ["\n", "a", "\n"]) == [0, 0, 0] and token_steps(PLAIN, []) == []
     assert step_sums(PLAIN, ["a", "\n", "b", "\n", ""], [1, 2, 4, 8, 16], "a\nb\n") == (3.0, 28.0)
     assert step_sums(PLAIN, ["a\nb", "\n"], [1, 2], "a\nb\n") is None  # a token of two steps
+    assert token_steps(Format("p", separator="\n\n"), ["a", "\n", "\n", "b"]) == [0, 0, 0, 1]  # of two tokens
 
 
 def candidate(text: str, logit: float, logp: float, correct: bool, answer: str) -> Candidate:

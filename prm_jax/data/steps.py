@@ -37,14 +37,14 @@ def format_steps(fmt, text: str) -> tuple[str, ...]:
 
 
 def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
-    """The number of steps that ended before each token of a solution, given their texts. One with the
+    """The number of steps that ended before each token of a solution, given their texts. One that completes a
     separator ends a step; blank pieces join the step after."""
     piece_L = []
     texts = [""]
     for token in tokens:
         piece_L.append(len(texts) - 1)
         texts[-1] += token
-        if fmt.separator in token:
+        if fmt.separator in texts[-1]:
             texts.append("")
     n_before = list(itertools.accumulate((bool(text.strip()) for text in texts), initial=0))
     return [n_before[piece] for piece in piece_L]
