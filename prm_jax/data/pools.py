@@ -8,22 +8,8 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
+from prm_jax.data import rows
 from prm_jax.data.answers import extract, read_gold
-from prm_jax.data.rows import (
-    PROBLEM,
-    TEXT,
-    field,
-    first_name,
-    is_pool,
-    is_sample,
-    optional,
-    placed,
-    read_rows,
-    rename,
-    short_text,
-    texts,
-    verdict,
-)
 from prm_jax.data.steps import split_steps
 from prm_jax.data.units import UNITS
 from prm_jax.data.writing import write_rows
@@ -46,10 +32,10 @@ class Candidate:
     def __post_init__(self):
         n = len(self.steps)
         expect(n > 0, "steps", self.steps, "at least one")
-        rows = {f"step_scores.{name}": scores for name, scores in self.step_scores.items()}
+        numbers_of = {f"step_scores.{name}": scores for name, scores in self.step_scores.items()}
         if self.logp is not None:
-            rows["logp"] = self.logp
-        for name, numbers in rows.items():
+            numbers_of["logp"] = self.logp
+        for name, numbers in numbers_of.items():
             expect(len(numbers) == n, name, len(numbers), f"one number for each of {n} steps")
             for index, x in enumerate(numbers):
                 is_finite = type(x) in (int, float) and math.isfinite(x)
@@ -97,10 +83,10 @@ def iter_pool(
     answers. A gold answer that is a whole solution is the one that it states, unless as_written. `columns`
     are as in rows.rename. InputError names line and field."""
     place_of, samples = {}, {}
-    for place, row in read_rows(path, columns):
-        with placed(place):
+    for place, row in rows.read_rows(path, columns):
+        with rows.placed(place):
             problem = parse_problem(row, as_written, split_by)
-            if is_sample(row):
+            if rows.is_sample(row):
                 join_sample(samples, problem)
                 continue
             first = place_of.setdefault(problem.id, place)
@@ -129,38 +115,38 @@ def join_sample(samples: dict[str, tuple[Problem, list]], sample: Problem):
 def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
     ids = "id", "problem_id", "unique_id"
-    if is_sample(row):
+    if rows.is_sample(row):
         ids = "problem_id"
         candidates = [row | {"answer": None}]  # which is the problem's
-    elif is_pool(row) and "candidates" not in row:
+    elif rows.is_pool(row) and "candidates" not in row:
         candidates = whole_texts(row)
     else:
-        candidates = field(row, "candidates", list)
+        candidates = rows.field(row, "candidates", list)
     parsed = []
     for index, candidate in enumerate(candidates):
         is_known = isinstance(candidate, dict | list)
         expect(is_known, f"candidates[{index}]", candidate, "an object or a list of steps")
-        with placed(f"candidates[{index}].", ""):
+        with rows.placed(f"candidates[{index}].", ""):
             parsed.append(parse_candidate(candidate, split_by))
-    text = field(row, PROBLEM, str)
-    gold = short_text(row, ("gold", "answer"))
+    text = rows.field(row, rows.PROBLEM, str)
+    gold = rows.short_text(row, ("gold", "answer"))
     return Problem(
-        id=short_text(row, ids) or text,
+        id=rows.short_text(row, ids) or text,
         problem=text,
         answer=gold if as_written else read_gold(gold),
         candidates=tuple(parsed),
-        scores_unit=optional(row, "scores_unit", dict) or {},
-        task=optional(row, "task", str),
-        policy_tokens=optional(row, "policy_tokens", int),
+        scores_unit=rows.optional(row, "scores_unit", dict) or {},
+        task=rows.optional(row, "task", str),
+        policy_tokens=rows.optional(row, "policy_tokens", int),
     )
 
 
 def whole_texts(row: dict) -> list[dict]:
     """The candidates of a row with texts under completions, as search-and-learn writes it; lists beside it
     have a value of each: scores (of its steps), correct, answers."""
-    candidates = [{"response": text} for text in texts(row, "completions")]
+    candidates = [{"response": text} for text in rows.texts(row, "completions")]
     for name, part in {"scores": "step_scores", "correct": "correct", "answers": "answer"}.items():
-        values = optional(row, name, list) or [None] * len(candidates)
+        values = rows.optional(row, name, list) or [None] * len(candidates)
         expect(len(values) == len(candidates), name, len(values), f"{len(candidates)}, one a completion")
         for candidate, value in zip(candidates, values, strict=True):
             candidate[part] = value
@@ -169,28 +155,29 @@ def whole_texts(row: dict) -> list[dict]:
 
 def parse_candidate(row: dict | list, split_by: str | None) -> Candidate:
     """The candidate of an object of a pool, or of a list of steps."""
-    row = {"steps": row} if isinstance(row, list) else rename(row)
-    answer = short_text(row, ("extracted_answer", "answer"))
-    scores_name = first_name(row, ("step_scores", "prm_step_scores", "scores"))
+    row = {"steps": row} if isinstance(row, list) else rows.rename(row)
+    answer = rows.short_text(row, ("extracted_answer", "answer"))
+    scores_name = rows.first_name(row, ("step_scores", "prm_step_scores", "scores"))
     if isinstance(row.get(scores_name), list):
         row = row | {scores_name: {"prm": row[scores_name]}}
-    stored = optional(row, scores_name, dict) or {}
+    stored = rows.optional(row, scores_name, dict) or {}
     names = [name for name, score_T in stored.items() if score_T is not None]
-    step_scores = {name: tuple(field(stored, name, list, f"{scores_name}.")) for name in names}
+    step_scores = {name: tuple(rows.field(stored, name, list, f"{scores_name}.")) for name in names}
     if row.get("steps") is not None:
         expect(not split_by, "split_by", split_by, "null: the candidates have steps")
-        steps = texts(row, "steps")
+        steps = rows.texts(row, "steps")
     else:
-        text = row.get(first_name(row, TEXT))
-        expect(isinstance(text, str), "steps", text, f"a list of steps, or a text under {', '.join(TEXT)}")
+        text = row.get(rows.first_name(row, rows.TEXT))
+        expected = f"a list of steps, or a text under {', '.join(rows.TEXT)}"
+        expect(isinstance(text, str), "steps", text, expected)
         steps, step_scores = cut_text(text, split_by, step_scores)
         answer = extract(text) if answer is None else answer
-    logp = optional(row, "logp", list)
+    logp = rows.optional(row, "logp", list)
     return Candidate(
         steps,
         answer=answer,
-        correct=verdict(row, "correct"),
-        finished=verdict(row, "finished") is not False,
+        correct=rows.verdict(row, "correct"),
+        finished=rows.verdict(row, "finished") is not False,
         step_scores=step_scores,
         logp=logp and tuple(logp),
     )

@@ -14,19 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from prm_jax import InputError
-from prm_jax.data.rows import (
-    PROBLEM,
-    Place,
-    as_label,
-    field,
-    first_name,
-    is_pool,
-    optional,
-    placed,
-    read_rows,
-    short_text,
-    texts,
-)
+from prm_jax.data import rows
 from prm_jax.launch.own import load_object
 from prm_jax.solutions import Pickled, Solution, pickled_solutions, relabel_after_error
 
@@ -67,7 +55,7 @@ def load(
 
 def load_placed(
     path, reading: Reading, counts, split: str | None = None, labels_required=False
-) -> Iterator[tuple[Place, dict, Solution]]:
+) -> Iterator[tuple[rows.Place, dict, Solution]]:
     """Yields (the row's place in an error, row, solution) of a file, several files or (with `split`) a
     Hugging Face data set, and adds events to `counts`. Duplicates repeat problem, steps, labels, ratings and
     outcome. InputError names file, line and field."""
@@ -81,13 +69,13 @@ def load_placed(
     counts.update(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
 
     for source in [path] if isinstance(path, str | Path) else path:
-        for place, row in read_rows(source, reading.columns, split):
+        for place, row in rows.read_rows(source, reading.columns, split):
             counts["rows"] += 1
-            with placed(place):
-                row_id = short_text(row, "id") or f"{Path(source).name}:{place.number}"
-                solutions = read(row, row_id, counts, **options)
+            with rows.placed(place):
+                row_id = rows.short_text(row, "id") or f"{Path(source).name}:{place.number}"
+                solutions = list(read(row, row_id, counts, **options))
                 if labels_required and any(s.labels is None for s in solutions):
-                    field(row, "labels", list)
+                    rows.field(row, "labels", list)
             for s in solutions:
                 if "after_first_error" not in takes:  # else the reader did it
                     s = relabel(s, reading.after_first_error, counts)
@@ -115,22 +103,22 @@ def relabel(solution: Solution, after_first_error: str, counts, start: int = 0) 
 def native(row: dict, row_id: str, counts) -> list[Solution]:
     """TRL's prompt, completions, labels (null masks); other names are problem and question, steps. Optional
     ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates."""
-    if is_pool(row):
-        from prm_jax.data.pools import parse_problem, pool_solutions  # not above: with it comes the grading
+    if rows.is_pool(row):
+        from prm_jax.data.pools import parse_problem, pool_solutions  # not above: with it comes JAX
 
         return pool_solutions(parse_problem(row))
-    if row.get(first_name(row, ("completions", "steps"))) == []:
+    if row.get(rows.first_name(row, ("completions", "steps"))) == []:
         counts["rows_without_steps_dropped"] += 1
         return []
-    labels, ratings = optional(row, "labels", list), optional(row, "ratings", list)
+    labels, ratings = rows.optional(row, "labels", list), rows.optional(row, "ratings", list)
     solution = Solution(
-        field(row, ("prompt", *PROBLEM), str),
-        texts(row, ("completions", "steps")),
-        labels=labels and tuple(map(as_label, labels)),
+        rows.field(row, ("prompt", *rows.PROBLEM), str),
+        rows.texts(row, ("completions", "steps")),
+        labels=labels and tuple(map(rows.as_label, labels)),
         ratings=ratings and tuple(ratings),
-        outcome=as_label(row.get("outcome")),
-        answer=short_text(row, "answer"),
+        outcome=rows.as_label(row.get("outcome")),
+        answer=rows.short_text(row, "answer"),
         id=row_id,
-        task=optional(row, "task", str),
+        task=rows.optional(row, "task", str),
     )
     return [solution]
