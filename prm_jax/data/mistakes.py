@@ -55,16 +55,15 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
         verdict = field(row, key, str).lower()
         expect(verdict in ("correct", "wrong"), key, verdict, "correct or wrong")
         is_right[part] = verdict == "correct"
-    error = short_text(row, name)  # 2.0 of a Parquet file is 2
-    if is_right["solution"]:
-        error = None
-    elif error and error.strip().isdecimal():
-        error = int(error) - 1
-        expect(0 <= error < len(steps), name, row[name], f"1 to {len(steps)} for {len(steps)} steps")
-    else:
-        expect(error in (None, "", "N/A"), name, error, "a step number from 1, or N/A")
-        counts["wrong_solutions_without_a_place_dropped"] += 1
-        return []
+    error = None
+    if not is_right["solution"]:
+        number = (short_text(row, name) or "N/A").strip()  # 2.0 of a Parquet file is 2
+        if number == "N/A":
+            counts["wrong_solutions_without_a_place_dropped"] += 1
+            return []
+        expect(number.isdecimal(), name, number, "a step number from 1, or N/A")
+        error = int(number) - 1
+        expect(0 <= error < len(steps), name, number, f"1 to {len(steps)} for {len(steps)} steps")
     labels = up_to_error(len(steps), error)
     outcome = float(is_right["answer"])
     return [Solution(field(row, "question", str), steps, labels, outcome=outcome, id=row_id)]

@@ -26,10 +26,9 @@ def prm800k(row: dict, row_id: str, counts, *, neutral, after_first_error) -> li
     solutions = []
     for rank, (branch_id, steps, ratings) in enumerate(branches):
         tail = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
-        rated = Solution(
-            problem, steps, ratings=tuple(ratings), answer=tail and tail[1].strip(), id=branch_id
-        )
-        whole = dataclasses.replace(rated, labels=tuple(label_of[rating] for rating in ratings))
+        labels = tuple(map(label_of.get, ratings))  # a Solution refuses other ratings
+        answer = tail and tail[1].strip()
+        whole = Solution(problem, steps, labels, tuple(ratings), answer=answer, id=branch_id)
         start = len(steps) - 1 if rank else 0  # the first step that this solution supervises
         new = relabel(whole, after_first_error, counts, start)
         labels, ratings = ((None,) * start + values[start:] for values in (new.labels, new.ratings))

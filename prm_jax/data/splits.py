@@ -235,8 +235,6 @@ def problem_hashes(solutions: Iterable[Solution]) -> list[str]:
 
 def count_overlaps(splits: dict) -> dict[str, int]:
     """Number of distinct problems of each other split that are in the training split, too."""
-    known = set(problem_hashes(splits["train"]))
-    counts = {}
-    for side in ("validation", "test"):
-        counts[f"{side}_problems_in_training"] = len(known.intersection(problem_hashes(splits[side])))
-    return counts
+    hashes = {side: set(problem_hashes(solutions)) for side, solutions in splits.items()}
+    known = hashes.pop("train")
+    return {f"{side}_problems_in_training": len(known & found) for side, found in hashes.items()}

@@ -7,7 +7,7 @@ in PRMBench, as its authors have it. Shares and F1 lie in [0, 1].
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError, metrics
-from prm_jax.data.rows import field, optional
+from prm_jax.data.rows import field, optional, placed
 from prm_jax.data.sources import Reading, load_placed
 from prm_jax.data.splits import Files
 from prm_jax.data.units import probability
@@ -192,14 +192,14 @@ def group_numbers(name: str, rows: list[Row], scores, threshold: float, seed: in
     return numbers
 
 
-def places(source: Source) -> Iterator[tuple[str, str | None, str]]:
-    """Yields (file or hub data set, its split, the name of its group); hub_split=gsm8k+math is two."""
+def places(source: Source) -> list[tuple[str, str | None, str]]:
+    """(file or hub data set, its split, the name of its group) of each; hub_split=gsm8k+math is two."""
     if (source.path is None) == (source.hub is None):
         raise InputError("data.path: expected files (data.path=FILE) or a data set (data.hub=OWNER/NAME)")
-    for split in source.hub_split.split("+") if source.hub else ():
-        yield source.hub, split, split
-    for path in [source.path] if isinstance(source.path, str) else source.path or ():
-        yield path, None, Path(path.removesuffix(".gz")).stem
+    if source.hub:
+        return [(source.hub, split, split) for split in source.hub_split.split("+")]
+    paths = [source.path] if isinstance(source.path, str) else source.path
+    return [(path, None, Path(path.removesuffix(".gz")).stem) for path in paths]
 
 
 def read(source: Source) -> tuple[list[Row], dict[str, int]]:
@@ -212,12 +212,10 @@ def read(source: Source) -> tuple[list[Row], dict[str, int]]:
     kind = source.name
     for place, split, group in places(source):
         for line, raw, solution in load_placed(place, Reading(name=kind), counts, split):
-            try:
+            with placed(line):
                 expect(solution.id not in ids, "id", solution.id, "each id once")
                 group = field(raw, GROUP_FIELDS[kind], str) if kind in GROUP_FIELDS else group
                 problem = optional(raw, "question", str) if kind == "prmbench" else None
-            except InputError as error:
-                raise InputError(f"{line}: {error}") from None
             ids.add(solution.id)
             key = group, str(raw.get("idx", solution.id))
             if kind == "prmbench" and key in seen:
