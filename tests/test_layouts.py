@@ -178,6 +178,8 @@ def test_numbers_and_texts_as_answers_ids_and_verdicts(tmp_path, right):
     assert list(read_questions(path)) == [Question("7", "p", "12")]
     path = jsonl(tmp_path, {"problem": "p", "candidates": [candidate | {"answer": float("nan")}]})
     assert read_pool(path)[0].candidates == (Candidate(("a",), None, True),)
+    [question] = read_questions(jsonl(tmp_path, {"problem": "p", "answer": " "}))
+    assert question.answer is None  # against which everything would be wrong
     for name, wrong in (("correct", "yes"), ("answer", [12]), ("answer", True)):
         with pytest.raises(InputError, match=rf"rows.jsonl line 1: candidates\[0\].{name}: "):
             read_pool(jsonl(tmp_path, {"problem": "p", "candidates": [candidate | {name: wrong}]}))

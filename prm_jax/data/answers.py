@@ -49,8 +49,11 @@ SOLUTION = re.compile(rf"\n|####|\\boxed|</{THOUGHT}>|<answer>")  # marks of a w
 
 
 def read_gold(text: str | None) -> str | None:
-    """The gold answer in a file's field, also if that is a whole solution: GSM8K's lines and `#### 72`."""
-    return text and SOLUTION.search(text) and extract(text) or text
+    """The gold answer in a file's field, also if that is a whole solution: GSM8K's lines and `#### 72`; None
+    if the field is blank."""
+    if text is None or not text.strip():
+        return None
+    return SOLUTION.search(text) and extract(text) or text
 
 
 ANSWER_TAG = re.compile(r"<(?P<closing>/?)answer>", re.IGNORECASE)
