@@ -55,6 +55,13 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
             load(write(tmp_path / "bad.jsonl", row | {"human_labels": labels}), "hard2verify")
 
 
+def test_rows_of_two_hub_splits_may_have_the_same_numbers(monkeypatch):
+    row = {"question": "q", "model_response_by_step": ["a"], "human_labels": [1]}
+    monkeypatch.setattr("prm_jax.data.rows.load_hub", lambda name, split: [(1, row)])
+    found, _ = benchmarks.read(benchmarks.Source("hard2verify", None, "set", "a+b"))
+    assert [(row.group, row.solution.id) for row in found] == [("a", "set:1"), ("b", "set:1")]
+
+
 def command(monkeypatch, tmp_path, kind, rows, scores):
     """(results.json, what is printed) of task=mistakes on these rows under these step scores."""
     path = write(tmp_path / "g.jsonl", *rows)

@@ -213,10 +213,10 @@ def read(source: Source) -> tuple[list[Row], dict[str, int]]:
     for place, split, group in places(source):
         for line, raw, solution in load_placed(place, Reading(name=kind), counts, split):
             with placed(line):
-                expect(solution.id not in ids, "id", solution.id, "each id once")
+                expect((split, solution.id) not in ids, "id", solution.id, "each id once")
                 group = field(raw, GROUP_FIELDS[kind], str) if kind in GROUP_FIELDS else group
                 problem = optional(raw, "question", str) if kind == "prmbench" else None
-            ids.add(solution.id)
+            ids.add((split, solution.id))
             key = group, str(raw.get("idx", solution.id))
             if kind == "prmbench" and key in seen:
                 counts["rows_with_repeated_idx"] += 1
