@@ -95,19 +95,20 @@ def test_votes_are_combined():
 
 
 def test_what_a_critic_has_written_is_kept_when_it_is_stopped(critic, tmp_path, monkeypatch):
-    rows, file = [(str(i), *row) for i, row in enumerate(ROWS[:3])], tmp_path / "scores.jsonl"
+    rows, file = ROWS[:3], tmp_path / "scores.jsonl"
+    solutions = [Solution(*row, id=str(i)) for i, row in enumerate(rows)]
     stopped = critic(rows=4)  # of four votes: a solution at a time
     ask, asked = stopped.judge, []
     monkeypatch.setattr(stopped, "judge", lambda prefixes: ask(prefixes) if len(asked) < 2 else 1 / 0)
     monkeypatch.setattr(stopped, "decide", lambda votes, of=stopped.decide: asked.append(votes) or of(votes))
     with pytest.raises(ZeroDivisionError):
-        score_into(file, stopped, iter(rows), 3)
+        score_into(file, stopped, iter(solutions), 3)
     kept = file.read_text()
     assert [json.loads(line)["id"] for line in kept.splitlines()] == ["0"]
     again = critic(rows=4)
-    scores = list(score_into(file, again, iter(rows), 3))
+    scores = list(score_into(file, again, iter(solutions), 3))
     assert file.read_text().startswith(kept) and again.stats.solutions == 2
-    for score_T, whole_T in zip(scores, critic(rows=64).score([row[1:] for row in rows]), strict=True):
+    for score_T, whole_T in zip(scores, critic(rows=64).score(rows), strict=True):
         np.testing.assert_allclose(score_T, whole_T, atol=1e-4)
 
 

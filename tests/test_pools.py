@@ -10,6 +10,7 @@ from prm_jax.data.pools import Candidate, Problem, note_unsplit, read_pool, with
 from prm_jax.data.rows import is_pool
 from prm_jax.data.sources import load
 from prm_jax.evals.pool_arrays import log_scores, pool_arrays
+from prm_jax.solutions import Solution
 
 POOL = [
     Problem(
@@ -133,5 +134,5 @@ def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
 
 
 def test_solutions_that_look_like_whole_texts_are_named(capsys):
-    note_unsplit([("i", "p", ("a\nb",)), ("i", "p", ("a\n",)), ("i", "p", ("a", "b"))])
+    note_unsplit(Solution("p", steps) for steps in (("a\nb",), ("a\n",), ("a", "b")))
     assert "1 of 3 solutions" in capsys.readouterr().out

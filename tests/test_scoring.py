@@ -18,6 +18,7 @@ from prm_jax.formats import Format
 from prm_jax.model import PRM
 from prm_jax.scorers import CheckerScorer, RandomScorer
 from prm_jax.scoring import HeadScorer, ScoringStats, step_ratios
+from prm_jax.solutions import Solution
 
 PLAIN = Format("plain", "\n")
 
@@ -76,6 +77,10 @@ def test_a_score_does_not_depend_on_what_was_scored_before(verifier, rng):
     assert all(map(np.array_equal, verifier.score(rows), before))
 
 
+def named(rows) -> list[Solution]:
+    return [Solution(*row, id=f"row {i}") for i, row in enumerate(rows)]
+
+
 def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, tmp_path):
     """Candidates of one problem, some with common first steps, as a tree, in small chunks, and each alone."""
     trunk = random_rows(rng, 3)
@@ -84,7 +89,7 @@ def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, 
     together = score(verifier, rows, 4, 256)
     monkeypatch.setattr(writing, "CHUNK", 7)
     verifier = dataclasses.replace(verifier, batch_rows=4, row_tokens=256)
-    score_into(tmp_path / "s.jsonl", verifier, ((str(i), *row) for i, row in enumerate(rows)), len(rows))
+    score_into(tmp_path / "s.jsonl", verifier, named(rows), len(rows))
     stream = stored_scores(tmp_path / "s.jsonl")
     for row, mine, chunked in zip(rows, together, stream, strict=True):
         (alone,) = score(verifier, [row], 1, 256)
@@ -121,13 +126,13 @@ def test_a_score_never_sees_what_follows(verifier, rng):
 
 
 def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkeypatch):
-    rows = [(f"row {i}", *row) for i, row in enumerate(random_rows(rng, 9))]
+    rows = named(random_rows(rng, 9))
     verifier = dataclasses.replace(verifier, batch_rows=2, row_tokens=256)
     score_into(tmp_path / "whole.jsonl", verifier, rows, 9)
     whole = (tmp_path / "whole.jsonl").read_bytes()
     lines = [json.loads(line) for line in whole.splitlines()]
-    expected = verifier.score([row[1:] for row in rows])
-    assert [line["id"] for line in lines] == [row[0] for row in rows]
+    expected = verifier.score([(s.problem, s.steps) for s in rows])
+    assert [line["id"] for line in lines] == [s.id for s in rows]
     for stored, score_T in zip(stored_scores(tmp_path / "whole.jsonl"), expected, strict=True):
         np.testing.assert_array_equal(stored, score_T)
 
@@ -137,8 +142,8 @@ def test_an_interrupted_scores_file_is_continued(verifier, rng, tmp_path, monkey
     lost = tmp_path / "lost.jsonl"
     lost.write_bytes(b"".join(whole.splitlines(keepends=True)[:4]) + b'{"id": "row 4", "sco')
     score_into(lost, verifier, iter(rows), 9)
-    assert len(seen) == 5 and [p for p, _ in seen] == [row[1] for row in rows[4:]]
-    assert [json.loads(line)["id"] for line in lost.read_bytes().splitlines()] == [row[0] for row in rows]
+    assert len(seen) == 5 and [p for p, _ in seen] == [s.problem for s in rows[4:]]
+    assert [json.loads(line)["id"] for line in lost.read_bytes().splitlines()] == [s.id for s in rows]
     for mine, theirs in zip(stored_scores(lost), expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=5e-5)
     with pytest.raises(InputError, match="lost.jsonl line 1: id: "):
@@ -153,7 +158,7 @@ def test_scores_in_another_unit_are_read_and_not_continued(verifier, tmp_path):
     for score_T in stored_scores(path):
         np.testing.assert_allclose(score_T, [np.log(3)], rtol=1e-6)
     with pytest.raises(InputError, match="old.jsonl line 1: unit: "):
-        score_into(path, verifier, [("a", "1", ("2",)), ("b", "1", ("2",))], 2)
+        score_into(path, verifier, [Solution("1", ("2",), id=i) for i in "ab"], 2)
 
 
 def test_the_first_token_of_all_has_no_log_ratio():

@@ -195,12 +195,12 @@ def cut_text(text: str, split_by: str | None, step_scores: dict[str, tuple]) -> 
     return steps, {name: tuple(x[i] for i in places[len(x)]) for name, x in fitting.items()}
 
 
-def pool_solutions(p: Problem) -> list[Solution]:
-    """A problem's candidates as solutions without labels."""
-    return [
-        Solution(p.problem, c.steps, outcome=c.outcome, answer=c.answer, id=f"{p.id}/{n}", task=p.task)
-        for n, c in enumerate(p.candidates)
-    ]
+def pool_solutions(problems: Iterable[Problem]) -> Iterator[Solution]:
+    """Yields every candidate as a solution without labels; its id is its problem's / its number."""
+    for p in problems:
+        for n, c in enumerate(p.candidates):
+            i = f"{p.id}/{n}"
+            yield Solution(p.problem, c.steps, outcome=c.outcome, answer=c.answer, id=i, task=p.task)
 
 
 def write_pool(path, problems: Iterable[Problem]):
@@ -208,16 +208,9 @@ def write_pool(path, problems: Iterable[Problem]):
     write_rows(path, map(dataclasses.asdict, problems))
 
 
-def candidate_rows(problems: Iterable[Problem]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yields (problem's id / number, problem, steps) of every candidate in the pool's order."""
-    for problem in problems:
-        for n, candidate in enumerate(problem.candidates):
-            yield f"{problem.id}/{n}", problem.problem, candidate.steps
-
-
-def note_unsplit(rows: Iterable[tuple]):
-    """Prints how many of (id, problem, steps) are one step of several lines, perhaps a whole text."""
-    is_whole = [len(steps) == 1 and "\n" in steps[0].strip() for *_, steps in rows]
+def note_unsplit(solutions: Iterable[Solution]):
+    """Prints how many solutions are one step of several lines, perhaps a whole text."""
+    is_whole = [len(s.steps) == 1 and "\n" in s.steps[0].strip() for s in solutions]
     if any(is_whole):
         share = f"{sum(is_whole):,} of {len(is_whole):,} solutions"
         print(f"note        {share} are one step of several lines; split_by=line cuts whole texts")

@@ -106,7 +106,7 @@ def native(row: dict, row_id: str, counts) -> list[Solution]:
     if rows.is_pool(row):
         from prm_jax.data.pools import parse_problem, pool_solutions  # not above: with it comes JAX
 
-        return pool_solutions(parse_problem(row))
+        return list(pool_solutions([parse_problem(row)]))
     if row.get(rows.first_name(row, ("completions", "steps"))) == []:
         counts["rows_without_steps_dropped"] += 1
         return []

@@ -98,30 +98,30 @@ def keep_rows(path: Path, about: dict, appended: Iterable, count: Callable, coun
     return kept
 
 
-def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:
-    """Appends the step scores of (id, problem, steps) rows to a file, one JSON {id, unit, scores} a line, and
-    returns its `stored_scores`. It reads CHUNK rows at a time, or a slow scorer's own `chunk`. Rows that have
-    a line are not scored again; InputError where it is damaged or of another row or unit. Each of several
+def score_into(path: Path, scorer, solutions: Iterable[Solution], total: int) -> Iterator[np.ndarray]:
+    """Appends the step scores of solutions to a file, one JSON {id, unit, scores} a line, and returns its
+    `stored_scores`. It reads CHUNK solutions at a time, or a slow scorer's own `chunk`. Those that have a
+    line are not scored again; InputError where it is damaged or of another solution or unit. Each of several
     processes writes its own file, and all continue that of process 0."""
     hosts.share_file(path)
     has_stats = hasattr(scorer, "stats")
     if has_stats:
         scorer.stats = type(scorer.stats)()
 
-    def check(line: dict, row):
-        require_same(line, id=row[0], unit=scorer.unit)
-        scores = field(line, "scores", list)
-        is_right = len(scores) == len(row[2]) and all(type(x) in (int, float) for x in scores)
-        expect(is_right, "scores", scores, f"a number for each of {len(row[2])} steps")
+    def check(line: dict, s: Solution):
+        require_same(line, id=s.id, unit=scorer.unit)
+        scores = field(line, "scores", list)  # of numbers, as `stored_scores` sees
+        expect(len(scores) == len(s.steps), "scores", scores, f"one for each of {len(s.steps)} steps")
 
-    def make(chunk: list, _, done: int) -> list[dict]:
-        scores = scorer.score([(problem, tuple(steps)) for _, problem, steps in chunk[done:]])
-        named = zip(chunk[done:], scores, strict=True)
-        return [{"id": i, "unit": scorer.unit, "scores": score_T.tolist()} for (i, *_), score_T in named]
+    def make(chunk: list[Solution], _, done: int) -> list[dict]:
+        new = chunk[done:]
+        scores = scorer.score([(s.problem, s.steps) for s in new])
+        lines = zip(new, scores, strict=True)
+        return [{"id": s.id, "unit": scorer.unit, "scores": score_T.tolist()} for s, score_T in lines]
 
     before = 0
     with progress("scoring", total, "solution", leave=not has_stats) as bar:
-        for lines, old in append_rows(path, rows, getattr(scorer, "chunk", CHUNK), check, make):
+        for lines, old in append_rows(path, solutions, getattr(scorer, "chunk", CHUNK), check, make):
             before += old
             bar.update(len(lines))
     if before:

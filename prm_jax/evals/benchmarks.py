@@ -101,11 +101,11 @@ class Benchmarks(Task):
         scorer = verifiers.one_scorer(setup)
         name = setup.checkpoints[0]
         solutions = [row.solution for row in rows]
-        texts = [(s.id, s.problem, s.steps) for s in solutions]
-        scores = list(map(probability, score_into(setup.folder / "scores.jsonl", scorer, texts, len(rows))))
+        path = setup.folder / "scores.jsonl"
+        scores = list(map(probability, score_into(path, scorer, solutions, len(rows))))
         path = setup.folder / "likelihood.jsonl"
         model = verifiers.backbone_of(name) if self.cfg.baselines else None
-        likelihood = verifiers.likelihood_scores(setup, model, texts, path)
+        likelihood = verifiers.likelihood_scores(setup, model, solutions, path)
         by_group = SETS[source.name].is_mean_over_groups
         compared = rows if by_group else [row._replace(group="") for row in rows]
         known_R = verifiers.known_rows(name, solutions)

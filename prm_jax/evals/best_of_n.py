@@ -182,13 +182,13 @@ def score_pool(
 ) -> tuple[list[pools.Problem], dict[str, dict]]:
     """(the pool with the step scores of every verifier, {name of the scores: their verifier})."""
     total = sum(len(problem.candidates) for problem in problems)
-    pools.note_unsplit(pools.candidate_rows(problems))
+    pools.note_unsplit(pools.pool_solutions(problems))
     scored_by = {}
     for checkpoint in checkpoints:
         scorer = verifiers.open_scorer(setup, checkpoint)
         name = verifiers.new_name(scorer, taken | scored_by.keys())
         path = setup.folder / f"pool_scores_{name}.jsonl"
-        scores = score_into(path, scorer, pools.candidate_rows(problems), total)
+        scores = score_into(path, scorer, pools.pool_solutions(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
         about = {"settings": verifiers.settings_of(checkpoint)}
         about["known_problems"] = verifiers.known_rows(checkpoint, problems)

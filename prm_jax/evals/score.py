@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
@@ -16,6 +16,7 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.progress import print_counts
 from prm_jax.rerank import default_aggregator
 from prm_jax.scoring import ModelScorer
+from prm_jax.solutions import Solution
 
 MOST_SHOWN = 20
 
@@ -77,32 +78,31 @@ class Score(Task):
                 print(f"  {score:8.4f}  {line[:80]}")
 
 
-def read_input(cfg: Config) -> tuple[list[pools.Problem], list[tuple]]:
-    """(problems of a pool, none of a file of solutions; (id, problem, steps) of every solution)."""
+def read_input(cfg: Config) -> tuple[list[pools.Problem], Sequence[Solution]]:
+    """(problems of a pool, none of a file of solutions; every solution)."""
     _, first = next(iter(rows.read_rows(cfg.input, cfg.columns)))
     problems = []
     if rows.is_pool(first):
         problems = pools.read_pool(cfg.input, split_by=cfg.split_by, columns=cfg.columns)
-        solutions = list(pools.candidate_rows(problems))
+        solutions = list(pools.pool_solutions(problems))
     else:
         reading = {"name": "text", "split_by": cfg.split_by} if cfg.split_by else {"name": "native"}
-        loaded, counts = sources.load(cfg.input, columns=cfg.columns, **reading)
+        solutions, counts = sources.load(cfg.input, columns=cfg.columns, **reading)
         print_counts({name: n for name, n in counts.items() if n and name.endswith("_dropped")})
-        solutions = [(s.id, s.problem, s.steps) for s in loaded]
-    for i, n in collections.Counter(i for i, *_ in solutions).items():
+    for i, n in collections.Counter(s.id for s in solutions).items():
         expect(n == 1, f"{cfg.input}: id", i, "each id once")
     return problems, solutions
 
 
-def rank(solutions: Iterable, scores: Iterable, unit: str, aggregator: str) -> list[dict]:
+def rank(solutions: Iterable[Solution], scores: Iterable, unit: str, aggregator: str) -> list[dict]:
     """Problems in the order of the file; in each, solutions by their lowest or last step score, best
     first."""
     by_problem = {}
-    for (i, problem, steps), logit_T in zip(solutions, scores, strict=True):
+    for s, logit_T in zip(solutions, scores, strict=True):
         weakest = int(logit_T.argmin())
         score_T = UNITS[unit].from_log_odds(logit_T.astype(float))
         chosen = -1 if aggregator == "last" else weakest
-        row = {"id": i, "problem": problem, "score": float(score_T[chosen]), "weakest_step": weakest + 1}
-        row |= {"n_steps": len(steps), "steps": list(steps), "scores": score_T.tolist()}
-        by_problem.setdefault(problem, []).append((-float(logit_T[chosen]), row))
+        row = {"id": s.id, "problem": s.problem, "score": float(score_T[chosen]), "weakest_step": weakest + 1}
+        row |= {"n_steps": len(s.steps), "steps": list(s.steps), "scores": score_T.tolist()}
+        by_problem.setdefault(s.problem, []).append((-float(logit_T[chosen]), row))
     return [row for rows in by_problem.values() for _, row in sorted(rows, key=lambda pair: pair[0])]

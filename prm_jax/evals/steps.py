@@ -98,8 +98,7 @@ def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
     print_counts(data.counts)
     if not any(y is not None for s in test for y in s.labels):
         raise InputError("data: no labelled solution in the test split, expected at least one")
-    rows = [(s.id, s.problem, s.steps) for s in test]
-    p = list(map(probability, score_into(setup.folder / f"scores_{number}.jsonl", scorer, rows, len(rows))))
+    p = list(map(probability, score_into(setup.folder / f"scores_{number}.jsonl", scorer, test, len(test))))
     run = step_results(cfg.threshold, kind, test, p)
     is_embedded = isinstance(data_cfg, TaskData)
     if is_embedded:
@@ -108,7 +107,7 @@ def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
         has_policy = is_embedded and data_cfg.samples == "policy"
         model = data_cfg.policy if has_policy else verifiers.backbone_of(name)
         path = setup.folder / f"likelihood_{number}.jsonl"
-        likelihood = verifiers.likelihood_scores(setup, model, rows, path)
+        likelihood = verifiers.likelihood_scores(setup, model, test, path)
         solutions = [Row(s, "", s.problem) for s in test]
         settings = cfg.threshold, setup.cfg.seed, kind
         run["beside_rules"] = compare_apart(solutions, p, likelihood, known_R, *settings)

@@ -123,9 +123,9 @@ def backbone_of(name: str) -> str | None:
     return None if begin == "random" else begin
 
 
-def likelihood_scores(setup: Setup, model: str | None, rows: list[tuple], path: Path) -> list | None:
-    """Log-odds of the likelihood of each step of (id, problem, steps) rows under a language model, kept in a
-    file; None without a model, and where it cannot be opened, which is said."""
+def likelihood_scores(setup: Setup, model: str | None, solutions: list, path: Path) -> list | None:
+    """Log-odds of the likelihood of each step of solutions under a language model, kept in a file; None
+    without a model, and where it cannot be opened, which is said."""
     if model is None:
         return None
     try:
@@ -133,7 +133,7 @@ def likelihood_scores(setup: Setup, model: str | None, rows: list[tuple], path: 
     except InputError as error:
         print(f"likelihood  left out: {error}")
         return None
-    return list(score_into(path, scorer, rows, len(rows)))
+    return list(score_into(path, scorer, solutions, len(solutions)))
 
 
 def new_name(scorer, taken: set[str]) -> str:

@@ -246,8 +246,7 @@ def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], d
         print_counts(counts)
         return solutions, {s.problem: None for s in solutions}
     pool = read_pool(path, as_written=is_own(checker), columns=columns)
-    solutions = [solution for p in pool for solution in pool_solutions(p)]
-    return solutions, right_answers(path, pool, checker)
+    return list(pool_solutions(pool)), right_answers(path, pool, checker)
 
 
 @cli.command("labeling", LabelingConfig)
