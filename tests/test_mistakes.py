@@ -36,7 +36,7 @@ def test_mr_gsm8k_rows(tmp_path):
             load(write(tmp_path / "far.jsonl", mr("wrong", error)), "mr_gsm8k")
 
 
-def test_hard2verify_rows_plain_and_hidden(tmp_path):
+def test_hard2verify_rows_plain_and_hidden(tmp_path, monkeypatch):
     plain = {"question": "x = 1?", "model_response_by_step": ["é", "b"], "human_labels": [1, 0]}
 
     def hide(value):
@@ -53,13 +53,9 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
     for row, labels in ((plain, [1, 2]), (hidden, [1, 0])):  # none, and not hidden
         with pytest.raises(InputError, match=r"line 1: human_labels(\[1\])?: "):
             load(write(tmp_path / "bad.jsonl", row | {"human_labels": labels}), "hard2verify")
-
-
-def test_rows_of_two_hub_splits_may_have_the_same_numbers(monkeypatch):
-    row = {"question": "q", "model_response_by_step": ["a"], "human_labels": [1]}
-    monkeypatch.setattr("prm_jax.data.rows.load_hub", lambda name, split: [(1, row)])
+    monkeypatch.setattr("prm_jax.data.rows.load_hub", lambda name, split: [(1, plain)])
     found, _ = benchmarks.read(benchmarks.Source("hard2verify", None, "set", "a+b"))
-    assert [(row.group, row.solution.id) for row in found] == [("a", "set:1"), ("b", "set:1")]
+    assert [row.group for row in found] == ["a", "b"]  # each with a row 1
 
 
 def command(monkeypatch, tmp_path, kind, rows, scores):
