@@ -171,7 +171,8 @@ def test_problems_that_a_run_was_trained_on_are_counted_and_said(capsys, tmp_pat
     assert f"{tmp_path} was trained on 1 " in capsys.readouterr().out
     assert not any(known_rows(str(tmp_path), rows[2:]) + known_rows("checker", rows))
     assert not capsys.readouterr().out
-    assert sum(known_rows(f"mean:[{tmp_path},plain:{tmp_path},random]", rows)) == 2
+    for name in (f"mean:[{tmp_path},plain:{tmp_path},random]", f"policy:{tmp_path}"):
+        assert sum(known_rows(name, rows)) == 2
 
 
 def test_errors_of_labels_against_every_outcome_of_the_completions():

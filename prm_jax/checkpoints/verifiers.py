@@ -69,6 +69,11 @@ def members_of(name: str, bare: bool = True) -> list[str]:
     return [with_format(member)[1] for member in members] if bare else members
 
 
+def folders_of(name: str) -> list[str]:
+    """The models of a verifier: those of its members, also behind `policy:` and `progress:`."""
+    return [re.sub("^(policy|progress):", "", member) for member in members_of(name)]
+
+
 def needs_folder(name: str) -> bool:
     """Whether a verifier is one that needs a folder."""
     is_other = BUILT_IN.fullmatch(name) or ENSEMBLE.fullmatch(name) or name.startswith(SERVER)

@@ -19,7 +19,7 @@ from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import describe, open_scorer, task_data
 from prm_jax.generate import search
 from prm_jax.generate.policies import PolicyFormat, Server, show_prompt
-from prm_jax.generate.pools import draw_pool
+from prm_jax.generate.pools import draw_pool, require_format
 from prm_jax.generate.sampling import Sampling, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import Count, Rule, expect, one_of
@@ -121,6 +121,7 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
             sampling = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens)
     fmt = cfg.policy_format.whole()
     policy = open_policy(name, "best", fmt, "float32", sampling, cfg.batch_rows, cfg.server)
+    require_format(policy, cfg.policy_format, "policy_format")
     path = setup.folder / "samples.jsonl"
     if cfg.policy:
         show_prompt(policy, questions[0].problem)

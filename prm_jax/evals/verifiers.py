@@ -99,8 +99,8 @@ def known_rows(name: str, rows: Sequence) -> list[bool]:
     """Which of some solutions or problems have a problem that a run, or a run of an ensemble, was trained on;
     prints how many problems these are."""
     known = set()
-    for member in members_of(name):
-        path = Path(member) / "data.json"
+    for folder in verifiers.folders_of(name):
+        path = Path(folder) / "data.json"
         if path.exists():
             known.update(read_json(path, problems=list)["problems"])
     hashes = [problem_hash(row.problem) for row in rows]

@@ -101,12 +101,17 @@ def fix_dtype(cfg: PolicyConfig, raw_cfg) -> PolicyConfig:
 
 
 def configured_policy(cfg: CommandConfig, path: str, dtype: str, server: Server | None = None):
-    """The policy at `path` with the keys of a command; InputError where a key of `format` is unlike its own."""
+    """The policy at `path` with the keys of a command."""
     policy = open_policy(path, cfg.which, cfg.format.whole(), dtype, cfg.sampling, cfg.batch_rows, server)
-    for key, default in vars(PolicyFormat()).items():
-        asked, own = getattr(cfg.format, key), getattr(policy.format, key)
-        expect(asked in (default, own), f"format.{key}", asked, f"{own!r}, as {path} has")
+    require_format(policy, cfg.format, "format")
     return policy
+
+
+def require_format(policy, asked: PolicyFormat, section: str):
+    """InputError where a key of the configured format is unlike the policy's own, which it would ignore."""
+    for key, default in vars(PolicyFormat()).items():
+        value, own = getattr(asked, key), getattr(policy.format, key)
+        expect(value in (default, own), f"{section}.{key}", value, f"{own!r}, as {policy.name} has")
 
 
 @contextlib.contextmanager

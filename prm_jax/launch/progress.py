@@ -18,6 +18,8 @@ TOTALS = ("rows", "solutions", "steps", "labels", "policy_tokens")  # counts of 
 
 
 def print_counts(counts: dict[str, int], totals=TOTALS):
-    """Prints a line of everything that was dropped, cut, masked or odd in the data, without the totals."""
-    if odd := [f"{n:,} {name}" for name, n in counts.items() if n and name not in totals]:
+    """Prints a line of everything that was dropped, cut, masked or odd in the data, without the totals, which
+    stand behind the name of a mixture's source."""
+    ends = tuple(f"_{name}" for name in totals)
+    if odd := [f"{n:,} {name}" for name, n in counts.items() if n and not f"_{name}".endswith(ends)]:
         print(f"counts      {', '.join(odd)}")

@@ -1,12 +1,11 @@
 """Problems to learn from and to evaluate on: those of an embedded task, or of files."""
 
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from prm_jax import tasks
-from prm_jax.checkpoints.verifiers import members_of, needs_folder
+from prm_jax.checkpoints.verifiers import folders_of, needs_folder
 from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import TaskData, problem_hash
 from prm_jax.generate.pools import right_answers
@@ -38,9 +37,8 @@ def known_problems(apart: str | None, verifier: str | None) -> set[str]:
     """Hashes of the problems that the run `apart` and the verifier's runs trained or validated on."""
     expect(apart is None or (Path(apart) / "data.json").exists(), "apart", apart, "a run of train.py")
     known = set()
-    members = members_of(verifier) if verifier else []
-    for name in dict.fromkeys([*filter(None, [apart]), *members]):
-        name = re.sub("^(policy|progress):", "", name)
+    folders = folders_of(verifier) if verifier else []
+    for name in dict.fromkeys([*filter(None, [apart]), *folders]):
         file = Path(name) / "data.json"
         if file.exists():
             record = read_json(file, problems=list, validation=list)
