@@ -247,7 +247,8 @@ def test_a_mixture_of_files_is_trained_and_evaluated(monkeypatch, tmp_path):
         write_rows(tmp_path / f"{name}.jsonl", map(native_row, of))
     paths = [f"data.sources.{name}.path={name}.jsonl" for name in "ab"]
     weights = "data.weights={a: 3, b: 1}"
-    printed(train.main, monkeypatch, *small, *MIXED, *paths, weights, "hydra.run.dir=r", cwd=tmp_path)
+    out = printed(train.main, monkeypatch, *small, *MIXED, *paths, weights, "hydra.run.dir=r", cwd=tmp_path)
+    assert "100 a_rows" not in out
     summary = json.loads((tmp_path / "r/summary.json").read_text())
     assert summary["counts"]["a_rows"] == 100 and summary["counts"]["b_rows"] == 300
     assert set(json.loads((tmp_path / "r/data.json").read_text())["files"]) == {"a.jsonl", "b.jsonl"}
