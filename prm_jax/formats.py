@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data.answers import THOUGHT_START
+from prm_jax.data.thoughts import THOUGHT_START
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import CONF, expect, one_of, parse
 

@@ -9,12 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from prm_jax.data.numbers import DECIMAL, UNIT, as_number, normal
-
-# Marks of the thoughts that reasoning models write before their answer: DeepSeek-R1, Qwen, SmolLM3 and most
-# others; Seed-OSS; Magistral; Sky-T1; Kimi.
-THOUGHT = r"(?:seed:)?(?:think|thinking|thought)"
-THOUGHT_START = re.compile(rf"<{THOUGHT}>|\[THINK\]|<\|begin_of_thought\|>|◁think▷")
-THOUGHT_END = re.compile(rf"</{THOUGHT}>|\[/THINK\]|<\|end_of_thought\|>|◁/think▷")
+from prm_jax.data.thoughts import THOUGHT, THOUGHT_END, THOUGHT_START
 
 
 def extract(text: str, numbers: bool = False) -> str | None:

@@ -25,7 +25,7 @@ from prm_jax.launch.hosts import max_over_processes
 ROWS = 512  # decoded at a time: fastest for a small model on CPU
 # The code that decides a sample. The checker's is not part of it: kept samples have no grades.
 CODE = ["model.py", "attention.py", "visibility.py", "rope.py", "formats.py", "encoding.py"]
-CODE += ["data/questions.py", "data/steps.py", "data/answers.py"]
+CODE += ["data/questions.py", "data/steps.py", "data/thoughts.py"]
 CODE += [f"generate/{name}.py" for name in ("samples", "pools", "sampling", "decoding", "policies")]
 CODE += [f"kernels/{name}.py" for name in ("cpu", "accelerator", "draw", "experts")]
 
