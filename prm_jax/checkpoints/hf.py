@@ -105,8 +105,8 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
 
 
 def read_part(tensors: dict, names: np.ndarray, shape, dtype, transposed: bool, less_one: bool, index):
-    """The part at `index`, slices, of a parameter of this shape, as `dtype`, read a tensor at a time. `names`:
-    of its tensors: one, or one a layer, or one a layer and expert."""
+    """The part at `index`, slices, of a parameter of this shape, as `dtype`, read a tensor at a time.
+    `names`: of its tensors: one, or one a layer, or one a layer and expert."""
     n = names.ndim
     chosen = np.asarray(names[index[:n]], object)
     inner = index[n:]

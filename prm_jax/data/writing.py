@@ -110,8 +110,9 @@ def score_into(path: Path, scorer, solutions: Iterable[Solution], total: int) ->
 
     def check(line: dict, s: Solution):
         require_same(line, id=s.id, unit=scorer.unit)
-        scores = field(line, "scores", list)  # of numbers, as `stored_scores` sees
-        expect(len(scores) == len(s.steps), "scores", scores, f"one for each of {len(s.steps)} steps")
+        scores = field(line, "scores", list)
+        is_right = len(scores) == len(s.steps) and all(type(x) in (int, float) for x in scores)
+        expect(is_right, "scores", scores, f"a number for each of {len(s.steps)} steps")
 
     def make(chunk: list[Solution], _, done: int) -> list[dict]:
         new = chunk[done:]

@@ -103,7 +103,7 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     verifiers: {scorer: {objective, known_problems (which were trained on), ...}} where they are known. An
     outcome model has learned the outcome at the last step, so its headline aggregator is `last`; log p of a
     text is a sum over its steps, so the policy's is `prod`. Where the pool has correctness labels `trace`
-    counts winners without a wrong step."""
+    counts right winners without a wrong step."""
     measurement = Measurement(pool, rules, seed)
     blind = {}
     for rule, size_PN in {"fewest_steps": pool.steps_PN, "shortest": pool.length_PN}.items():
