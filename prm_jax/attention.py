@@ -14,7 +14,7 @@ from prm_jax.launch.sharding import platform
 from prm_jax.visibility import visible
 
 SHORT = 128  # rows up to here are one product of all scores: a loop over tiles has nothing to skip
-NARROW = 16  # features of a head, up to which a CPU's products of one query with a cache are slow
+NARROW = 16  # features of a head, up to which a CPU reads a cache feature by feature; wider: not measured
 QUERIES = 256  # whose scores against all keys `dense` holds at once
 
 

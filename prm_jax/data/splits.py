@@ -129,7 +129,7 @@ def mixture_config(node) -> Mixture:
 def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False) -> Data:
     """Returns the train, validation and test splits. An embedded task's solutions come from its solver, or
     from its policy by `draw` (generate/samples.policy_pool). Of files, the test split is `test_path` or fold
-    `fold` of the problems, the validation split `validation_path` or the next part; the rest trains.
+    `fold` of the problems, validation is `validation_path` or the next fold not taken; the rest trains.
     With `labels_required` a native row without labels raises: a misspelt column would train on nothing."""
     if isinstance(cfg, TaskData):
         from prm_jax import tasks

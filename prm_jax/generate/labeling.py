@@ -143,7 +143,8 @@ def label_all_prefixes(solutions: Sequence[Solution], complete: Completions, cfg
     first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
     unknown = []
     for s in solutions:
-        unknown += prefixes_of(s)[first : len(s.steps) + (s.outcome is None)]
+        last = len(s.steps) if s.outcome is None else len(s.steps) - 1
+        unknown += prefixes_of(s)[first : last + 1]
     complete(unknown)
     labels = []
     for s in solutions:
