@@ -20,6 +20,7 @@ from prm_jax.evals.verifiers import describe, open_scorer, task_data
 from prm_jax.generate import search
 from prm_jax.generate.policies import PolicyFormat, Server, show_prompt
 from prm_jax.generate.pools import draw_pool, require_format
+from prm_jax.generate.samples import policy_pool
 from prm_jax.generate.sampling import Sampling, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import Count, Rule, expect, one_of
@@ -122,9 +123,11 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
     fmt = cfg.policy_format.whole()
     policy = open_policy(name, "best", fmt, "float32", sampling, cfg.batch_rows, cfg.server)
     require_format(policy, cfg.policy_format, "policy_format")
+    if cfg.policy is None:
+        samples = list(policy_pool(data_cfg, texts, cfg.samples, setup.cfg.seed))
+        return SearchInputs(questions, policy, grader, samples)
     path = setup.folder / "samples.jsonl"
-    if cfg.policy:
-        show_prompt(policy, questions[0].problem)
+    show_prompt(policy, questions[0].problem)
     draw_pool(path, policy, questions, cfg.samples, setup.cfg.seed, grader.grade, len(questions))
     return SearchInputs(questions, policy, grader, read_pool(path))
 
