@@ -13,18 +13,20 @@ from pathlib import Path
 import hydra
 import numpy as np
 import pytest
-from conftest import call, printed, run, start
+from conftest import call, printed, refuses, run, start
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from test_train import SMALL, THIN, parameters, records
 from tqdm import tqdm
 
+import prm_jax
 import train
 from prm_jax import InputError
 from prm_jax import __main__ as commands
 from prm_jax.data.writing import keep_rows
+from prm_jax.figures import sweeps
 from prm_jax.launch import files, run_folder
-from prm_jax.launch.cli import require_once, store_defaults
+from prm_jax.launch.cli import expand_home, require_once, store_defaults
 from prm_jax.launch.config import CONF, parse
 from prm_jax.launch.own import read_function
 from prm_jax.launch.run_folder import flatten
@@ -97,6 +99,16 @@ def test_a_key_stands_once_on_a_command_line(words, key):
 def test_words_that_set_other_keys_stand_together():
     require_once(["data=chain", "data.path=x", "batch={rows:8}", "batch.tokens=64,128", "~seed", "+seed=1"])
     require_once(["lora.targets=[w_q,", "w_v]", "a=[b,{c:1}]", "--cfg=job"])
+
+
+def test_a_path_may_begin_at_home(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    words = "checkpoint=[~/a, policy:~/b] +data.path='~/c' ~seed x=a~/b"
+    expanded = "checkpoint=[/home/me/a, policy:/home/me/b] +data.path='/home/me/c' ~seed x=a~/b"
+    assert expand_home(words) == expanded
+    assert "runs: got '/home/me/none'" in call(sweeps.main, monkeypatch, "sweeps", "runs=~/none")
+    refuses("/home/me/none: no such folder", prm_jax.load, "~/none")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Dimension key: B rows, T step ends, D model, V vocabulary, C verdicts.
 """
 
 import dataclasses
+import os
 from pathlib import Path
 
 import jax
@@ -65,7 +66,7 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name. Runs and our
     exports bring their format. Others are read with `fmt`, with `auto` by their step head, with None as a
     language model. `reference` names the second model of an implicit PRM."""
-    path = str(path)
+    path = os.path.expanduser(path)  # of a caller in Python; a command has expanded it
     dtype = resolve_dtype(dtype, path)
     is_implicit = fmt is not None and fmt.head == "implicit"
     is_right = is_implicit == (reference is not None)

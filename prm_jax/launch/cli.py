@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -69,6 +70,7 @@ def command(config_name: str, config: type | None = None):
             has_begun = False
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it would print in several lines
             try:
+                sys.argv[1:] = map(expand_home, sys.argv[1:])
                 require_once(sys.argv[1:])
                 run()
             except Exception as error:
@@ -98,6 +100,12 @@ def defaults_of(cls: type) -> dict:
         elif dataclasses.is_dataclass(hint) and not hasattr(hint, "is_open"):
             values[name] = defaults_of(hint)
     return values
+
+
+def expand_home(word: str) -> str:
+    """The word with the user's folder for each `~` that begins a path, also behind `policy:` or in a list:
+    Hydra refuses it, and not every shell expands it."""
+    return re.sub(r"(?<=[=:,\[\s'\"])~(?=/)", lambda _: os.path.expanduser("~"), word)
 
 
 def require_once(words: Sequence[str]):
