@@ -51,6 +51,7 @@ def test_candidates_are_ranked_by_the_models_own_aggregator():
         (lambda v: v.rank(PROBLEM, ["4+5=2\n2*3=6", "4+5=3"]), "steps"),
         (lambda v: prm_jax.load("embedded_prm", colour="red"), "colour"),
         (lambda v: prm_jax.load("embedded_prm", "none_such"), "format"),
+        (lambda v: prm_jax.load("embedded", "eurus_implicit", reference="embedded_prm"), "reference"),
     ],
 )
 def test_bad_input_names_its_key(verifier, ask, key):

@@ -86,10 +86,12 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
         expect(loaded.objective == "lm", "format", fmt.name, f"none: {path} has a step head")
     else:
         return loaded
-    second = open_checkpoint(reference, "best", None, dtype).model
-    is_wide = second.cfg.vocab >= len(loaded.tokenizer)
-    expect(is_wide, "reference", reference, f"a model with the tokens of {path}")
-    implicit = {"format": fmt, "label_kind": fmt.label_kind, "reference": second}
+    second = open_checkpoint(reference, "best", None, dtype)
+    # What our own run began with may be a verifier, whose backbone it took as a language model.
+    is_lm = second.objective == "lm" or loaded.objective == "implicit"
+    is_wide = second.model.cfg.vocab >= len(loaded.tokenizer)
+    expect(is_lm and is_wide, "reference", reference, f"a language model with the tokens of {path}")
+    implicit = {"format": fmt, "label_kind": fmt.label_kind, "reference": second.model}
     return dataclasses.replace(loaded, objective="prm", **implicit)
 
 
