@@ -59,6 +59,7 @@ LINES = [
     ("train resume=broken", "broken/.hydra/config.yaml"),
     ("train data=jsonl", "data.path"),
     ("train data=jsonl data.path=good.jsonl data.folds=2", "data.folds"),
+    ("train data=jsonl data.fold=1 data.path=a data.test_path=b data.validation_path=c", "data.fold"),
     ("evaluate", "checkpoint"),
     ("evaluate task=steps checkpoint=cut_weights data=jsonl data.path=good.jsonl", "cut_weights"),
     ("evaluate task=best_of_n input=bare_pool.jsonl", "scores"),

@@ -100,6 +100,8 @@ def data_config(node, key: str = "data") -> DataConfig:
         cfg = parse(node, FileData, key)
         expected = f"a file, or a hub data set ({key}.hub=OWNER/NAME), and not both"
         expect(bool(cfg.path) != bool(cfg.hub), f"{key}.path", cfg.path, expected)
+        has_part = cfg.fold is None or None in (cfg.test_path, cfg.validation_path)
+        expect(has_part, f"{key}.fold", cfg.fold, "null, for test_path and validation_path leave it no part")
     else:
         from prm_jax import tasks  # not above: data of files need no embedded task
 
