@@ -124,7 +124,10 @@ def test_every_kind_of_figure_is_drawn(sweep, x):
     assert sweeps.draw(table, sweep / "sweep.png").stat().st_size > 5_000
 
 
-@pytest.mark.parametrize("key, value", [("y", "evalloss"), ("x", "optimizer.lrr"), ("over", ["fold"])])
+@pytest.mark.parametrize(
+    "key, value",
+    [("y", "evalloss"), ("y", ["eval_loss", "objective"]), ("x", "optimizer.lrr"), ("over", ["fold"])],
+)
 def test_a_key_that_no_run_has_is_named(sweep, key, value):
     with pytest.raises(InputError, match=rf"^{key}: .*"):
         make_table(Config(str(sweep), **{key: value}))

@@ -79,7 +79,9 @@ def make_table(cfg: Config) -> Table:
     is_old = settings[[*keys, *averaged]].iloc[newest].astype(str).duplicated(keep="last").sort_index()
     left_out |= {rows[i].name: "an older one of the same setting and seed" for i in is_old[is_old].index}
     values = pd.concat(settings[keys].assign(y=y, value=numbers[y])[~is_old] for y in ys).dropna()
-    expect(len(values), "y", ys, "a number that a run has")
+    without = sorted({*ys} - {*values["y"]})
+    is_whole = not without if cfg.y else len(values)
+    expect(is_whole, "y", without, "numbers that a run has")
     frame = values.groupby([*keys, "y"], sort=False)["value"].agg(list).reset_index()
     frame["runs"] = frame["value"].map(len)
     if x == "step":  # those that all runs of a setting have
