@@ -72,6 +72,7 @@ LINES = [
     ("labeling input=good.jsonl k=0", "k"),
     ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
+    ("rl input=q.jsonl held_out=q.jsonl reward.prm_checkpoint=embedded_prm", "reward.prm"),
     ("export", "to"),
     ("export to=out checkpoint=embedded", "checkpoint"),
     ("bench what=sampling checkpoint=embedded", "input"),

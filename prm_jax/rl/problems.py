@@ -30,6 +30,8 @@ def load_problems(cfg, data: TaskData) -> Problems:
         known = known_problems(cfg.apart, cfg.reward.prm_checkpoint)
         return task_problems(data, cfg.eval.problems, cfg.seed, known)
     grader = open_grader(cfg.checker, [cfg.input, cfg.held_out])
+    is_used = cfg.reward.prm or grader.task or not cfg.reward.prm_checkpoint
+    expect(is_used, "reward.prm", 0, "a weight: a verifier is watched only where exact labels judge it")
     return file_problems(cfg.input, cfg.held_out, grader, cfg.eval.problems, cfg.columns)
 
 
