@@ -105,19 +105,20 @@ def make_examples(
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
     for solution, encoded in encode_all(solutions, fmt, tokenizer, end=objective == "lm"):
         n_tokens, n_steps = len(encoded.ids_L), len(encoded.step_end_T)
-        if limit is not None and n_tokens > limit:
+        is_long = limit is not None and n_tokens > limit
+        if is_long:
             expected = f"at most batch.tokens={limit}; raise it, or set batch.too_long=drop or cut"
             expect(too_long != "error", f"{solution.id}: tokens", n_tokens, expected)
             encoded = truncate(encoded, limit) if too_long == "cut" else None
             if encoded is None:
                 counts["too_long_dropped"] += 1
                 continue
-            counts["too_long_cut"] += 1
-            counts["steps_cut"] += n_steps - len(encoded.step_end_T)
         example = make_example(encoded, solution, objective, outcome_at)
         if objective != "lm" and not example.targets["weight"].any():
-            counts["without_target_dropped"] += 1
+            counts["too_long_dropped" if is_long else "without_target_dropped"] += 1
             continue
+        counts["too_long_cut"] += is_long
+        counts["steps_cut"] += n_steps - len(encoded.step_end_T)
         examples.append(example)
     lost = {name: n for name, n in counts.items() if n}
     expect(examples, "data", f"a split that keeps no solution: {lost}", f"targets for objective={objective}")

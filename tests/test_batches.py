@@ -287,6 +287,9 @@ def test_too_long_rows(tokenizer):
     assert example.targets["label"].tolist() == [1, 1]
     expected = {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 1}
     assert counts == expected
+    rows = [Solution("1", ("2", "3", "4"), outcome=1.0), Solution("1", ("2",), outcome=1.0)]
+    _, counts = make_examples(rows, PLAIN, tokenizer, "orm", 6, "cut")  # what is cut off holds the outcome
+    assert counts == dict.fromkeys(expected, 0) | {"too_long_dropped": 1}
 
 
 def test_a_few_very_long_solutions_do_not_make_all_rows_wide(tokenizer):
