@@ -31,9 +31,11 @@ def test_columns_name_those_of_the_file(tmp_path):
     path = jsonl(tmp_path, {"query": "2+2?", "target": 4.0, "number": 3} | synonyms)
     columns = {"prompt": "query", "answer": "target", "id": "number"}
     assert list(read_questions(path, columns=columns)) == [Question("3", "2+2?", "4")]
-    path = jsonl(tmp_path, {"query": "2+2?", "outputs": [["4"]]})
-    [problem] = read_pool(path, columns={"problem": "query", "candidates": "outputs"})
-    assert (problem.problem, problem.candidates) == ("2+2?", (Candidate(("4",)),))
+    path = jsonl(tmp_path, {"query": "2+2?", "outputs": [["4"]], "id": 1, "key": 2})
+    [problem] = read_pool(path, columns={"problem": "query", "candidates": "outputs", "unique_id": "key"})
+    assert (problem.id, problem.problem, problem.candidates) == ("2", "2+2?", (Candidate(("4",)),))
+    row = {"input": "p Step 1: a ки", "label": [False], "v": [True]}
+    assert read(tmp_path, "math_shepherd", row, columns={"value": "v"})[0][2] == (1.0,)
 
 
 @pytest.mark.parametrize(
