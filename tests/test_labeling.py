@@ -80,6 +80,7 @@ def test_labels_of_counts_and_their_expectations():
     """E18: hard labels of a prefix of value v come out 1 with 1 - (1 - v)^K, soft ones are v on average."""
     assert labels("soft", (0, 0, 1, 4), 4) == [0, 0.25, 1]
     assert labels("hard", (0, 0, 1, 4), 4) == [0, 1, 1]
+    assert labels("hard", (1, 0.25, 0.75), 1) == [0, 1]  # of a fractional outcome
     assert labels("threshold", (0, 0, 1, 2, 4), 4, threshold=0.5) == [0, 0, 1, 1]
     for v, hard in ((0.05, 0.337), (0.1, 0.570)):
         assert expected(lambda r: labels("hard", (0, r))[0], v, 8) == pytest.approx(hard, abs=5e-4)

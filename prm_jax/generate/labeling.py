@@ -70,7 +70,7 @@ def advantage(mc: Sequence[MC], _) -> list[float]:
 # label -> f(MC of the bare problem and of every prefix, threshold) -> label of every step
 LABELS = {
     "soft": lambda mc, _: [x.share for x in mc[1:]],
-    "hard": lambda mc, _: [float(x.right > 0) for x in mc[1:]],
+    "hard": lambda mc, _: [float(x.right >= 0.5) for x in mc[1:]],  # any; an outcome may be a fraction
     "threshold": lambda mc, threshold: [float(x.share >= threshold) for x in mc[1:]],
     "ratio": ratio,
     "advantage": advantage,
