@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
+from prm_jax.checkpoints.names import OpenOptions, open_verifier
 from prm_jax.data.units import UNITS, probability
 from prm_jax.formats import read_format
 from prm_jax.launch import cli, run_folder

@@ -14,7 +14,7 @@ import prm_jax
 from prm_jax import InputError
 from prm_jax.checkpoints import hf_config
 from prm_jax.checkpoints import open as opening
-from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
+from prm_jax.checkpoints.names import OpenOptions, open_verifier
 from prm_jax.data.units import probability
 from prm_jax.formats import read_format
 

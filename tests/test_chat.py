@@ -10,8 +10,8 @@ from conftest import printed, real_model
 from test_hf import torch_model
 
 from prm_jax import InputError
+from prm_jax.checkpoints.names import OpenOptions, open_verifier
 from prm_jax.checkpoints.tokenizer import train_tokenizer
-from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.questions import make_candidate
 from prm_jax.data.steps import format_steps
 from prm_jax.data.writing import write_rows

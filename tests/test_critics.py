@@ -12,8 +12,8 @@ from conftest import printed
 
 import evaluate
 from examples.critic_rows import critiques, written_out
+from prm_jax.checkpoints.names import OpenOptions, members_of, needs_folder, open_verifier, with_format
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier, with_format
 from prm_jax.critics.critic import Critic, combine
 from prm_jax.critics.prompts import CriticFormat, prompt_text, with_critic
 from prm_jax.critics.writers import LocalWriter

@@ -11,7 +11,7 @@ import pytest
 
 from examples.papers import overoptimisation
 from prm_jax import InputError, rerank
-from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
+from prm_jax.checkpoints.names import OpenOptions, open_verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import Question
 from prm_jax.data.steps import step_sums, token_steps

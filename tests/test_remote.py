@@ -15,8 +15,8 @@ from tokenizers.processors import TemplateProcessing
 
 import evaluate
 from prm_jax import InputError
+from prm_jax.checkpoints.names import OpenOptions, open_verifier
 from prm_jax.checkpoints.tokenizer import train_tokenizer
-from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.formats import read_format
 from prm_jax.generate import pools, sampling
 from prm_jax.generate import samples as lab

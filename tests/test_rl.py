@@ -18,8 +18,8 @@ from conftest import ROOT, call, data_node, printed, refuses
 from flax import nnx
 
 from prm_jax import InputError, tasks
+from prm_jax.checkpoints.names import OpenOptions, open_verifier
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import data_config, problem_hash
 from prm_jax.figures.sweeps import Config, make_table
 from prm_jax.formats import read_format

@@ -11,7 +11,7 @@ from prm_jax.data.writing import score_into
 from prm_jax.evals import pool_metrics, verifiers
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.evals.setup import Setup
-from prm_jax.evals.tables import lead_text, over_seeds, show_table
+from prm_jax.evals.tables import lead_text, show_table, spread_by_setting
 from prm_jax.evals.task import Task
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect
@@ -214,7 +214,7 @@ def seeds_of_one_setting(results: dict) -> list[dict]:
             if rule in table:
                 numbers[scorer][f"{column}_{N}"] = table[rule][N]
     settings = [about["settings"] for about in results["verifiers"].values()]
-    groups = [x for x in over_seeds(settings, list(numbers.values())) if len(x["members"]) > 1]
+    groups = [x for x in spread_by_setting(settings, list(numbers.values())) if len(x["members"]) > 1]
     return [group | {"scorers": [[*numbers][i] for i in group["members"]]} for group in groups]
 
 

@@ -12,7 +12,7 @@ from prm_jax.data.writing import score_into
 from prm_jax.evals import verifiers
 from prm_jax.evals.baselines import Row, compare_apart, of_labelled_steps, show_comparison, step_auroc
 from prm_jax.evals.setup import Setup, check_unchanged
-from prm_jax.evals.tables import over_seeds, show_table
+from prm_jax.evals.tables import show_table, spread_by_setting
 from prm_jax.evals.task import Task
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect
@@ -147,7 +147,7 @@ def exact_numbers(data_cfg, test: list[Solution], p: list[np.ndarray]) -> dict:
 
 
 def by_settings(runs: list[dict]) -> list[dict]:
-    """`over_seeds` of the runs' numbers and of the rules' AUROC."""
+    """`spread_by_setting` of the runs' numbers and of the rules' AUROC."""
     numbers = []
     for run in runs:
         own = {name: x for name, x in run.items() if isinstance(x, int | float)}
@@ -155,7 +155,7 @@ def by_settings(runs: list[dict]) -> list[dict]:
             if rule != "verifier" and "step_auroc" in judge:
                 own[f"step_auroc, {rule}"] = judge["step_auroc"]
         numbers.append(own)
-    return over_seeds([run["settings"] for run in runs], numbers)
+    return spread_by_setting([run["settings"] for run in runs], numbers)
 
 
 def show_group(group: dict, kind: str, runs: list[dict]):

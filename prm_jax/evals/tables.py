@@ -13,7 +13,7 @@ def interval_of(statistic, problems, seed: int, *arrays):
     return bootstrap_interval(lambda rows: statistic(*(x[rows] for x in arrays)), problems, seed=seed)
 
 
-def over_seeds(settings: list[dict], numbers: list[dict[str, float]]) -> list[dict]:
+def spread_by_setting(settings: list[dict], numbers: list[dict[str, float]]) -> list[dict]:
     """Of each setting what others have otherwise, the indices of its runs, which differ in their seed alone,
     and of each number that all of these have {way of SPREAD: its value}, `sd` that of a sample."""
     groups = []

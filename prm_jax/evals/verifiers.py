@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.checkpoints import verifiers
+from prm_jax.checkpoints import names
 from prm_jax.checkpoints.folders import is_run, locate
-from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder
+from prm_jax.checkpoints.names import OpenOptions, folders_of, members_of, needs_folder, open_verifier
 from prm_jax.data.splits import DataConfig, TaskData, data_config, problem_hash
 from prm_jax.data.writing import score_into
 from prm_jax.evals.setup import EvaluateConfig, Setup, check_unchanged
@@ -20,10 +20,10 @@ def checkpoints(cfg: EvaluateConfig) -> list[str]:
     """The verifiers of the key `checkpoint`: a sweep's runs for its folder, the newest run for null."""
     if cfg.checkpoint is None:
         return [str(run_folder.newest_run())]
-    names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
-    expect(names, "checkpoint", names, "at least one verifier")
+    asked = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
+    expect(asked, "checkpoint", asked, "at least one verifier")
     found = []
-    for name in map(str, names):
+    for name in map(str, asked):
         found += map(str, run_folder.runs_of(Path(name))) if needs_folder(name) else [name]
     for member in itertools.chain(*map(members_of, found)):
         if needs_folder(member):
@@ -56,15 +56,15 @@ def open_scorer(setup: Setup, name: str):
         task=tasks.pop() if len(tasks) == 1 else None,
         files=setup.files,
     )
-    scorer = verifiers.open_verifier(name, options)
+    scorer = open_verifier(name, options)
     check_unchanged(setup.folder, {name: scorer.name})  # a run that went on has another step in its name
     return scorer
 
 
 def one_scorer(setup: Setup):
-    names = setup.checkpoints
-    expect(len(names) == 1, "checkpoint", names, "one verifier: this task takes no more")
-    return open_scorer(setup, names[0])
+    given = setup.checkpoints
+    expect(len(given) == 1, "checkpoint", given, "one verifier: this task takes no more")
+    return open_scorer(setup, given[0])
 
 
 def describe(scorer) -> dict:
@@ -99,7 +99,7 @@ def known_rows(name: str, rows: Sequence) -> list[bool]:
     """Which of some solutions or problems have a problem that a run, or a run of an ensemble, was trained on;
     prints how many problems these are."""
     known = set()
-    for folder in verifiers.folders_of(name):
+    for folder in folders_of(name):
         path = Path(folder) / "data.json"
         if path.exists():
             known.update(read_json(path, problems=list)["problems"])
@@ -138,7 +138,7 @@ def likelihood_scores(setup: Setup, model: str | None, solutions: list, path: Pa
 
 def new_name(scorer, taken: set[str]) -> str:
     """The name of a verifier's scores in a pool: the first free of prm, prm_1, ... (checker, checker_1)."""
-    built_in = verifiers.BUILT_IN.fullmatch(scorer.name) or verifiers.ENSEMBLE.fullmatch(scorer.name)
+    built_in = names.BUILT_IN.fullmatch(scorer.name) or names.ENSEMBLE.fullmatch(scorer.name)
     first = (built_in[1] or built_in[0].partition(":")[0]) if built_in else scorer.objective
-    names = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))
-    return next(name for name in names if name not in taken)
+    numbered = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))
+    return next(name for name in numbered if name not in taken)

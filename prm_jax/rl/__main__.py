@@ -22,8 +22,8 @@ from flax import nnx
 from prm_jax import tasks
 from prm_jax.checkpoints.hf_config import is_wide
 from prm_jax.checkpoints.init import fill_optimizer
+from prm_jax.checkpoints.names import OpenOptions, open_verifier
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
-from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.generate.policies import SamplingStats, show_prompt
 from prm_jax.generate.pools import CommandConfig, configured_policy

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prm_jax import tasks
-from prm_jax.checkpoints.verifiers import folders_of, needs_folder
+from prm_jax.checkpoints.names import folders_of, needs_folder
 from prm_jax.data.questions import read_questions
 from prm_jax.data.splits import TaskData, problem_hash
 from prm_jax.generate.pools import right_answers
