@@ -8,7 +8,7 @@ import runpy
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import printed
+from conftest import ROOT, printed
 
 import evaluate
 from examples.critic_rows import critiques, written_out
@@ -193,7 +193,7 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
     source, target = tmp_path / "solutions.jsonl", tmp_path / "critiques.jsonl"
     source.write_text(json.dumps(native_row(solution)))
     monkeypatch.setattr("sys.argv", ["critic_rows", str(source), str(target), "verdict"])
-    runpy.run_module("examples.critic_rows", run_name="__main__")
+    runpy.run_path(ROOT / "examples/critic_rows.py", run_name="__main__")  # a module would be imported twice
     assert [json.loads(line)["completions"] for line in target.open()] == [["Yes"], ["No"]]
     fmt = with_critic(read_format("lab_critic"))
     assert prompt_text(fmt, None, problem, steps[:2]) == "4 +5 *3 max2 -2 mod7?4+5*3=6\n6max2=6\n?"
