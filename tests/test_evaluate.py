@@ -89,17 +89,13 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
 
 def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(monkeypatch, tmp_path):
     data = "data=chain", "data.samples=solver", "data.solutions=80", "data.test_solutions=80"
-    args = (
-        "task=steps",
-        *data,
-        "checkpoint=[checker,random]",
-        "baselines=false",
-        "hydra.run.dir=out",
-        "figures=0",
-    )
+    args = ("task=steps", *data, "checkpoint=[checker,random]", "hydra.run.dir=out", "figures=0")
+    asked = []
+    monkeypatch.setattr(steps.verifiers, "likelihood_scores", lambda *given: asked.append(given))
     out = printed(evaluate.main, monkeypatch, *args, cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert [g["setting"] for g in results["groups"]] == [{"verifier": "checker"}, {"verifier": "random"}]
+    assert len(asked) == 1  # both are measured on the same solutions beside the same model
     checker, noise = results["runs"]
     assert checker["auroc_correctness"] == 1 and checker["auroc_value"] > noise["auroc_value"] + 0.1
     assert checker["auroc_value"] < checker["auroc_value_ceiling"] < 1

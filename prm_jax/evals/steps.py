@@ -47,8 +47,9 @@ class Steps(Task):
     def run(self, setup: Setup) -> dict:
         """`runs`: every number of each verifier; `groups`: those of each setting, over its seeds."""
         runs = []
+        likelihoods = {}
         for i, name in enumerate(setup.checkpoints):
-            runs.append(measure(setup, self.cfg, name, i))
+            runs.append(measure(setup, self.cfg, name, i, likelihoods))
             kinds = sorted({(run["objective"], run["label_kind"]) for run in runs})
             is_same = len(kinds) == 1 or setup.data.name != "of_run"
             expect(is_same, f"checkpoint: {name}", kinds, "one kind, or data=NAME, which measures all alike")
@@ -86,8 +87,9 @@ class Steps(Task):
         return results["groups"][0]["means"]["step_auroc"]
 
 
-def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
-    """Every number of one verifier; `number` names its files."""
+def measure(setup: Setup, cfg: Config, name: str, number: int, likelihoods: dict) -> dict:
+    """Every number of one verifier; `number` names its files. likelihoods: those of the verifiers before it,
+    {(model, solutions): step scores}, which runs of one base share."""
     scorer = verifiers.open_scorer(setup, name)
     data_cfg, run_seed = verifiers.data_of(setup, name)
     kind = data_cfg.label_kind
@@ -106,11 +108,13 @@ def measure(setup: Setup, cfg: Config, name: str, number: int) -> dict:
     if cfg.baselines:
         has_policy = is_embedded and data_cfg.samples == "policy"
         model = data_cfg.policy if has_policy else verifiers.backbone_of(name)
-        path = setup.folder / f"likelihood_{number}.jsonl"
-        likelihood = verifiers.likelihood_scores(setup, model, test, path)
+        key = model, tuple(test)
+        if key not in likelihoods:
+            path = setup.folder / f"likelihood_{number}.jsonl"
+            likelihoods[key] = verifiers.likelihood_scores(setup, model, test, path)
         solutions = [Row(s, "", s.problem) for s in test]
         settings = cfg.threshold, setup.cfg.seed, kind
-        run["beside_rules"] = compare_apart(solutions, p, likelihood, known_R, *settings)
+        run["beside_rules"] = compare_apart(solutions, p, likelihoods[key], known_R, *settings)
     run |= {
         "data": dataclasses.asdict(data_cfg),
         "counts": data.counts,
