@@ -8,6 +8,7 @@ import json
 import pytest
 from conftest import printed
 from omegaconf import OmegaConf
+from test_floors import loaded
 
 import evaluate
 import train
@@ -50,13 +51,20 @@ def test_samples_are_drawn_once_and_graded_by_the_checker_of_today(cache, monkey
     for change in ({"n": 4}, {"seed": 1}, change_of(temperature=0.5), own):
         with pytest.raises(TypeError):  # other samples are asked for, and not read from this folder
             list(lab.policy_pool(**asked | change))
-    assert "encoding.py" in lab.CODE and not (cache.parent / "away").exists()
+    assert not (cache.parent / "away").exists()
     monkeypatch.setattr(tasks.CHAIN, "solved", lambda problem, steps: True)
     assert '"correct": true' not in (folder / "pool.jsonl").read_text()
     assert all(c.correct for p in lab.policy_pool(**asked) for c in p.candidates)
     texts = [[p.problem, *(c.steps for c in p.candidates)] for p in first]
     digest = hashlib.sha256("".join(map(repr, texts)).encode()).hexdigest()[:8]  # the same everywhere
     assert f"4 problems x 8 of embedded, 1.000 right, hash {digest}, kept in" in capsys.readouterr().out
+
+
+def test_the_code_that_decides_a_sample_is_all_that_decoding_loads():
+    code = {"prm_jax." + file.removesuffix(".py").replace("/", ".") for file in lab.CODE}
+    others = loaded("prm_jax.generate.decoding") - code - {"prm_jax.generate", "prm_jax.kernels"}
+    others = {name.removeprefix("prm_jax.") for name in others if "launch" not in name}
+    assert others == {"heads", "protocols", "data.units"}  # which decide no token
 
 
 def test_samples_become_labelled_solutions(cache):

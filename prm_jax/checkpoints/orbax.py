@@ -130,9 +130,12 @@ def restore_step(saved: ocp.CheckpointManager, step: int, **modules) -> dict:
     for name, module in modules.items():
         states[name] = nnx.state(module)
         arrays, tree = jax.tree.flatten(abstract_arrays(states[name], shardings(states[name])))
+        kept = jax.tree.leaves(stored[name].tree)
+        # Orbax would give up at the first such array, and let its reads of the others run into a closed loop.
+        if [x.shape for x in kept] != [x.shape for x in arrays]:
+            raise ValueError(f"{name} has arrays of other shapes")
         # Read in the types that were saved, of which the sums are, then cast.
-        types = [x.dtype for x in jax.tree.leaves(stored[name].tree)]
-        arrays = [x.update(dtype=dtype) for x, dtype in zip(arrays, types, strict=True)]
+        arrays = [x.update(dtype=like.dtype) for x, like in zip(arrays, kept, strict=True)]
         target[name] = args.StandardRestore(tree.unflatten(arrays))
     out = saved.restore(step, args=args.Composite(**target, notes=args.JsonRestore()))
     sums = out["notes"].pop("bit_sums", {})
