@@ -138,14 +138,8 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
 
 
 def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path):
-    given = (
-        "data=chain",
-        "data.samples=solver",
-        "data.solutions=12",
-        "data.solutions_per_problem=4",
-        "data.test_solutions=4",
-        "seed=3",
-    )
+    given = "data=chain data.samples=solver data.solutions=12 data.solutions_per_problem=4"
+    given = *given.split(), "data.test_solutions=4", "seed=3"
     out = printed(evaluate.main, monkeypatch, "task=solutions", *given, "hydra.run.dir=a", cwd=tmp_path)
     assert "12 solutions, 3 problems" in out and "correctness labels" in out
     train = load_splits(data_config(run_folder.run_config(tmp_path / "a").data), 3).splits["train"]

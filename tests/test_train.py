@@ -81,17 +81,10 @@ def test_train_with_step_losses_of_several_steps(name, tmp_path, monkeypatch):
 def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_path, monkeypatch):
     """CE and DPO form; the reference of an evaluation is what the run began with, so before the first step
     all ratios are 0."""
-    asked = [
-        "objective=implicit",
-        *("format.head=tokens", "format.good=a", "format.bad=b"),  # of released heads; it has none of them
-        "batch.tokens=384",
-        "steps=3",
-        "eval.every=3",
-        "log_every=1",
-        "hydra.run.dir=runs/a",
-    ]
-    asked.append(f"loss.step={name}")
-    printed(train.main, monkeypatch, *SMALL, *asked, cwd=tmp_path)
+    ignored = "format.head=tokens", "format.good=a", "format.bad=b"  # of released heads; it has none of them
+    asked = f"objective=implicit loss.step={name} batch.tokens=384 steps=3 eval.every=3 log_every=1"
+    asked = *SMALL, *ignored, *asked.split(), "hydra.run.dir=runs/a"
+    printed(train.main, monkeypatch, *asked, cwd=tmp_path)
     loss = records(tmp_path / "runs/a")[0]["loss"]
     if name == "pairwise":
         assert 0 < loss < np.log(2)  # some have no partner
