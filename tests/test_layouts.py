@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 import pytest
-from conftest import jsonl, printed, real_data
+from conftest import jsonl, printed, real_data, refuses
 
 import evaluate
 import train
@@ -36,6 +36,13 @@ def test_columns_name_those_of_the_file(tmp_path):
     assert (problem.id, problem.problem, problem.candidates) == ("2", "2+2?", (Candidate(("4",)),))
     row = {"input": "p Step 1: a ки", "label": [False], "v": [True]}
     assert read(tmp_path, "math_shepherd", row, columns={"value": "v"})[0][2] == (1.0,)
+
+
+def test_an_answer_is_no_text_beside_one(tmp_path):
+    row = {"problem": "p", "body": "a\nb", "answer": "4"}
+    assert read(tmp_path, "text", row, columns={"text": "body"})[0][1] == ("a", "b")
+    assert read(tmp_path, "text", row)[0][1] == ("4",)
+    refuses("line 1: solution: got None", read, tmp_path, "text", row | {"solution": None})
 
 
 @pytest.mark.parametrize(

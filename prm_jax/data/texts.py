@@ -10,10 +10,13 @@ from prm_jax.solutions import Solution
 
 
 def text(row: dict, row_id: str, counts, *, split_by) -> list[Solution]:
-    """problem (or question, prompt) and solution (or completion, response, answer, text), of each the first
-    that is there, split by steps.py, without labels; outcome and id are optional."""
+    """problem (or question, prompt) and solution (or completion, response, text; answer, where no column has
+    one of these names), of each the first that is there, split by steps.py, without labels; outcome and id
+    are optional."""
     problem = field(row, PROBLEM, str)
-    solution = field(row, ("solution", "completion", "response", "answer", "text"), str)
+    names = "solution", "completion", "response", "text"
+    has_text = row.keys() & {*names} or "answer" not in row
+    solution = field(row, names if has_text else "answer", str)
     steps = tuple(split_steps(solution, split_by))
     if not steps:
         counts["rows_without_steps_dropped"] += 1
