@@ -45,6 +45,11 @@ def test_an_answer_is_no_text_beside_one(tmp_path):
     refuses("line 1: solution: got None", read, tmp_path, "text", row | {"solution": None})
 
 
+@pytest.mark.parametrize("kind, key, value", [("native", "split_by", "blank"), ("text", "neutral", "bad")])
+def test_a_key_that_a_reader_does_not_ask_is_refused(tmp_path, kind, key, value):
+    refuses(f"^data.{key}: got '{value}'", read, tmp_path, kind, {}, **{key: value})
+
+
 @pytest.mark.parametrize(
     ("row", "named"),
     [

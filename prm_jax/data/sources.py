@@ -15,6 +15,7 @@ from typing import Literal
 
 from prm_jax import InputError
 from prm_jax.data import rows
+from prm_jax.launch.config import expect
 from prm_jax.launch.own import load_object
 from prm_jax.solutions import Pickled, Solution, pickled_solutions, relabel_after_error
 
@@ -65,6 +66,10 @@ def load_placed(
         read = load_object("data.name", reading.name)
     takes = inspect.getfullargspec(read).kwonlyargs
     options = {name: getattr(reading, name) for name in takes}
+    for name in ("neutral", "split_by"):
+        value, default = getattr(reading, name), getattr(Reading, name)
+        is_read = name in takes or value == default
+        expect(is_read, f"data.{name}", value, f"{default}, since data.name={reading.name} asks none")
     seen = set()  # 64 bits stand for a solution: two of ten million have the same with chance 3e-6
     counts.update(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
 
