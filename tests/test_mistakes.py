@@ -53,8 +53,9 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path, monkeypatch):
     for row, labels in ((plain, [1, 2]), (hidden, [1, 0])):  # none, and not hidden
         with pytest.raises(InputError, match=r"line 1: human_labels(\[1\])?: "):
             load(write(tmp_path / "bad.jsonl", row | {"human_labels": labels}), "hard2verify")
-    monkeypatch.setattr("prm_jax.data.rows.load_hub", lambda name, split: [(1, plain)])
-    found, _ = benchmarks.read(benchmarks.Source("hard2verify", None, "set", "a+b"))
+    other = {"q": plain.pop("question")} | plain
+    monkeypatch.setattr("prm_jax.data.rows.load_hub", lambda name, split: [(1, other)])
+    found, _ = benchmarks.read(benchmarks.Source("hard2verify", None, "set", "a+b", {"question": "q"}))
     assert [row.group for row in found] == ["a", "b"]  # each with a row 1
 
 

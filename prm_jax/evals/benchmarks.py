@@ -87,6 +87,7 @@ class Source:
     path: Files
     hub: str | None
     hub_split: str
+    columns: dict[str, str] | None = None
 
 
 class Benchmarks(Task):
@@ -210,8 +211,9 @@ def read(source: Source) -> tuple[list[Row], dict[str, int]]:
     ids = set()
     seen = set()
     kind = source.name
+    reading = Reading(name=kind, columns=source.columns)
     for place, split, group in places(source):
-        for line, raw, solution in load_placed(place, Reading(name=kind), counts, split):
+        for line, raw, solution in load_placed(place, reading, counts, split):
             with placed(line):
                 expect((split, solution.id) not in ids, "id", solution.id, "each id once")
                 group = field(raw, GROUP_FIELDS[kind], str) if kind in GROUP_FIELDS else group
