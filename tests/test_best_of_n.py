@@ -203,6 +203,7 @@ def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys):
 
     pool = [dataclasses.replace(p, candidates=tuple(map(three, p.candidates))) for p in POOL]
     results = drawable(measured(pool, scorers=("prm", "prm_1", "orm")))
+    assert results["headline"] == {"prm": "prod", "prm_1": "prod", "orm": "last"}  # an outcome model, by name
     settings = {"prm": {"lr": 1}, "prm_1": {"lr": 1}, "orm": {"verifier": "embedded_orm"}}
     results["verifiers"] = {name: {"verifier": name, "settings": x} for name, x in settings.items()}
     (group,) = results["over_seeds"] = best_of_n_task.seeds_of_one_setting(results)

@@ -113,7 +113,8 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     for name in scorers:
         about = (verifiers or {}).get(name, {})
         headline = "prod" if name == POLICY else rules.aggregator
-        if about.get("objective") == "orm":
+        # Stored scores tell it by their name, as evals.verifiers.new_name gave it.
+        if about.get("objective", name.partition("_")[0]) == "orm":
             headline = "last"  # as rerank.default_aggregator has it
         choices, own = measurement.scorer(name, headline)
         chosen |= {f"{name}.{headline}.{rule}": value_PK for rule, value_PK in choices.items()}
