@@ -63,6 +63,7 @@ LINES = [
     ("evaluate", "checkpoint"),
     ("evaluate task=steps checkpoint=cut_weights data=jsonl data.path=good.jsonl", "cut_weights"),
     ("evaluate task=best_of_n input=bare_pool.jsonl", "scores"),
+    ("evaluate checkpoint=checker data=chain split_by=line", "split_by"),
     ("evaluate task=search checkpoint=checker data=chain policy_format.bos=false", "policy_format.bos"),
     ("evaluate task=search checkpoint=checker data=chain methods=[dfs]", "methods"),
     ("sampling input=q.jsonl checkpoint=embedded_orm", "embedded_orm"),

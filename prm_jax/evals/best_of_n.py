@@ -36,6 +36,12 @@ class Config(pool_metrics.Rules):
     checker: Annotated[str, checker_rule(grading.RULES)] | None
     fresh: FreshPool
 
+    def __post_init__(self):
+        for name in ("columns", "split_by", "checker"):
+            value = getattr(self, name)
+            is_read = self.input is not None or value is None
+            expect(is_read, name, value, "null without input=POOL: a fresh pool is graded by its task")
+
 
 @dataclasses.dataclass(frozen=True)
 class GradedPool:
