@@ -66,6 +66,7 @@ LINES = [
     ("evaluate checkpoint=checker data=chain split_by=line", "split_by"),
     ("evaluate task=search checkpoint=checker data=chain policy_format.bos=false", "policy_format.bos"),
     ("evaluate task=search checkpoint=checker data=chain methods=[dfs]", "methods"),
+    ("evaluate task=search checkpoint=random input=good.jsonl policy=embedded", "good.jsonl: 1: answer"),
     ("sampling input=q.jsonl checkpoint=embedded_orm", "embedded_orm"),
     ("sampling input=q.jsonl checkpoint=null", "checkpoint"),
     (r"""sampling input=q.jsonl 'format.prefix="{problem}\n"'""", "format.prefix"),

@@ -19,7 +19,7 @@ from prm_jax.evals.task import Task
 from prm_jax.evals.verifiers import describe, open_scorer, task_data
 from prm_jax.generate import search
 from prm_jax.generate.policies import PolicyFormat, Server, show_prompt
-from prm_jax.generate.pools import draw_pool, require_format
+from prm_jax.generate.pools import draw_pool, require_format, right_answers
 from prm_jax.generate.samples import policy_pool
 from prm_jax.generate.sampling import Sampling, open_policy
 from prm_jax.generate.search_state import SearchState
@@ -109,6 +109,7 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
         questions = read_questions(cfg.input, checkers.is_own(cfg.checker), cfg.columns)
         questions = list(itertools.islice(questions, cfg.problems))
         grader = checkers.open_grader(cfg.checker, [cfg.input])
+        right_answers(cfg.input, questions, grader.checker)  # an error now, not after hours of samples
     else:
         data_cfg = task_data(setup)
         task = tasks.find_task(data_cfg.name)
