@@ -157,13 +157,7 @@ def test_greedy_samples_of_a_real_model_are_those_of_transformers():
 
 def test_the_pool_says_how_it_was_asked_and_a_likelihood_reads_the_same(folder, monkeypatch, tmp_path):
     write_rows(tmp_path / "problems.jsonl", [{"problem": "3 + 4?", "answer": "7"}])
-    asked = (
-        f"checkpoint={folder}",
-        "input=problems.jsonl",
-        "n=2",
-        "sampling.max_tokens=5",
-        "hydra.run.dir=a",
-    )
+    asked = f"checkpoint={folder} input=problems.jsonl n=2 sampling.max_tokens=5 hydra.run.dir=a".split()
     out = printed(pools.main, monkeypatch, *asked, cwd=tmp_path)
     about = json.loads((tmp_path / "a/about.json").read_text())
     prompt = SYSTEM + "<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"

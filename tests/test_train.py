@@ -27,15 +27,8 @@ from prm_jax.solutions import Solution
 
 SMALL = ["steps=12", "eval.every=6", "checkpoint_every=6", "log_every=3", "batch.rows=4"]
 SMALL += ["data.samples=solver", "data.solutions=300", "data.test_solutions=60"]
-THIN = [
-    "init=random",
-    "model.dim=16",
-    "model.layers=2",
-    "model.ffn=16",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.head_dim=8",
-]
+THIN = "init=random model.dim=16 model.layers=2 model.ffn=16 model.heads=2 model.kv_heads=1 model.head_dim=8"
+THIN = THIN.split()
 TIMES = ("seconds", "tokens_per_second")
 
 
