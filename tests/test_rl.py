@@ -318,6 +318,7 @@ def test_a_users_reward_that_is_none_or_fails_is_one_line_with_its_key(text, rol
         (["format.chat=true"], "format.chat"),
         (["accuracy=[0.8,0.2]"], "accuracy"),
         (["input=x.jsonl"], "held_out"),
+        (["checker=math"], "checker"),
         (["input=x.jsonl", "held_out=y.jsonl", "apart=run"], "apart"),
         (["batch.tokens=64"], "batch.tokens"),
     ],

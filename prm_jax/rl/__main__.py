@@ -89,6 +89,10 @@ class RLConfig(EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each k
         is_pair = (self.input is None) == (self.held_out is None)
         expect(is_pair, "held_out", self.held_out, "a file beside input, and only beside it")
         expect(None in (self.apart, self.input), "apart", self.apart, "null beside input, which is all taken")
+        for key in ("checker", "columns"):
+            value = getattr(self, key)
+            is_read = self.input is not None or value is None
+            expect(is_read, key, value, "null without input: the task checks its problems itself")
         is_range = len(self.accuracy) == 2 and self.accuracy[0] <= self.accuracy[1]
         expect(is_range, "accuracy", self.accuracy, "the least and the greatest share")
 
