@@ -7,20 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DATA, TINY, printed, real_data
+from conftest import DATA, TINY, data_node, printed, real_data
 from flax import nnx
 
 import evaluate
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.tokenizer import train_tokenizer
-from prm_jax.data.splits import problem_hashes
+from prm_jax.data.splits import data_config, problem_hashes
 from prm_jax.data.units import probability
 from prm_jax.data.writing import stored_scores
 from prm_jax.evals import benchmarks
 from prm_jax.evals.baselines import Row, compare_apart, compare_with_rules, mean_f1, show_comparison
-from prm_jax.evals.benchmarks import SETS, Source
+from prm_jax.evals.benchmarks import SETS
 from prm_jax.model import PRM
 from prm_jax.solutions import Solution
+
+
+def read_set(name, **where):
+    return benchmarks.read(data_config(data_node("files", name=name, **where)))
 
 
 def random_scores(rng, rows):
@@ -48,7 +52,7 @@ def measure(name, rows, scores, threshold=0.5):
 
 def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
     paths = [str(real_data(f"processbench/{name}.json")) for name in ("gsm8k", "math")]
-    rows, counts = benchmarks.read(Source("processbench", paths, None, "train"))
+    rows, counts = read_set("processbench", path=paths)
     scores = random_scores(rng, rows)
     found = measure("processbench", rows, scores, 0.3)
     by_id = {row.solution.id: score_T for row, score_T in zip(rows, scores, strict=True)}
@@ -148,7 +152,7 @@ def official_prmscore(is_bad, is_valid):
 def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
     real_data("prmbench")
     paths = sorted(str(path) for path in (DATA / "prmbench").glob("*.jsonl"))
-    rows, counts = benchmarks.read(Source("prmbench", paths, None, "train"))
+    rows, counts = read_set("prmbench", path=paths)
     scores = [np.round(score_T, 1) for score_T in random_scores(rng, rows)]  # which tie with the threshold
     found = measure("prmbench", rows, scores, 0.3)
     items = [json.loads(line) for path in paths for line in Path(path).read_bytes().splitlines()]
@@ -238,7 +242,7 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     hf.save(tmp_path / "model", model, tokenizer, label_kind="value", format=pure)
     rows = [pb(f"x-{i}", [-1, 0, 1][i % 3], (f"{i} + 1", f"so {i + 1}")) for i in range(12)]
     path = write(tmp_path / "gsm8k.jsonl", *rows)
-    read, _ = benchmarks.read(Source("processbench", path, None, "train"))
+    read, _ = read_set("processbench", path=path)
     known = problem_hashes(row.solution for row in read)
     (tmp_path / "model/data.json").write_text(json.dumps({"problems": known}))
     command = ["task=processbench", "checkpoint=model", f"data.path={path}"]

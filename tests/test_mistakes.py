@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import printed
 from scipy import special
-from test_benchmarks import Given, write
+from test_benchmarks import Given, read_set, write
 
 import evaluate
 from prm_jax import InputError
@@ -55,7 +55,7 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path, monkeypatch):
             load(write(tmp_path / "bad.jsonl", row | {"human_labels": labels}), "hard2verify")
     other = {"q": plain.pop("question")} | plain
     monkeypatch.setattr("prm_jax.data.rows.load_hub", lambda name, split: [(1, other)])
-    found, _ = benchmarks.read(benchmarks.Source("hard2verify", None, "set", "a+b", {"question": "q"}))
+    found, _ = read_set("hard2verify", hub="set", hub_split="a+b", columns={"question": "q"})
     assert [row.group for row in found] == ["a", "b"]  # each with a row 1
 
 

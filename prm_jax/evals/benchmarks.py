@@ -9,15 +9,14 @@ import collections
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from prm_jax import InputError, metrics
+from prm_jax import metrics
 from prm_jax.data.rows import field, optional, placed
 from prm_jax.data.sources import Reading, load_placed
-from prm_jax.data.splits import Files
+from prm_jax.data.splits import FileData, data_config
 from prm_jax.data.units import probability
 from prm_jax.data.writing import score_into
 from prm_jax.evals import verifiers
@@ -25,7 +24,7 @@ from prm_jax.evals.baselines import Row, compare_apart, show_comparison
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import interval_of, show_table, with_interval
 from prm_jax.evals.task import Task
-from prm_jax.launch.config import Share, expect, one_of, parse
+from prm_jax.launch.config import Share, expect
 from prm_jax.launch.files import read_yaml
 from prm_jax.launch.progress import print_counts
 from prm_jax.solutions import first_error
@@ -81,22 +80,13 @@ SETS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    name: Annotated[str, one_of(SETS)]
-    path: Files
-    hub: str | None
-    hub_split: str
-    columns: dict[str, str] | None = None
-
-
 class Benchmarks(Task):
     Config = Config
 
     def run(self, setup: Setup) -> dict:
         threshold, seed = self.cfg.threshold, setup.cfg.seed
-        section = OmegaConf.masked_copy(setup.data, [field.name for field in dataclasses.fields(Source)])
-        source = parse(section, Source, "data")
+        expect(setup.data.name in SETS, "data.name", setup.data.name, ", ".join(SETS))
+        source = data_config(setup.data)
         rows, counts = read(source)
         print_counts(counts)
         scorer = verifiers.one_scorer(setup)
@@ -193,17 +183,15 @@ def group_numbers(name: str, rows: list[Row], scores, threshold: float, seed: in
     return numbers
 
 
-def places(source: Source) -> list[tuple[str, str | None, str]]:
+def places(source: FileData) -> list[tuple[str, str | None, str]]:
     """(file or hub data set, its split, the name of its group) of each; hub_split=gsm8k+math is two."""
-    if (source.path is None) == (source.hub is None):
-        raise InputError("data.path: expected files (data.path=FILE) or a data set (data.hub=OWNER/NAME)")
     if source.hub:
         return [(source.hub, split, split) for split in source.hub_split.split("+")]
     paths = [source.path] if isinstance(source.path, str) else source.path
     return [(path, None, Path(path.removesuffix(".gz")).stem) for path in paths]
 
 
-def read(source: Source) -> tuple[list[Row], dict[str, int]]:
+def read(source: FileData) -> tuple[list[Row], dict[str, int]]:
     """The rows of a benchmark as published, exact repeats too, and counts of its oddities. Where PRMBench
     repeats a row's class and idx the second is passed over, as by its authors."""
     rows = []
