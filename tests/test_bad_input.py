@@ -64,6 +64,7 @@ LINES = [
     ("evaluate task=steps checkpoint=cut_weights data=jsonl data.path=good.jsonl", "cut_weights"),
     ("evaluate task=best_of_n input=bare_pool.jsonl", "scores"),
     ("evaluate checkpoint=checker data=chain split_by=line", "split_by"),
+    ("evaluate task=best_of_n input=pool.jsonl checkpoint=[random,random]", "checkpoint"),
     ("evaluate task=search checkpoint=checker data=chain policy_format.bos=false", "policy_format.bos"),
     ("evaluate task=search checkpoint=checker data=chain methods=[dfs]", "methods"),
     ("evaluate task=search checkpoint=random input=good.jsonl policy=embedded", "good.jsonl: 1: answer"),

@@ -25,6 +25,7 @@ def checkpoints(cfg: EvaluateConfig) -> list[str]:
     found = []
     for name in map(str, asked):
         found += map(str, run_folder.runs_of(Path(name))) if needs_folder(name) else [name]
+    expect(len({*found}) == len(found), "checkpoint", found, "each verifier once")
     for member in itertools.chain(*map(members_of, found)):
         if needs_folder(member):
             locate(member)  # before another one works for an hour
