@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import call, printed
+from conftest import call, jsonl, printed
 
 import evaluate
 from examples.papers.labels import label_errors
@@ -103,23 +103,20 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     assert "AUROC against exact labels" in report and "exact" not in out
     drawn = [path.name for path in steps.Steps().figures(results, tmp_path)]
     assert drawn == ["steps_0.png", "steps_1.png"] and not [*(tmp_path / "out/figures").iterdir()]
+    fresh = "fresh.outcome_model=checker", "fresh.problems=2", "fresh.candidates=2"  # it stands there once
+    given = "task=best_of_n", *data, "checkpoint=checker", *fresh, "hydra.run.dir=fresh", "figures=0"
+    printed(evaluate.main, monkeypatch, *given, cwd=tmp_path)
+    assert [*read_json(tmp_path / "fresh/results.json")["scorers"]] == ["checker"]
 
 
 @pytest.mark.parametrize("task", DRAWN)
 def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tmp_path):
     """One clean solution, one problem: hardly a number is defined, and what is not is null in the file."""
     row = {"id": "a", "problem": PROBLEM, "steps": ["4+5=2", "2max3=3"]}
-    rows = {
-        "bench": row | {"label": -1, "final_answer_correct": True},
-        "pool": {
-            "id": "p",
-            "problem": PROBLEM,
-            "answer": "3",
-            "candidates": [{"steps": ["3"], "answer": "3", "correct": True}],
-        },
-    }
-    for name, x in rows.items():
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(x) + "\n")
+    jsonl(tmp_path, row | {"label": -1, "final_answer_correct": True}, name="bench.jsonl")
+    candidate = {"steps": ["3"], "answer": "3", "correct": True}
+    pool = {"id": "p", "problem": PROBLEM, "answer": "3", "candidates": [candidate]}
+    jsonl(tmp_path, pool, name="pool.jsonl")
     steps, pool = ("data=processbench", "data.path=bench.jsonl"), ("input=pool.jsonl",)
     args = {
         "report": steps + pool,

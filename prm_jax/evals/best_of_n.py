@@ -180,7 +180,8 @@ def fresh_pool(setup: Setup, cfg: Config) -> tuple[GradedPool, str | None]:
     graded = GradedPool(problems, source, AS_STORED, labels=labels)
     # embedded_orm knows the embedded policy's samples alone.
     is_known = author == "policy embedded" or fresh.outcome_model != "embedded_orm"
-    return graded, fresh.outcome_model if is_known else None
+    is_new = fresh.outcome_model not in setup.checkpoints
+    return graded, fresh.outcome_model if is_known and is_new else None
 
 
 def score_pool(
