@@ -45,18 +45,10 @@ def open_scorer(setup: Setup, name: str):
     if data.name == "of_run" and runs and not setup.files:  # an embedded task has a checker and a policy
         data = run_folder.run_config(Path(runs[0])).data
     tasks = {part.name for part in (data.get("sources") or {"": data}).values()}
-    options = OpenOptions(
-        which=cfg.which,
-        format=cfg.format,
-        dtype=cfg.dtype,
-        rows=cfg.batch.rows,
-        tokens=cfg.batch.tokens,
-        reference=cfg.reference,
-        seed=cfg.seed,
-        data=data,
-        task=tasks.pop() if len(tasks) == 1 else None,
-        files=setup.files,
-    )
+    same = {key: getattr(cfg, key) for key in ("which", "format", "dtype", "reference", "seed")}
+    rows = {"rows": cfg.batch.rows, "tokens": cfg.batch.tokens}
+    task = tasks.pop() if len(tasks) == 1 else None
+    options = OpenOptions(**same, **rows, data=data, task=task, files=setup.files)
     scorer = open_verifier(name, options)
     check_unchanged(setup.folder, {name: scorer.name})  # a run that went on has another step in its name
     return scorer
