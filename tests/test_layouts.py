@@ -42,7 +42,10 @@ def test_an_answer_is_no_text_beside_one(tmp_path):
     row = {"problem": "p", "body": "a\nb", "answer": "4"}
     assert read(tmp_path, "text", row, columns={"text": "body"})[0][1] == ("a", "b")
     assert read(tmp_path, "text", row)[0][1] == ("4",)
-    refuses("line 1: solution: got None", read, tmp_path, "text", row | {"solution": None})
+    refuses("line 1: completion: got None", read, tmp_path, "text", row | {"completion": None})
+    both = {"problem": "p", "solution": "the gold one", "response": "a"}
+    [pool] = read_pool(jsonl(tmp_path, both))
+    assert read(tmp_path, "text", both)[0][1] == pool.candidates[0].steps == ("a",)
 
 
 @pytest.mark.parametrize("kind, key, value", [("native", "split_by", "blank"), ("text", "neutral", "bad")])

@@ -3,18 +3,18 @@
 import re
 
 from prm_jax.data.answers import extract
-from prm_jax.data.rows import PROBLEM, as_label, field, first_name
+from prm_jax.data.rows import PROBLEM, TEXT, as_label, field, first_name
 from prm_jax.data.steps import split_steps
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Solution
 
 
 def text(row: dict, row_id: str, counts, *, split_by) -> list[Solution]:
-    """problem (or question, prompt) and solution (or completion, response, text; answer, where no column has
-    one of these names), of each the first that is there, split by steps.py, without labels; outcome and id
-    are optional."""
+    """problem (or question, prompt) and completion (or response, solution, as in pools, text; answer where no
+    column has one of these names), of each the first that is there, split by steps.py, without labels;
+    outcome and id are optional."""
     problem = field(row, PROBLEM, str)
-    names = "solution", "completion", "response", "text"
+    names = *TEXT, "text"
     has_text = row.keys() & {*names} or "answer" not in row
     solution = field(row, names if has_text else "answer", str)
     steps = tuple(split_steps(solution, split_by))
