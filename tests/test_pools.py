@@ -90,6 +90,7 @@ def candidate_row(**changes):
     [
         (candidate_row(step_scores={"m": [1]}), r"candidates\[1\].step_scores.m: "),
         (candidate_row(step_scores={"m": [1, float("nan")]}), r"candidates\[1\].step_scores.m\[1\]: "),
+        (candidate_row(logp=[-0.5, 2.5]), r"candidates\[1\].logp\[1\]: "),
         (candidate_row() | {"scores_unit": {"m": "percent"}}, "scores_unit.m: "),
         (candidate_row() | {"id": "other"}, "id: "),
         ({"id": "x", "responses": ["a"]}, "candidates: missing"),

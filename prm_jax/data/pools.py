@@ -40,6 +40,8 @@ class Candidate:
             for index, x in enumerate(numbers):
                 is_finite = type(x) in (int, float) and math.isfinite(x)
                 expect(is_finite, f"{name}[{index}]", x, "a finite number")
+                is_log_p = name != "logp" or x < 0.01  # 0 up to rounding; -log p would choose the unlikely
+                expect(is_log_p, f"logp[{index}]", x, "log p, at most 0")
 
     @property
     def outcome(self) -> float | None:
