@@ -155,7 +155,8 @@ def file_rows(path: Path) -> Iterator[tuple[int, dict]]:
     readers = {".jsonl": json_lines, ".json": json_values, ".parquet": parquet_rows}
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if not path.is_file() or suffix not in readers:
-        raise InputError(f"{path}: expected a file .jsonl, .json (or .gz of these) or .parquet")
+        found = "another kind of file" if path.is_file() else "no such file"
+        raise InputError(f"{path}: {found}, expected .jsonl, .json (or .gz of these) or .parquet")
     try:
         for number, row in readers[suffix](path):
             yield number, row
