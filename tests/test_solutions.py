@@ -355,3 +355,10 @@ BAD_ROWS = [
 def test_bad_rows_name_file_line_and_field(tmp_path, kind, row, field):
     with pytest.raises(InputError, match=rf"rows.jsonl line 1: {field}"):
         read(jsonl(tmp_path, row), kind)
+
+
+@pytest.mark.parametrize("row", [{"takes": "none"}, {"takes": "x", "x": [1]}])
+def test_what_fails_in_a_reader_of_your_own_is_named(tmp_path, row):
+    (tmp_path / "mine.py").write_text("def f(row, row_id, counts):\n    return row[row['takes']]\n")
+    with pytest.raises(InputError, match="rows.jsonl line 1: data.name: .*mine.py:f: "):
+        load(jsonl(tmp_path, row), f"{tmp_path}/mine.py:f")

@@ -7,16 +7,17 @@ data=files data.name=FILE.py:FUNCTION.
 
 import collections
 import dataclasses
+import functools
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from prm_jax import InputError
 from prm_jax.data import rows
 from prm_jax.launch.config import expect
-from prm_jax.launch.own import load_object
+from prm_jax.launch.own import guard, load_object
 from prm_jax.solutions import Pickled, Solution, pickled_solutions, relabel_after_error
 
 READERS = {  # name -> the module of prm_jax/data with a function of this name
@@ -61,10 +62,11 @@ def load_placed(
     Hugging Face data set, and adds events to `counts`. Duplicates repeat problem, steps, labels, ratings and
     outcome. InputError names file, line and field."""
     if name := READERS.get(reading.name):
-        read = getattr(importlib.import_module(f"prm_jax.data.{name}"), reading.name)
+        read = found = getattr(importlib.import_module(f"prm_jax.data.{name}"), reading.name)
     else:
-        read = load_object("data.name", reading.name)
-    takes = inspect.getfullargspec(read).kwonlyargs
+        found = load_object("data.name", reading.name)
+        read = functools.partial(read_own, f"data.name: {reading.name}", found)
+    takes = inspect.getfullargspec(found).kwonlyargs
     options = {name: getattr(reading, name) for name in takes}
     for name in ("neutral", "split_by"):
         value, default = getattr(reading, name), getattr(Reading, name)
@@ -94,6 +96,13 @@ def load_placed(
                 yield place, row, s
     if not seen:
         raise InputError(f"{path}: no solution left, expected at least one; counts: {dict(+counts)}")
+
+
+def read_own(where: str, read: Callable, *row, **options) -> list[Solution]:
+    """What a reader of your own makes of a row; what goes wrong in it is named."""
+    made = guard(where, lambda: list(read(*row, **options)))
+    expect(all(isinstance(s, Solution) for s in made), where, made, "a list of Solutions")
+    return made
 
 
 def relabel(solution: Solution, after_first_error: str, counts, start: int = 0) -> Solution:
