@@ -19,6 +19,7 @@ from prm_jax.data.pools import Problem
 from prm_jax.data.rows import read_rows
 from prm_jax.launch.config import Rule, expect
 from prm_jax.launch.own import read_function
+from prm_jax.launch.progress import progress
 
 CHECKERS = ("task", *tasks.TASKS, *RULES)  # task: the embedded task that a file's rows name
 ASKED = 1 << 14  # solutions whose verdicts are remembered
@@ -88,7 +89,8 @@ def grade_by(right: Callable, problem: Problem) -> Problem:
 
 def grade_own(problems: Sequence[Problem], place: str) -> tuple[list[Problem], dict]:
     """A pool graded by a function of your own, and counts as of `grading.grade_pool`; prints them."""
-    graded = list(map(open_grader(place).grade, problems))
+    grade = open_grader(place).grade
+    graded = [grade(p) for p in progress("grading", len(problems), "problem", iterable=problems)]
     correct = [c.correct for problem in graded for c in problem.candidates]
     print(f"graded      {place}: {sum(correct)} of {len(correct)} right")
     return graded, {"checker": place, "candidates": len(correct), "right": sum(correct)}
