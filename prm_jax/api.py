@@ -55,9 +55,12 @@ class Verifier:
         """log p / (1 - p) of each step's probability, logit_T, which keeps apart what rounds to 1."""
         if isinstance(problem, str):
             return self.log_odds([problem], [steps])[0]
+        expect(hasattr(problem, "__len__"), "problem", problem, "a text, or a list of texts")
         expected = "a list of steps, each a text"
         is_text = any(isinstance(solution, str) for solution in steps)  # whose letters would be its steps
         expect(not is_text, "steps", steps, expected)
+        n = len(problem)
+        expect(len(steps) == n, "steps", len(steps), f"a solution of each of {n} problems")
         rows = [(text, tuple(solution)) for text, solution in zip(problem, steps, strict=True)]
         for text, solution in rows:
             is_right = solution and all(isinstance(x, str) for x in (text, *solution))
