@@ -12,7 +12,7 @@ import pytest
 from examples.papers import overoptimisation
 from prm_jax import InputError, rerank
 from prm_jax.checkpoints.names import OpenOptions, open_verifier
-from prm_jax.data.pools import Candidate, Problem, read_pool
+from prm_jax.data.pools import Candidate, Problem, read_pool, with_scores
 from prm_jax.data.questions import Question
 from prm_jax.data.steps import step_sums, token_steps
 from prm_jax.encoding import encode
@@ -149,6 +149,13 @@ def test_a_pool_without_log_p_has_no_choice_with_the_policy_and_cut_texts_need_n
     pool = [dataclasses.replace(POOL[0], candidates=(A, B, A, cut))]
     arrays = pool_arrays(pool)
     assert arrays.logp_PN is not None and "policy" in arrays.lacking
+
+
+def test_the_likelihood_of_another_model_is_no_taught_verifier():
+    pool = with_scores(POOL, "policy_1", [[-1.0] * len(c.steps) for p in POOL for c in p.candidates])
+    rules = pool_metrics.Rules("probability", "min", "share", 9, WEIGHT)
+    result = pool_metrics.pool_results(pool_arrays(pool), ["policy_1"], rules, 0)
+    assert result["headline"] == {"policy_1": "prod"} and result["lead"] is None
 
 
 def test_the_arg_max_of_a_tilted_law_is_that_of_the_score_with_its_reference(rng):

@@ -122,7 +122,8 @@ class BestOfN(Task):
         if lead := results["lead"]:
             verifier, rule = (lead[side].removesuffix(".best_of_n") for side in ("verifier", "rule"))
             name = f"the best verifier ({verifier})"
-            print(f"verdict     {lead_text(name, rule.replace('_', ' '), lead)}")
+            rule = rule if "." in rule else rule.replace("_", " ")  # policy_1.prod, fewest steps
+            print(f"verdict     {lead_text(name, rule, lead)}")
 
     def detail(self, results: dict):
         """Prints all aggregators and paired differences."""

@@ -10,6 +10,7 @@ another.
 import collections
 import dataclasses
 import itertools
+import re
 from typing import Annotated, Literal
 
 import jax
@@ -98,6 +99,11 @@ class Measurement:
         return choices, {"headline": headline, "scorers": tables, "outcome_auroc_within": within}
 
 
+def kind_of(name: str) -> str:
+    """What scores are by their name, as evals.verifiers.new_name gives it: orm of orm_1 and of orm_1.last."""
+    return re.sub(r"(_\d+)?(\..*)?$", "", name)
+
+
 def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict | None = None) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
     verifiers: {scorer: {objective, known_problems (which were trained on), ...}} where they are known. An
@@ -112,9 +118,8 @@ def pool_results(pool: Pool, scorers, rules: Rules, seed: int, verifiers: dict |
     chosen, parts = {}, collections.defaultdict(dict)
     for name in scorers:
         about = (verifiers or {}).get(name, {})
-        headline = "prod" if name == POLICY else rules.aggregator
-        # Stored scores tell it by their name, as evals.verifiers.new_name gave it.
-        if about.get("objective", name.partition("_")[0]) == "orm":
+        headline = "prod" if kind_of(name) == POLICY else rules.aggregator
+        if about.get("objective", kind_of(name)) == "orm":
             headline = "last"  # as rerank.default_aggregator has it
         choices, own = measurement.scorer(name, headline)
         chosen |= {f"{name}.{headline}.{rule}": value_PK for rule, value_PK in choices.items()}
@@ -150,9 +155,9 @@ def differences(chosen: dict, selections: dict, vote: dict, seed: int) -> list[d
 
 
 def lead(selections: dict[str, np.ndarray], untaught: dict, seed: int) -> dict | None:
-    """The best verifier's selection against the best of what was never taught to verify, among which is the
-    policy's likelihood. None without a verifier."""
-    taught = {name: x for name, x in selections.items() if not name.startswith(f"{POLICY}.")}
+    """The best verifier's selection against the best of what was never taught to verify, among which is a
+    language model's likelihood. None without a verifier."""
+    taught = {name: x for name, x in selections.items() if kind_of(name) != POLICY}
     if not taught:
         return None
     untaught = {name: x for name, x in selections.items() if name not in taught} | untaught
