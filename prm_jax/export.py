@@ -12,8 +12,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from prm_jax.checkpoints.folders import is_run
 from prm_jax.checkpoints.hf import save
 from prm_jax.checkpoints.hf_config import architecture
-from prm_jax.checkpoints.open import Loaded, open_checkpoint
-from prm_jax.formats import with_pad
+from prm_jax.checkpoints.open import Loaded, implicit_format, open_checkpoint
+from prm_jax.formats import read_format, with_pad
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
@@ -32,6 +32,15 @@ A step's score: {meaning} ({kind} labels). It is read at {place}.
 import prm_jax
 
 print(prm_jax.load("{name}").score("3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"]))
+```
+"""
+IMPLICIT = """
+A step's score: beta log(p / p_reference) of its tokens, p_reference of the model that training began with.
+
+```python
+import prm_jax
+
+verifier = prm_jax.load("{name}", format={format}, reference="{reference}")
 ```
 """
 VLLM = """
@@ -118,6 +127,10 @@ def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:
     if not is_lm:
         place = "the end of each step" if tag is None else f"the step tag, token {tag}"
         text += SCORES.format(meaning=MEANING[kind], kind=kind, place=place, name=name)
+    elif loaded.config.objective == "implicit":
+        known = vars(read_format(loaded.format.name))
+        fmt = {key: x for key, x in vars(implicit_format(loaded)).items() if key == "name" or x != known[key]}
+        text += IMPLICIT.format(name=name, format=fmt, reference=loaded.config.init)
     pooler = {"task": "token_classify", "pooling_type": "ALL"}
     places = "all tokens (take those of step tags)"
     if layout.endswith("ProcessRewardModel") and tag is not None:  # whose default is STEP

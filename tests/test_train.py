@@ -89,6 +89,10 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
     assert np.abs(scorer.score(rows)[0]).min() > 0
     untrained = dataclasses.replace(run, model=run.reference).scorer(2)
     np.testing.assert_allclose(untrained.score(rows)[0], 0, atol=1e-6)
+    export.export(open_checkpoint(tmp_path / "runs/a", "best", None, "float32"), tmp_path / "hf")
+    card = re.search(r"```python\n(.*?)```", (tmp_path / "hf/README.md").read_text(), flags=re.DOTALL)
+    exec(card[1], names := {})  # noqa: S102 (our own page)
+    np.testing.assert_allclose(names["verifier"].log_odds(*rows[0]), scorer.score(rows)[0], atol=1e-5)
     steps = ("task=steps", "baselines=false", "max_solutions=20")
     out = printed(evaluate.main, monkeypatch, *steps, cwd=tmp_path)
     assert "learned value labels" in out

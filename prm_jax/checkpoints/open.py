@@ -80,8 +80,7 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
         if fmt is None:
             return dataclasses.replace(loaded, objective="lm")
         reference = reference or loaded.config.init
-        said = {"head": "implicit", "score": "log_ratio", "beta": loaded.config.loss.beta}
-        fmt = dataclasses.replace(loaded.format, **said, label_kind="value", good=None, bad=None)
+        fmt = implicit_format(loaded)
     elif is_implicit:
         expect(loaded.objective == "lm", "format", fmt.name, f"none: {path} has a step head")
     else:
@@ -93,6 +92,12 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     expect(is_lm and is_wide, "reference", reference, f"a language model with the tokens of {path}")
     implicit = {"format": fmt, "label_kind": fmt.label_kind, "reference": second.model}
     return dataclasses.replace(loaded, objective="prm", **implicit)
+
+
+def implicit_format(loaded: Loaded) -> Format:
+    """How a run of objective=implicit is read as a verifier."""
+    said = {"head": "implicit", "score": "log_ratio", "beta": loaded.config.loss.beta}
+    return dataclasses.replace(loaded.format, **said, label_kind="value", good=None, bad=None)
 
 
 def resolve_dtype(name: str, path: str) -> str:
