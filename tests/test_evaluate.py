@@ -87,7 +87,7 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     assert np.sign(pool[0]["candidates"][1]["step_scores"][names[0]]).tolist() == [-1, -1]
 
 
-def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(monkeypatch, tmp_path):
+def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(monkeypatch, tmp_path, capsys):
     data = "data=chain", "data.samples=solver", "data.solutions=80", "data.test_solutions=80"
     args = ("task=steps", *data, "checkpoint=[checker,random]", "hydra.run.dir=out", "figures=0")
     asked = []
@@ -101,6 +101,9 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     assert checker["auroc_value"] < checker["auroc_value_ceiling"] < 1
     report = (tmp_path / "out/report.txt").read_text()
     assert "AUROC against exact labels" in report and "exact" not in out
+    results["groups"][1]["setting"] = {}  # as a run beside a verifier without settings has it
+    steps.Steps().show(results)
+    assert "setting     random\nmeasured" in capsys.readouterr().out
     drawn = [path.name for path in steps.Steps().figures(results, tmp_path)]
     assert drawn == ["steps_0.png", "steps_1.png"] and not [*(tmp_path / "out/figures").iterdir()]
     fresh = "fresh.outcome_model=checker", "fresh.problems=2", "fresh.candidates=2"  # it stands there once

@@ -65,7 +65,10 @@ class Steps(Task):
         if first["label_kind"] not in (kind, "unknown"):
             print(f"note        learned {first['label_kind']} labels, is measured on {kind} labels")
         for group in results["groups"]:
-            show_group(group, kind, [results["runs"][i] for i in group["members"]])
+            runs = [results["runs"][i] for i in group["members"]]
+            if len(results["groups"]) > 1 and not group["setting"]:  # a run beside what is none
+                print(f"setting     {runs[0]['verifier']}")
+            show_group(group, kind, runs)
 
     def detail(self, results: dict):
         """Prints the first run's counts, what was seen in training, and exact numbers of an embedded task."""
