@@ -99,11 +99,8 @@ def test_a_gguf_file_becomes_a_folder_of_the_same_model(tmp_path, tiny):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
     assert tokenizer.tokenize("an an 48<|im_end|>") == ["an", "Ġan", "Ġ", "4", "8", "<|im_end|>"]
     assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token_id) == (
-        "<|im_start|>",
-        "<|im_end|>",
-        2,
-    )
+    special = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token_id
+    assert special == ("<|im_start|>", "<|im_end|>", 2)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
 
 
@@ -118,34 +115,12 @@ def test_another_file_is_refused(tmp_path, tiny):
 
 @pytest.mark.slow
 def test_smollm2_has_the_logits_of_transformers():
-    assert (
-        largest_difference(real_model("smollm2"), [TEXT, "<|im_start|>user\nHi<|im_end|>\n", "1 + 1 = "])
-        < 1e-3
-    )
+    texts = [TEXT, "<|im_start|>user\nHi<|im_end|>\n", "1 + 1 = "]
+    assert largest_difference(real_model("smollm2"), texts) < 1e-3
 
 
-NAMES = [
-    "Ann",
-    "Ben",
-    "Cleo",
-    "Dan",
-    "Eve",
-    "Finn",
-    "Gus",
-    "Hal",
-    "Ida",
-    "Jon",
-    "Kim",
-    "Leo",
-    "Mia",
-    "Ned",
-    "Ola",
-    "Pam",
-    "Quin",
-    "Rob",
-    "Sue",
-    "Tim",
-]
+NAMES = ["Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Jon"]
+NAMES += ["Kim", "Leo", "Mia", "Ned", "Ola", "Pam", "Quin", "Rob", "Sue", "Tim"]
 THINGS = ["pens", "figs", "cups", "dogs", "hats", "keys", "maps", "nuts"]
 
 
@@ -262,11 +237,8 @@ def test_the_page_has_the_numbers_of_its_file():
         shown = f"{numbers[0]} [{numbers[1]}, {numbers[2].lstrip('+')}]"
         assert shown in page, name
     rl = pd.read_csv(ROOT / "docs/real_rl.csv").set_index(["reward", "update"])["pass@1"]
-    for shown, where in {
-        ".425": ("checker", 0),
-        ".428": ("checker", 20),
-        ".422": ("PRM + checker", 20),
-    }.items():
+    places = {".425": ("checker", 0), ".428": ("checker", 20), ".422": ("PRM + checker", 20)}
+    for shown, where in places.items():
         assert shown in page.partition("**RL ")[2] and float(shown) == pytest.approx(rl[where], abs=5.1e-4)
 
 
@@ -285,11 +257,8 @@ SMALL = {
     "sampling.max_tokens": 32,
     "seed": 0,
 }
-STEPS = {
-    216: 8,
-    60: 1,
-    20: 1,
-}  # the policy has to learn how a solution ends: a sample that is cut has no outcome
+# The policy has to learn how a solution ends: a sample that is cut has no outcome.
+STEPS = {216: 8, 60: 1, 20: 1}
 
 
 @pytest.mark.slow

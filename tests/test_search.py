@@ -227,9 +227,8 @@ def test_equal_texts_are_one_beam_and_a_beam_keeps_its_width():
     assert texts(state.nodes[0])[4:8] == ["ac", "aW", "bd", "bR"]  # both were kept, and R left the beam
     alone = explore(Table(logits), ["?"], Scripted(script | {"": "aaaa"}), "last")
     beam(alone, [0], width=4, branch=2)
-    assert (
-        texts(alone.nodes[0]) == ["a"] * 4 + ["ac", "aW"] * 2 + ["acW"] * 4
-    )  # one text left: all of the width is its own
+    # One text left: all of the width is its own.
+    assert texts(alone.nodes[0]) == ["a"] * 4 + ["ac", "aW"] * 2 + ["acW"] * 4
 
 
 def random_tree(rng, depth=4):
