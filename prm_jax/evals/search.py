@@ -111,6 +111,7 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
         grader = checkers.open_grader(cfg.checker, [cfg.input])
         right_answers(cfg.input, questions, grader.checker)  # an error now, not after hours of samples
     else:
+        expect(cfg.columns is None, "columns", cfg.columns, "null without input=FILE")
         data_cfg = task_data(setup)
         task = tasks.find_task(data_cfg.name)
         is_own_checker = cfg.checker in (None, "task", task.name)

@@ -197,6 +197,7 @@ def label_file(
     counts. first_error leaves out and counts solutions without an outcome. A stopped call is resumed."""
     is_search = cfg.label == "first_error"
     used = [s for s in solutions if s.outcome is not None or not is_search]
+    expect(used, "label", cfg.label, "another label: no solution of the file has an outcome to search by")
     origin = {"label_kind": cfg.kind, "completer": policy.name, "seed": seed}
     about = origin | {name: getattr(cfg, name) for name in ("label", "threshold", "k")} | describe(policy)
 
