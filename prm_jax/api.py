@@ -55,13 +55,12 @@ class Verifier:
         """log p / (1 - p) of each step's probability, logit_T, which keeps apart what rounds to 1."""
         if isinstance(problem, str):
             return self.log_odds([problem], [steps])[0]
-        expect(hasattr(problem, "__len__"), "problem", problem, "a text, or a list of texts")
         expected = "a list of steps, each a text"
-        is_text = any(isinstance(solution, str) for solution in steps)  # whose letters would be its steps
-        expect(not is_text, "steps", steps, expected)
-        n = len(problem)
-        expect(len(steps) == n, "steps", len(steps), f"a solution of each of {n} problems")
-        rows = [(text, tuple(solution)) for text, solution in zip(problem, steps, strict=True)]
+        solutions = pairs(problem, steps)
+        # The letters of a text would be its steps.
+        is_right = all(hasattr(x, "__len__") and not isinstance(x, str) for _, x in solutions)
+        expect(is_right, "steps", steps, expected)
+        rows = [(text, tuple(solution)) for text, solution in solutions]
         for text, solution in rows:
             is_right = solution and all(isinstance(x, str) for x in (text, *solution))
             expect(is_right, "steps", solution, expected)
@@ -72,7 +71,14 @@ class Verifier:
         equal ones keep their order."""
         if isinstance(problem, str):
             return self.rank([problem], [solutions])[0]
-        rows = [(text, steps) for text, some in zip(problem, solutions, strict=True) for steps in some]
+        rows = [(text, steps) for text, some in pairs(problem, solutions) for steps in some]
         logits = self.log_odds([text for text, _ in rows], [steps for _, steps in rows])
         scores = iter(-solution_scores(logits, self.aggregator, rounded=True))
         return [np.argsort([next(scores) for _ in some], kind="stable").tolist() for some in solutions]
+
+
+def pairs(problems: Sequence[str], given: Sequence) -> list[tuple]:
+    """Each problem with what is given of it; InputError where they are not as many."""
+    is_right = all(hasattr(x, "__len__") for x in (problems, given)) and len(problems) == len(given)
+    expect(is_right, "problem", problems, "a text, or a list of texts with as many lists of steps")
+    return list(zip(problems, given, strict=True))

@@ -48,8 +48,10 @@ def test_candidates_are_ranked_by_the_models_own_aggregator():
     "ask, key",
     [
         (lambda v: v.score(PROBLEM, []), "steps"),
-        (lambda v: v.score([PROBLEM, PROBLEM], [RIGHT]), "steps"),
+        (lambda v: v.score([PROBLEM, PROBLEM], [RIGHT]), "problem"),
+        (lambda v: v.rank([PROBLEM, PROBLEM], [[RIGHT]]), "problem"),
         (lambda v: v.score(None, RIGHT), "problem"),
+        (lambda v: v.score(PROBLEM, None), "steps"),
         (lambda v: v.rank(PROBLEM, ["4+5=2\n2*3=6", "4+5=3"]), "steps"),
         (lambda v: prm_jax.load("embedded_prm", colour="red"), "colour"),
         (lambda v: prm_jax.load("embedded_prm", "none_such"), "format"),

@@ -131,6 +131,9 @@ def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
         load(path, "native", labels_required=True)
     with pytest.raises(InputError, match="rows.jsonl line 1: scores: "):
         read_pool(jsonl(tmp_path, row | {"scores": [[0.5]]}))
+    mine = jsonl(tmp_path, row | {"scores": [[1.0]] * 3, "mine": [[0.9], [0.3], [0.5]]})
+    (problem,) = read_pool(mine, columns={"step_scores": "mine"})
+    assert problem.candidates[1].step_scores == {"prm": (0.3,)}
     assert not is_pool({"problem": "2+5", "completions": ["a"], "outcome": 1.0})  # nobody labelled it
 
 

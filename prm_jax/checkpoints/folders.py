@@ -6,6 +6,7 @@ Dimension key: O out, I in, as PyTorch stores a projection; r rank.
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def locate(name: str, weights: bool = True) -> Path:
     folder, or a hub name, which is downloaded once."""
     if name in SHIPPED:
         return SHIPPED[name]
-    folder = Path(name)
+    folder = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
     if folder.is_dir():
         return folder / "model" if is_run(folder) else folder
     if folder.is_file():

@@ -147,7 +147,8 @@ def whole_texts(row: dict) -> list[dict]:
     """The candidates of a row with texts under completions, as search-and-learn writes it; lists beside it
     have a value of each: scores (of its steps), correct, answers."""
     candidates = [{"response": text} for text in rows.texts(row, "completions")]
-    for name, part in {"scores": "step_scores", "correct": "correct", "answers": "answer"}.items():
+    scores_name = rows.first_name(row, rows.SCORES)
+    for name, part in {scores_name: "step_scores", "correct": "correct", "answers": "answer"}.items():
         values = rows.optional(row, name, list) or [None] * len(candidates)
         expect(len(values) == len(candidates), name, len(values), f"{len(candidates)}, one a completion")
         for candidate, value in zip(candidates, values, strict=True):
@@ -159,7 +160,7 @@ def parse_candidate(row: dict | list, split_by: str | None) -> Candidate:
     """The candidate of an object of a pool, or of a list of steps."""
     row = {"steps": row} if isinstance(row, list) else rows.rename(row)
     answer = rows.short_text(row, ("extracted_answer", "answer"))
-    scores_name = rows.first_name(row, ("step_scores", "prm_step_scores", "scores"))
+    scores_name = rows.first_name(row, rows.SCORES)
     if isinstance(row.get(scores_name), list):
         row = row | {scores_name: {"prm": row[scores_name]}}
     stored = rows.optional(row, scores_name, dict) or {}

@@ -21,9 +21,10 @@ from prm_jax.solutions import is_probability
 
 KIND_WORDS = {str: "a text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 PROBLEM, TEXT = ("problem", "question", "prompt"), ("completion", "response", "solution")  # names of columns
+SCORES = ("step_scores", "prm_step_scores", "scores")
 # Readers take one column of each.
 SYNONYMS = (PROBLEM, (*TEXT, "text"), ("completions", "steps"), ("gold", "answer"), ("label", "value"))
-SYNONYMS += (("id", "problem_id", "unique_id"), ("step_scores", "prm_step_scores", "scores"))
+SYNONYMS += (("id", "problem_id", "unique_id"), SCORES)
 READER_OF = {  # what reads rows with a column, for errors
     "conversations": "data.name=conversations",
     "process": "data.name=math_shepherd",

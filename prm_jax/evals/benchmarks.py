@@ -199,7 +199,8 @@ def read(source: FileData) -> tuple[list[Row], dict[str, int]]:
     ids = set()
     seen = set()
     kind = source.name
-    reading = Reading(name=kind, columns=source.columns)
+    asked = {key: getattr(source, key) for key in ("columns", "neutral", "split_by")}
+    reading = Reading(name=kind, **asked)
     for place, split, group in places(source):
         for line, raw, solution in load_placed(place, reading, counts, split):
             with placed(line):
