@@ -77,8 +77,8 @@ class Verifier:
         return [np.argsort([next(scores) for _ in some], kind="stable").tolist() for some in solutions]
 
 
-def pairs(problems: Sequence[str], given: Sequence) -> list[tuple]:
-    """Each problem with what is given of it; InputError where they are not as many."""
-    is_right = all(hasattr(x, "__len__") for x in (problems, given)) and len(problems) == len(given)
+def pairs(problems: Sequence[str], solutions: Sequence) -> list[tuple]:
+    """Each problem with its solution, or its solutions; InputError where they are not as many."""
+    is_right = all(hasattr(x, "__len__") for x in (problems, solutions)) and len(problems) == len(solutions)
     expect(is_right, "problem", problems, "a text, or a list of texts with as many lists of steps")
-    return list(zip(problems, given, strict=True))
+    return list(zip(problems, solutions, strict=True))

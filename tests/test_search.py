@@ -401,6 +401,7 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     asked = (*SMALL, "checkpoint=[checker,values]", f"hydra.run.dir={folder}")
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    assert "kept in" in out and not (folder / "samples.jsonl").exists()  # another search takes the same
     results = json.loads((folder / "results.json").read_text())
     assert [v["verifier"] for v in results["verifiers"]] == ["checker", "values"]
     assert [v["aggregator"] for v in results["verifiers"]] == ["prod", "last"]

@@ -66,7 +66,7 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name. Runs and our
     exports bring their format. Others are read with `fmt`, with `auto` by their step head, with None as a
     language model. `reference` names the second model of an implicit PRM."""
-    path = os.path.expanduser(path)  # of a caller in Python; a command has expanded it
+    path = os.path.expanduser(path)  # where no command line was: in Python, YAML, a stored run
     dtype = resolve_dtype(dtype, path)
     is_implicit = fmt is not None and fmt.head == "implicit"
     is_right = is_implicit == (reference is not None)

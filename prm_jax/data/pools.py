@@ -145,7 +145,7 @@ def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> P
 
 def whole_texts(row: dict) -> list[dict]:
     """The candidates of a row with texts under completions, as search-and-learn writes it; lists beside it
-    have a value of each: scores (of its steps), correct, answers."""
+    have a value of each: scores (of its steps; rows.SCORES), correct, answers."""
     candidates = [{"response": text} for text in rows.texts(row, "completions")]
     scores_name = rows.first_name(row, rows.SCORES)
     for name, part in {scores_name: "step_scores", "correct": "correct", "answers": "answer"}.items():

@@ -62,11 +62,11 @@ def load_placed(
     Hugging Face data set, and adds events to `counts`. Duplicates repeat problem, steps, labels, ratings and
     outcome. InputError names file, line and field."""
     if name := READERS.get(reading.name):
-        read = found = getattr(importlib.import_module(f"prm_jax.data.{name}"), reading.name)
+        read = reader = getattr(importlib.import_module(f"prm_jax.data.{name}"), reading.name)
     else:
-        found = load_object("data.name", reading.name)
-        read = functools.partial(read_own, f"data.name: {reading.name}", found)
-    takes = inspect.getfullargspec(found).kwonlyargs
+        reader = load_object("data.name", reading.name)
+        read = functools.partial(read_own, f"data.name: {reading.name}", reader)
+    takes = inspect.getfullargspec(reader).kwonlyargs
     options = {name: getattr(reading, name) for name in takes}
     for name in ("neutral", "split_by"):
         value, default = getattr(reading, name), getattr(Reading, name)

@@ -76,8 +76,9 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
 
 
 def keep_rows(path: Path, about: dict, appended: Iterable, count: Callable, counts: dict, bar) -> dict:
-    """Runs `append_rows` (`appended`) with about.json beside the file: `about`, at the end versions and what is
-    returned: `counts` and sums of count(row). A file that a stopped call left must have the same `about`."""
+    """Runs `append_rows` (`appended`) with about.json beside the file: `about`, at the end versions and what
+    is returned: `counts` and sums of count(row). A file that a stopped call left must have the same
+    `about`."""
     start = time.perf_counter()
     kept = collections.Counter(counts)
     beside = path.with_name("about.json")

@@ -199,8 +199,7 @@ def read(source: FileData) -> tuple[list[Row], dict[str, int]]:
     ids = set()
     seen = set()
     kind = source.name
-    asked = {key: getattr(source, key) for key in ("columns", "neutral", "split_by")}
-    reading = Reading(name=kind, **asked)
+    reading = Reading(name=kind, columns=source.columns, neutral=source.neutral, split_by=source.split_by)
     for place, split, group in places(source):
         for line, raw, solution in load_placed(place, reading, counts, split):
             with placed(line):
