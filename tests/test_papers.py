@@ -92,7 +92,7 @@ def test_the_vote_on_independent_slips_is_that_of_the_pages():
         ("PRM", 16, "1.000"),
     ):
         assert table["independent slips", series, n] == pytest.approx(float(shown), abs=5.1e-4)
-        assert f"{shown} of {n}" in " ".join((run.ROOT / "docs/lab.md").read_text().split())
+        assert f"{shown} at {n}" in " ".join((run.ROOT / "docs/lab.md").read_text().split())
 
 
 @pytest.mark.slow
