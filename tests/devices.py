@@ -96,9 +96,9 @@ def decode(model, ids_BL):
     return x_BLD[:, -1]
 
 
-def decoded(model):
+def prompts():
     ids_BL = np.random.default_rng(7).integers(0, CFG.vocab, (8, 12)).astype(np.int32)
-    return np.asarray(decode(model, shard_batch({"ids": ids_BL}, 8)["ids"])).tolist()
+    return shard_batch({"ids": ids_BL}, 8)["ids"]
 
 
 def forward(model):
@@ -108,7 +108,7 @@ def forward(model):
     pos_BL = np.broadcast_to(np.arange(L, dtype=np.int32), ids_BL.shape)
     batch = {"ids": ids_BL, "pos": pos_BL, "visible_until": np.full_like(ids_BL, L - 1), "step_end": pos_BL}
     gradient = float(gradient_norm(model, shard_batch(batch, 8)))
-    return {"scores": score(model), "long_gradient": gradient, "decoded": decoded(model)}
+    return {"scores": score(model), "long_gradient": gradient, "decoded": decode(model, prompts()).tolist()}
 
 
 def sample(model):
@@ -170,6 +170,8 @@ def main(folder: Path):
     for name, shape in (("data", (8, 1, 1)), ("fsdp", (1, 8, 1))):
         with jax.set_mesh(make_mesh(MeshConfig(*shape), 8)):
             out["rounding"][name] = rounding()
+    with jax.set_mesh(make_mesh(MeshConfig(8, 1, 1), 8)):
+        out["gathers"] = decode.lower(make(), prompts()).compile().as_text().count(" all-gather(")
     sizes = (1, 8), (1, 12), (1, 11), (2, 6)
     out["parts"] = [make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"] for fsdp, rows in sizes]
     with jax.set_mesh(make_mesh(MeshConfig(1, 4, 2), 8)):

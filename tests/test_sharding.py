@@ -68,6 +68,7 @@ def test_eight_devices_score_and_decode_as_one(eight):
     np.testing.assert_allclose(many["scores"], one["scores"], atol=2e-4)
     np.testing.assert_allclose(many["long_gradient"], one["long_gradient"], rtol=1e-4)
     np.testing.assert_allclose(many["decoded"], one["decoded"], atol=1e-5)
+    assert eight["gathers"] == 0  # where rows alone are split, a token costs no exchange
 
 
 @pytest.mark.slow

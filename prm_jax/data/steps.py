@@ -39,15 +39,15 @@ def format_steps(fmt, text: str) -> tuple[str, ...]:
 def token_steps(fmt, tokens: Sequence[str]) -> list[int]:
     """The number of steps that ended before each token of a solution, given their texts. One that completes a
     separator ends a step; blank pieces join the step after."""
-    piece_L = []
-    texts = [""]
+    step_L = []
+    step, text = 0, ""
     for token in tokens:
-        piece_L.append(len(texts) - 1)
-        texts[-1] += token
-        if fmt.separator in texts[-1]:
-            texts.append("")
-    n_before = list(itertools.accumulate((bool(text.strip()) for text in texts), initial=0))
-    return [n_before[piece] for piece in piece_L]
+        step_L.append(step)
+        text += token
+        if fmt.separator in text:
+            step += bool(text.strip())
+            text = ""
+    return step_L
 
 
 def step_sums(fmt, tokens: Sequence[str], x_L: Sequence[float], text: str) -> tuple[float, ...] | None:
@@ -58,5 +58,5 @@ def step_sums(fmt, tokens: Sequence[str], x_L: Sequence[float], text: str) -> tu
     if len(x_L) != len(tokens) or step_L[-1] != T:
         return None
     for step, x in zip(step_L, x_L):
-        sums[min(step, len(sums) - 1)] += float(x)
+        sums[min(step, len(sums) - 1)] += x
     return tuple(sums)

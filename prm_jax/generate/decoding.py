@@ -19,7 +19,7 @@ from prm_jax.generate.policies import Sampling
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import mesh
 from prm_jax.launch.sharding import ROWS, pin
-from prm_jax.model import PRM, Cache, for_decoding, make_cache
+from prm_jax.model import PRM, Cache, for_decoding, make_cache, write
 from prm_jax.visibility import ALWAYS
 
 
@@ -50,9 +50,9 @@ def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
     return id_B, logp_B
 
 
-def pin_cache(cache: Cache) -> Cache:
-    """The cache with its rows and heads split over the mesh."""
-    layers = jax.tree.map(lambda x_BGxx: pin(x_BGxx, ROWS, "tensor"), cache.layers)
+def pin_cache(cache: Cache, rows=ROWS) -> Cache:
+    """The cache with its heads, and its rows unless None, split over the mesh."""
+    layers = jax.tree.map(lambda x_BGxx: pin(x_BGxx, rows, "tensor"), cache.layers)
     return cache._replace(layers=layers)
 
 
@@ -73,13 +73,13 @@ prepare = jax.jit(for_decoding)
 @jax.jit
 def _prefill(model: PRM, ids_PL, first_P):
     """Computes left-padded prompts, which start in slot first_P: the hidden states of their last tokens,
-    x_PD, their cache and first_P."""
+    x_PD, their cache and first_P. Each device has all of these rows, since its places may take any."""
     slot_L = jnp.arange(ids_PL.shape[1])
     cache = make_cache(model.cfg, *ids_PL.shape)
     is_real_PL = slot_L >= first_P[:, None]
     pos_PL = jnp.maximum(slot_L - first_P[:, None], 0)
     x_PLD, cache = model(ids_PL, pos_PL, jnp.where(is_real_PL, ALWAYS, slot_L), cache=cache)
-    return x_PLD[:, -1], pin_cache(cache), first_P
+    return pin(x_PLD[:, -1]), pin_cache(cache, None), first_P
 
 
 class Stops(NamedTuple):
@@ -112,14 +112,14 @@ def empty_rows(places: int, max_tokens: int) -> dict[str, np.ndarray]:
 def append(rows: dict, id_B, logp_B, stops: Stops, sampling: Sampling) -> dict:
     """The rows with one token more; what is done takes none."""
     done_B, t_B, wrote_B = rows["done"], rows["t"], rows["wrote"]
-    at = jnp.arange(len(t_B)), jnp.where(done_B, sampling.max_tokens, t_B)
+    at_B1 = jnp.where(done_B, sampling.max_tokens, t_B)[:, None]  # beyond the last: nothing is written
     return rows | {
         "id": id_B,
         "t": t_B + ~done_B,
         "done": done_B | stops.end(id_B, wrote_B) | (t_B + 1 >= sampling.max_tokens),
         "wrote": wrote_B | ~stops.blank_V[id_B],
-        "ids": rows["ids"].at[at].set(id_B, mode="drop"),
-        "logp": rows["logp"].at[at].set(logp_B, mode="drop"),
+        "ids": write(rows["ids"], at_B1, id_B[:, None]),
+        "logp": write(rows["logp"], at_B1, logp_B[:, None]),
     }
 
 

@@ -191,7 +191,8 @@ class Policy:
         reason = "length"
         if stop_V[ids_L[-1]] and (is_end or text.strip()):
             reason = "eos" if is_end else "stop"
-        logp_T = step_sums(self.format, [self.token_texts[i] for i in ids_L], logp_L, text)
+        tokens = [self.token_texts[i] for i in ids_L.tolist()]
+        logp_T = step_sums(self.format, tokens, logp_L.tolist(), text)
         return Continuation(ids_L, logp_L, text, reason, logp_T)
 
 
