@@ -47,18 +47,15 @@ class Measurement:
 
     def selection(self, score_PN, gold_PN) -> np.ndarray:
         """The candidate of the best score."""
-        given = score_PN, gold_PN, self.pool.eligible_PN, self.mask_PN
-        return self.at_sizes(rerank.best_of_n(*given, ties=self.rules.ties))
-
-    def at_sizes(self, curve_PN) -> np.ndarray:
-        return np.asarray(curve_PN, float)[:, self.size_K - 1]
+        given = score_PN, gold_PN, self.pool.eligible_PN, self.mask_PN, self.size_K
+        return np.asarray(rerank.best_of_n(*given, ties=self.rules.ties), float)
 
     def vote(self, log_weight_PN=None) -> np.ndarray:
         """The majority vote by its closed form where it has one; others as means over random subsets."""
         rules = self.rules
         given = self.pool.answer_PN, self.pool.right_PN
         if log_weight_PN is None and rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
-            return self.at_sizes(votes.majority_curve(*given, self.mask_PN))
+            return np.asarray(votes.majority_curve(*given, self.mask_PN, self.size_K), float)
         given = jax.random.key(self.seed), *given, log_weight_PN, self.mask_PN, self.size_K
         return np.asarray(votes.vote_curve(*given, draws=rules.vote_draws, ties=rules.ties), float)
 
