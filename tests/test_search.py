@@ -400,6 +400,7 @@ def test_every_final_choice_on_one_small_tree():
 def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     asked = (*SMALL, "checkpoint=[checker,values]", f"hydra.run.dir={folder}")
+    monkeypatch.delattr("prm_jax.evals.search.open_policy")  # the data's is open
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
     assert "kept in" in out and not (folder / "samples.jsonl").exists()  # another search takes the same
     results = json.loads((folder / "results.json").read_text())

@@ -20,7 +20,7 @@ from prm_jax.evals.verifiers import describe, open_scorer, task_data
 from prm_jax.generate import search
 from prm_jax.generate.policies import PolicyFormat, Server, show_prompt
 from prm_jax.generate.pools import draw_pool, require_format, right_answers
-from prm_jax.generate.samples import policy_pool
+from prm_jax.generate.samples import open_lab_policy, policy_pool
 from prm_jax.generate.sampling import Sampling, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import Count, Rule, expect, one_of
@@ -71,6 +71,8 @@ class Search(Task):
     Config = Config
 
     def run(self, setup: Setup) -> dict:
+        for name in setup.checkpoints:
+            open_scorer(setup, name)  # an error now, not after hours of samples
         inputs = search_inputs(setup, self.cfg)
         verifiers = [search_all(setup, self.cfg, inputs, k) for k in range(len(setup.checkpoints))]
         return {"verifiers": verifiers, "choice": self.cfg.choice}
@@ -103,9 +105,8 @@ class Search(Task):
 
 def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
     """The problems of `input`, or fresh ones of an embedded task, whose own policy writes for policy=null."""
-    name, sampling = cfg.policy, cfg.sampling
     if cfg.input:
-        expect(name, "policy", name, "the policy that searches the problems of input=FILE")
+        expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of input=FILE")
         questions = read_questions(cfg.input, checkers.is_own(cfg.checker), cfg.columns)
         questions = list(itertools.islice(questions, cfg.problems))
         grader = checkers.open_grader(cfg.checker, [cfg.input])
@@ -119,11 +120,12 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
         texts = tasks.make_problems(task, data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
         questions = [Question(str(i), text) for i, text in enumerate(texts)]
         grader = checkers.task_grader(task)
-        if name is None:
-            name = data_cfg.policy
-            sampling = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens)
-    fmt = cfg.policy_format.whole()
-    policy = open_policy(name, "best", fmt, "float32", sampling, cfg.batch_rows, cfg.server)
+    if cfg.policy is None:
+        policy = open_lab_policy(data_cfg.policy, data_cfg.temperature, data_cfg.max_tokens)
+        policy = dataclasses.replace(policy, batch_rows=cfg.batch_rows)
+    else:
+        fmt = cfg.policy_format.whole()
+        policy = open_policy(cfg.policy, "best", fmt, "float32", cfg.sampling, cfg.batch_rows, cfg.server)
     require_format(policy, cfg.policy_format, "policy_format")
     if cfg.policy is None:
         samples = list(policy_pool(data_cfg, texts, cfg.samples, setup.cfg.seed))
