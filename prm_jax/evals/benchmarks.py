@@ -199,6 +199,9 @@ def read(source: FileData) -> tuple[list[Row], dict[str, int]]:
     ids = set()
     seen = set()
     kind = source.name
+    for key in ("fold", "validation_path", "test_path"):
+        value = getattr(source, key)
+        expect(value is None, f"data.{key}", value, "null: all rows are measured")
     reading = Reading(name=kind, columns=source.columns, neutral=source.neutral, split_by=source.split_by)
     for place, split, group in places(source):
         for line, raw, solution in load_placed(place, reading, counts, split):

@@ -242,8 +242,8 @@ def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], d
     """(solutions, {problem: right answer}) of a pool, or of native rows for an exact checker."""
     _, first = next(iter(read_rows(path, columns)))
     if not (is_pool(first) or is_sample(first)):
-        expected = "task for native rows, which have no right answers; a pool has them"
-        expect(checker not in RULES, "checker", checker, expected)
+        expected = "a pool, which has right answers; native rows need checker=chain or FILE.py:FUNCTION"
+        expect(checker not in RULES, "input", path, expected)
         solutions, counts = sources.load(path, "native", columns=columns)
         print_counts(counts)
         return solutions, {s.problem: None for s in solutions}
