@@ -30,10 +30,8 @@ MEMBERS = member("a", [1, -2], [3]), member("b", [4, -1], [-1]), member("c", [-2
     [
         ("mean", [[1, -3], [2 / 3]]),
         ("min", [[-2, -6], [-1]]),
-        (
-            "vote",
-            [[math.log(2.5 / 1.5), math.log(0.5 / 3.5)], [math.log(1.5 / 2.5)]],
-        ),  # 2, 0 and 1 of 3; 0 is no yes
+        # 2, 0 and 1 of 3; 0 is no yes
+        ("vote", [[math.log(2.5 / 1.5), math.log(0.5 / 3.5)], [math.log(1.5 / 2.5)]]),
     ],
 )
 def test_scores_by_hand(combine, expected):

@@ -33,6 +33,7 @@ from prm_jax.launch.run_folder import flatten
 from prm_jax.launch.run_log import MetricsLog
 
 TINY_DATA = [*SMALL, *THIN, "steps=2", "data.solutions=60", "data.test_solutions=20"]
+MODULES = {"train": "train", "evaluate": "evaluate", "rl": "prm_jax.rl.__main__"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +64,7 @@ def test_a_field_with_a_default_is_a_key_without_a_line_in_yaml(tmp_path):
 @pytest.mark.parametrize("name", ["train", "evaluate", "rl", "sampling", "labeling", "export", "sweeps"])
 def test_each_default_stands_once(name):
     """In YAML or in the dataclass, and the dataclass' node is in the command's defaults list."""
-    module = {"train": "train", "evaluate": "evaluate", "rl": "prm_jax.rl.__main__"}.get(
-        name, f"prm_jax.{name}"
-    )
-    __import__(module)
+    __import__(MODULES.get(name, f"prm_jax.{name}"))
     stored = dict(flatten(ConfigStore.instance().load(f"{name}_defaults.yaml").node))
     written = OmegaConf.load(CONF / f"{name}.yaml")
     included = [entry for entry in written.pop("defaults") if isinstance(entry, str)]
@@ -77,11 +75,9 @@ def test_each_default_stands_once(name):
     assert not {key for key in twice if written and OmegaConf.select(written, key) == stored[key]}
 
 
-@pytest.mark.parametrize(
-    "group, command", [("experiment", "train"), ("algorithm", "rl")], ids=["train", "rl"]
-)
+@pytest.mark.parametrize("group, command", [("experiment", "train"), ("algorithm", "rl")])
 def test_every_experiment_composes(group, command):
-    __import__({"train": "train", "rl": "prm_jax.rl.__main__"}[command])
+    __import__(MODULES[command])
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         for path in sorted((CONF / group).glob("*.yaml")):
             hydra.compose(command, [f"{group}={path.stem}"], return_hydra_config=True)

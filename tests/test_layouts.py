@@ -36,6 +36,10 @@ def test_columns_name_those_of_the_file(tmp_path):
     assert (problem.id, problem.problem, problem.candidates) == ("2", "2+2?", (Candidate(("4",)),))
     row = {"input": "p Step 1: a ки", "label": [False], "v": [True]}
     assert read(tmp_path, "math_shepherd", row, columns={"value": "v"})[0][2] == (1.0,)
+    for kind, name in (("native", "weight"), ("text", "labels")):  # what nothing would read
+        refuses(f"^columns.{name}: .* outcome", read, tmp_path, kind, row, columns={name: "v"})
+    refuses("^columns.outcom: .*gold", lambda: [*read_questions(path, columns={"outcom": "key"})])
+    refuses("^columns.outcom: .*gold", read_pool, path, columns={"outcom": "key"})
 
 
 def test_an_answer_is_no_text_beside_one(tmp_path):

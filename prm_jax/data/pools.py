@@ -85,7 +85,7 @@ def iter_pool(
     answers. A gold answer that is a whole solution is the one that it states, unless as_written. `columns`
     are as in rows.rename. InputError names line and field."""
     place_of, samples = {}, {}
-    for place, row in rows.read_rows(path, columns):
+    for place, row in rows.read_rows(path, columns, known=rows.POOL):
         with rows.placed(place):
             problem = parse_problem(row, as_written, split_by)
             if rows.is_sample(row):

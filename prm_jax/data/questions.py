@@ -28,7 +28,7 @@ def read_questions(path: str | Path, as_written=False, columns=None) -> Iterator
     The answer of a whole solution is the one that it states, unless as_written. columns: as in
     rows.rename."""
     place_of = {}
-    for place, row in read_rows(path, columns):
+    for place, row in read_rows(path, columns, known=(*PROBLEM, "gold", "answer", "id", "problem_id")):
         with placed(place):
             problem = field(row, PROBLEM, str)
             answer = short_text(row, ("gold", "answer"))

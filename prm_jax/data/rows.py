@@ -10,7 +10,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,9 @@ SCORES = ("step_scores", "prm_step_scores", "scores")
 # Readers take one column of each.
 SYNONYMS = (PROBLEM, (*TEXT, "text"), ("completions", "steps"), ("gold", "answer"), ("label", "value"))
 SYNONYMS += (("id", "problem_id", "unique_id"), SCORES)
+# Columns that are read of a row of a pool, also of one of a sample.
+POOL = (*PROBLEM, *TEXT, *SCORES, "id", "problem_id", "unique_id", "gold", "answer", "task", "candidates")
+POOL += ("completions", "answers", "steps", "extracted_answer", "correct", "finished", "logp", "scores_unit")
 READER_OF = {  # what reads rows with a column, for errors
     "conversations": "data.name=conversations",
     "process": "data.name=math_shepherd",
@@ -137,10 +140,12 @@ class Place(NamedTuple):
 
 
 def read_rows(
-    path, columns: dict[str, str] | None = None, split: str | None = None
+    path, columns: dict[str, str] | None = None, split: str | None = None, known: Sequence[str] = ()
 ) -> Iterator[tuple[Place, dict]]:
     """Yields (Place, row as of `rename`) of a file, or of the split of a Hugging Face data set. InputError if
-    it is missing, empty or broken, or a row is not an object."""
+    it is missing, empty or broken, a row is not an object, or `columns` has a name that is not `known`."""
+    for name, column in (columns or {}).items():
+        expect(not known or name in known, f"columns.{name}", column, f"one of {', '.join(known)}")
     for number, row in load_hub(path, split) if split else file_rows(Path(path)):
         place = Place(path, number)
         expect(isinstance(row, dict), str(place), row, "an object with named fields")

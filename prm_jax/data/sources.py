@@ -31,6 +31,10 @@ READERS = {  # name -> the module of prm_jax/data with a function of this name
     "mr_gsm8k": "mistakes",
     "hard2verify": "mistakes",
 }
+COLUMNS = {  # the names that Reading.columns may have, of readers that take other people's columns
+    "native": (*rows.POOL, "labels", "ratings", "outcome", "label_kind"),
+    "text": (*rows.PROBLEM, *rows.TEXT, "text", "answer", "outcome", "id"),
+}
 AfterError = Literal["keep", "mask", "bad"]
 
 
@@ -76,7 +80,7 @@ def load_placed(
     counts.update(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
 
     for source in [path] if isinstance(path, str | Path) else path:
-        for place, row in rows.read_rows(source, reading.columns, split):
+        for place, row in rows.read_rows(source, reading.columns, split, COLUMNS.get(reading.name, ())):
             counts["rows"] += 1
             with rows.placed(place):
                 row_id = rows.short_text(row, "id") or f"{Path(source).name}:{place.number}"

@@ -23,18 +23,15 @@ class Unit(NamedTuple):
     high: float
     log_odds: Callable  # score -> log-odds that the step is good, float64
     from_log_odds: Callable  # its inverse
-    name: str  # in axes and tables
 
 
 UNITS = {
-    "logit": Unit(-math.inf, math.inf, lambda x: x, lambda x: x, "log-odds (nats)"),
-    "probability": Unit(0.0, 1.0, _log_odds, lambda x: np.exp(-np.logaddexp(0.0, -x)), "P(step good)"),
+    "logit": Unit(-math.inf, math.inf, lambda x: x, lambda x: x),
+    "probability": Unit(0.0, 1.0, _log_odds, lambda x: np.exp(-np.logaddexp(0.0, -x))),
     # P(good) - P(bad), as PURE's scores; also an advantage A, which labels give as (1 + A) / 2.
-    "difference": Unit(
-        -1.0, 1.0, lambda x: _log_odds((x + 1) / 2), lambda x: np.tanh(x / 2), "P(good) - P(bad)"
-    ),
+    "difference": Unit(-1.0, 1.0, lambda x: _log_odds((x + 1) / 2), lambda x: np.tanh(x / 2)),
     # beta * (log policy - log reference), unbounded; ImplicitPRM reads it as log-odds.
-    "log_ratio": Unit(-math.inf, math.inf, lambda x: x, lambda x: x, "log-ratio (nats)"),
+    "log_ratio": Unit(-math.inf, math.inf, lambda x: x, lambda x: x),
 }
 
 

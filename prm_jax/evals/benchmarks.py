@@ -200,8 +200,7 @@ def read(source: FileData) -> tuple[list[Row], dict[str, int]]:
     seen = set()
     kind = source.name
     for key in ("fold", "validation_path", "test_path"):
-        value = getattr(source, key)
-        expect(value is None, f"data.{key}", value, "null: all rows are measured")
+        expect(getattr(source, key) is None, f"data.{key}", getattr(source, key), "null: all rows count")
     reading = Reading(name=kind, columns=source.columns, neutral=source.neutral, split_by=source.split_by)
     for place, split, group in places(source):
         for line, raw, solution in load_placed(place, reading, counts, split):

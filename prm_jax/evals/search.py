@@ -122,14 +122,13 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
         grader = checkers.task_grader(task)
     if cfg.policy is None:
         policy = open_lab_policy(data_cfg.policy, data_cfg.temperature, data_cfg.max_tokens)
-        policy = dataclasses.replace(policy, batch_rows=cfg.batch_rows)
-    else:
-        fmt = cfg.policy_format.whole()
-        policy = open_policy(cfg.policy, "best", fmt, "float32", cfg.sampling, cfg.batch_rows, cfg.server)
-    require_format(policy, cfg.policy_format, "policy_format")
-    if cfg.policy is None:
+        require_format(policy, cfg.policy_format, "policy_format")
         samples = list(policy_pool(data_cfg, texts, cfg.samples, setup.cfg.seed))
+        policy = dataclasses.replace(policy, batch_rows=cfg.batch_rows)
         return SearchInputs(questions, policy, grader, samples)
+    fmt = cfg.policy_format.whole()
+    policy = open_policy(cfg.policy, "best", fmt, "float32", cfg.sampling, cfg.batch_rows, cfg.server)
+    require_format(policy, cfg.policy_format, "policy_format")
     path = setup.folder / "samples.jsonl"
     show_prompt(policy, questions[0].problem)
     draw_pool(path, policy, questions, cfg.samples, setup.cfg.seed, grader.grade, len(questions))

@@ -69,7 +69,8 @@ def make_table(cfg: Config) -> Table:
         expect(key in settings, "x" if key == cfg.x else "over", key, "a setting of the runs")
     averaged = [key for key in cfg.over if key in settings and key != cfg.x]
     keys = [key for key in settings if key not in averaged and settings[key].nunique() > 1]
-    x = cfg.x or choose_x(settings[keys])
+    numeric = [key for key in keys if settings[key].map(is_number).all()]
+    x = cfg.x or max(numeric, key=lambda key: settings[key].nunique(), default=next(iter(keys), None))
     keys = ([x] if x else []) + [key for key in keys if key != x]
 
     ys = list(numbers)
@@ -113,12 +114,6 @@ def read_rows(cfg: Config) -> tuple[list[Row], pd.DataFrame, dict[str, str]]:
     is_there = asked and set(asked) <= set(numbers)
     expect(is_there, "y", cfg.y, f"numbers of {' or '.join(names)}")
     return rows, numbers[asked].apply(pd.to_numeric, errors="coerce"), left_out
-
-
-def choose_x(settings: pd.DataFrame) -> str | None:
-    """The numeric key with most values, or else the first."""
-    numeric = [key for key in settings if settings[key].map(is_number).all()]
-    return max(numeric, key=lambda key: settings[key].nunique(), default=next(iter(settings), None))
 
 
 def is_number(x) -> bool:

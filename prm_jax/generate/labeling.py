@@ -234,8 +234,7 @@ def whole_problems(solutions: Sequence[Solution], at_once: int) -> list[list[Sol
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each key means
-    input: str
-    columns: dict[str, str] | None
+    pass
 
 
 def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], dict[str, str | None]]:

@@ -90,6 +90,8 @@ class PolicyConfig(CommandConfig):
     """The keys of sampling and labelling, whose policy may be behind a server."""
 
     checkpoint: str
+    input: str
+    columns: dict[str, str] | None
     server: Server = dataclasses.field(default_factory=Server)
 
 
@@ -128,8 +130,6 @@ def policy_at_work(cfg: PolicyConfig, problem: str):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key means
-    input: str
-    columns: dict[str, str] | None
     n: Count
 
 
