@@ -3,7 +3,6 @@ useful tokens alone, without padding. examples/bench_peers.py does the same work
 
 import dataclasses
 import itertools
-import math
 import os
 import re
 import statistics
@@ -255,10 +254,7 @@ def main(cfg):
         return compare(cfg.files)
     devices.set_cpu_devices(max(raw_cfg.cpu_devices, cfg.mesh.fsdp * cfg.mesh.tensor))
     folder = run_folder.output_dir()
-    # As many devices as asked; data=null: one accelerator, or what of a CPU divides the rows.
-    n = math.prod(filter(None, vars(cfg.mesh).values()))
-    is_free = cfg.mesh.data is None and jax.default_backend() == "cpu"
-    used = devices.make_mesh(cfg.mesh, cfg.rows, jax.devices()[: None if is_free else n])
+    used = devices.modest_mesh(cfg.rows, cfg.mesh)
     run_folder.claim_folder(folder, raw_cfg)
     with jax.set_mesh(used):
         numbers = run_job(cfg)

@@ -75,6 +75,7 @@ LINES = [
     ("sampling input=q.jsonl checkpoint=null", "checkpoint"),
     (r"""sampling input=q.jsonl 'format.prefix="{problem}\n"'""", "format.prefix"),
     ("sampling input=q.jsonl format.bos=false", "format.bos"),
+    ("labeling input=good.jsonl k=0", "k"),
     ("labeling input=good.jsonl checker=chain label=first_error", "label"),
     ("labeling input=good.jsonl", "input"),
     ("rl n=1", "n"),

@@ -81,6 +81,11 @@ class Checker:
         """The pools.Problem as `judge` grades it, if it has an answer."""
         return problem if problem.answer is None else self.judge(problem)[0]
 
+    def close(self):
+        """Forgets what Math-Verify has read and compared, which is kept."""
+        compare_math.cache_clear()
+        read_math.cache_clear()
+
     def group(self, answers: Sequence[str | None]) -> list[int]:
         """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first
         group whose first member, as gold, equals it: `number` and `math` are not transitive."""

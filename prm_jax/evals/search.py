@@ -26,7 +26,7 @@ from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import Count, Rule, expect, one_of
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.progress import progress
-from prm_jax.protocols import Policy
+from prm_jax.protocols import Policy, Scorer
 from prm_jax.tasks import checkers
 
 CHOICES = {"best": "best score", "vote": "weighted vote"}
@@ -71,10 +71,11 @@ class Search(Task):
     Config = Config
 
     def run(self, setup: Setup) -> dict:
-        for name in setup.checkpoints:
-            open_scorer(setup, name)  # an error now, not after hours of samples
-        inputs = search_inputs(setup, self.cfg)
-        verifiers = [search_all(setup, self.cfg, inputs, k) for k in range(len(setup.checkpoints))]
+        inputs, verifiers = None, []
+        for k, name in enumerate(setup.checkpoints):
+            scorer = open_scorer(setup, name)  # before the samples, which may take hours
+            inputs = inputs or search_inputs(setup, self.cfg)
+            verifiers.append(search_all(setup, self.cfg, inputs, k, scorer))
         return {"verifiers": verifiers, "choice": self.cfg.choice}
 
     def show(self, results: dict):
@@ -135,9 +136,8 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
     return SearchInputs(questions, policy, grader, read_pool(path))
 
 
-def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, k: int) -> dict:
+def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, k: int, scorer: Scorer) -> dict:
     """The numbers of verifier k: every method at every budget."""
-    scorer = open_scorer(setup, setup.checkpoints[k])
     seed = setup.cfg.seed
     samples = inputs.arrays(inputs.samples)
     right_P = samples.right_PN.sum(1) / samples.present_PN.sum(1)

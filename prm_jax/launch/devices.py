@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import dataclasses
+import math
 import resource
 import sys
 from pathlib import Path
@@ -80,6 +81,13 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -
     grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
     # Auto: XLA chooses the sharding of what model code leaves open.
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
+    """A mesh of as many devices as asked; data=null: one accelerator, or what of a CPU divides the rows."""
+    devices = jax.devices()
+    n = math.prod(filter(None, vars(cfg).values()))
+    return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
 
 
 def choose_dtype(name: str) -> str:
