@@ -27,7 +27,8 @@ SYNONYMS = (PROBLEM, (*TEXT, "text"), ("completions", "steps"), ("gold", "answer
 SYNONYMS += (("id", "problem_id", "unique_id"), SCORES)
 # Columns that are read of a row of a pool, also of one of a sample.
 POOL = (*PROBLEM, *TEXT, *SCORES, "id", "problem_id", "unique_id", "gold", "answer", "task", "candidates")
-POOL += ("completions", "answers", "steps", "extracted_answer", "correct", "finished", "logp", "scores_unit")
+POOL += ("completions", "answers", "steps", "extracted_answer", "correct", "finished", "logp")
+POOL += ("scores_unit", "policy_tokens")
 READER_OF = {  # what reads rows with a column, for errors
     "conversations": "data.name=conversations",
     "process": "data.name=math_shepherd",
