@@ -1,7 +1,9 @@
 """task=search: share of problems solved against policy tokens, by method, under each verifier."""
 
 import dataclasses
+import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +28,7 @@ from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import Count, Rule, expect, one_of
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.progress import progress
-from prm_jax.protocols import Policy, Scorer
+from prm_jax.protocols import Policy
 from prm_jax.tasks import checkers
 
 CHOICES = {"best": "best score", "vote": "weighted vote"}
@@ -71,11 +73,8 @@ class Search(Task):
     Config = Config
 
     def run(self, setup: Setup) -> dict:
-        inputs, verifiers = None, []
-        for k, name in enumerate(setup.checkpoints):
-            scorer = open_scorer(setup, name)  # before the samples, which may take hours
-            inputs = inputs or search_inputs(setup, self.cfg)
-            verifiers.append(search_all(setup, self.cfg, inputs, k, scorer))
+        inputs = functools.cache(lambda: search_inputs(setup, self.cfg))
+        verifiers = [search_all(setup, self.cfg, inputs, k) for k in range(len(setup.checkpoints))]
         return {"verifiers": verifiers, "choice": self.cfg.choice}
 
     def show(self, results: dict):
@@ -136,8 +135,10 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
     return SearchInputs(questions, policy, grader, read_pool(path))
 
 
-def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, k: int, scorer: Scorer) -> dict:
+def search_all(setup: Setup, cfg: Config, get_inputs: Callable[[], SearchInputs], k: int) -> dict:
     """The numbers of verifier k: every method at every budget."""
+    scorer = open_scorer(setup, setup.checkpoints[k])  # before the samples, which may take hours
+    inputs = get_inputs()
     seed = setup.cfg.seed
     samples = inputs.arrays(inputs.samples)
     right_P = samples.right_PN.sum(1) / samples.present_PN.sum(1)
