@@ -169,8 +169,8 @@ class Cache(NamedTuple):
 def write(x_B, slot_BL, new_B, axis=0):
     """The rows x_B with new_B in slots slot_BL of an axis of each; a slot beyond the last is left out. Row by
     row, since XLA would gather what is indexed by rows, too, from all devices (1.1 x the time of sampling)."""
-    at = (slice(None),) * axis
-    set_slots = jax.vmap(lambda x, slot_L, new: x.at[*at, slot_L].set(new))
+    before = (slice(None),) * axis
+    set_slots = jax.vmap(lambda x, slot_L, new: x.at[*before, slot_L].set(new))
     return set_slots(x_B, slot_BL, new_B.astype(x_B.dtype))
 
 

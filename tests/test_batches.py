@@ -120,8 +120,7 @@ def test_stream_resumes_at_the_step_and_splits_over_processes(rng):
 
 
 def test_a_mixture_is_drawn_by_weight_and_each_source_goes_round_whole(rng):
-    """50 solutions of a, 10 of b, weights 1 and 3: 15 and 45 an epoch, and each pass through a source is
-    whole."""
+    """50 solutions of a, 10 of b, weights 1, 3: 15 and 45 an epoch; each pass through a source is whole."""
     examples = random_examples(rng, 60)
     plan = make_plan(examples, 40)
     make = lambda: TrainingRows(examples, plan, 7, {"a": (50, 1.0), "b": (10, 3.0)})

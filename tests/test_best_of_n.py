@@ -218,8 +218,7 @@ def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys):
 
 
 def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
-    """It is measured and drawn everywhere, and the witness's page leaves out what it has no
-    formula of."""
+    """It is measured and drawn everywhere, and the witness's page leaves out what it has no formula of."""
     harmonic = lambda x: -rerank.jnp.log(rerank.jnp.sum(rerank.jnp.exp(-x.logp_PTN), -2, where=x.mask_PTN))
     monkeypatch.setitem(rerank.AGGREGATORS, "harmonic", rerank.Aggregator(harmonic, True))
     result = measured(by=rules(20, aggregator="harmonic"))

@@ -43,10 +43,12 @@ def test_strictprmbench_layout_takes_correct_and_never_source_is_correct(tmp_pat
     assert read_pool(path) == [Problem("gsm8k_0", "q", "4", (expected,))]
 
 
-def test_write_then_read_is_exact(tmp_path):
-    path = tmp_path / "new/pool.jsonl.gz"
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_write_then_read_is_exact(tmp_path, suffix):
+    path = tmp_path / f"new/pool.jsonl{suffix}"
     write_pool(path, POOL)
     assert read_pool(path) == POOL
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 SEVEN = ["internlm2_1_8b_reward", "internlm2_7b_reward", "math_shepherd", "qwen_prm", "rlhflow_prm"]

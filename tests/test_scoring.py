@@ -98,8 +98,7 @@ def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, 
 
 
 def test_the_step_head_sees_marks_alone_and_a_shared_one_once(verifier, rng, monkeypatch):
-    """Three candidates of four steps share two: of their 12 marks 8 are distinct, and the head sees no
-    more."""
+    """Three candidates of four steps share two: of their 12 marks the head sees the 8 distinct ones."""
     rows = [("12 + 34", ("5 6", "7", f"{n} {n}", "8 9")) for n in (1, 2, 3)]
     seen, compute = [], scoring.step_log_odds
 
@@ -162,8 +161,7 @@ def test_scores_in_another_unit_are_read_and_not_continued(verifier, tmp_path):
 
 
 def test_the_first_token_of_all_has_no_log_ratio():
-    """Ratio l is about token l + 1: a solution that starts at token 0 sums tokens 1 and 2, then 3, 4 and
-    5."""
+    """Ratio l is about token l + 1: a solution from token 0 on sums tokens 1 and 2, then 3, 4 and 5."""
     ids_L, ratio_L = np.zeros(6, np.int32), np.ones(6)
     for start, beta, expected in ((0, 1.0, [2, 3]), (1, 1.0, [2, 3]), (2, 0.5, [0.5, 1.5])):
         assert step_ratios(beta, ratio_L, Encoded(ids_L, np.array([2, 5]), start)).tolist() == expected

@@ -151,8 +151,7 @@ def free_port(low):
 
 
 def launch(script, *args, cwd):
-    """Starts two processes, of which one finds the other by its address, the other
-    by SLURM."""
+    """Starts two processes, of which one finds the other by its address, the other by SLURM."""
     port = free_port(61_440)  # SLURM's: 61440 + job number % 4096
     address = f"coordinator_address: 'localhost:{port}', num_processes: 2, process_id: 0"
     job = {"JOB_ID": port - 61_440, "STEP_NODELIST": "localhost", "NTASKS": 2, "LOCALID": 0, "PROCID": 1}

@@ -267,6 +267,7 @@ def test_folds_are_stable_and_ignore_white_space():
 
 def test_problems_are_the_same_whatever_their_white_space_and_case():
     assert normal_text("Tom has 3 pens .\n") == normal_text("tom has 3 pens.")
+    assert normal_text("tom has 3 pens.") != normal_text("Tom has 4 pens.")
 
 
 def file_config(**changes):
