@@ -174,6 +174,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path) -> float:
     print(memory_line(cfg, model, opt, plan))
     source = packing.TrainingRows(examples.train, plan, cfg.seed, examples.parts)
     print(source.summary())
+    if together:
+        alone = sum(len(group.indices) == 1 for group in plan.groups)
+        print(f"partners    none in their row for {alone} of {len(examples.train)} solutions")
     if cfg.objective == "implicit":
         examples = examples._replace(validation=add_reference(cfg, model, source, examples.validation))
     best = fit(cfg, run, texts, model, opt, source, examples.validation, data_cfg.label_kind)

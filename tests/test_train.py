@@ -77,10 +77,11 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
     ignored = "format.head=tokens", "format.good=a", "format.bad=b"  # of released heads; it has none of them
     asked = f"objective=implicit loss.step={name} batch.tokens=384 steps=3 eval.every=3 log_every=1"
     asked = *SMALL, *ignored, *asked.split(), "hydra.run.dir=runs/a"
-    printed(train.main, monkeypatch, *asked, cwd=tmp_path)
+    out = printed(train.main, monkeypatch, *asked, cwd=tmp_path)
     loss = records(tmp_path / "runs/a")[0]["loss"]
     if name == "pairwise":
         assert 0 < loss < np.log(2)  # some have no partner
+        assert re.search("partners .* for [1-9]", out)
         return
     assert loss == pytest.approx(np.log(2), abs=1e-4)
     run = open_checkpoint(tmp_path / "runs/a", "best", read_format("auto"), "float32")

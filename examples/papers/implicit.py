@@ -7,7 +7,7 @@ from pathlib import Path
 from examples.papers.panels import draw_panels, draw_rows
 from examples.papers.run import Difference, Figure, Table, by_value
 
-AUROC, BEST, LOWEST = "step AUROC", "best of 16", "best of 16, lowest step"
+AUROC, BEST, LOWEST = "step AUROC", "best of 16, own rule", "best of 16, lowest step"
 LOG_P = "policy's likelihood"
 
 

@@ -8,7 +8,7 @@ from examples.papers.panels import draw_panels
 from examples.papers.run import Difference, Figure, Table, by_value
 
 PANELS = {
-    "eval_pass_at_1": "right (gold)",
+    "eval_pass_at_1": "right answers",
     "eval_pass_at_4": "right in one of 4",
     "eval_sound": "right, no wrong step",
     "eval_reward": "reward (proxy)",
