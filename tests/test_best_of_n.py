@@ -17,7 +17,6 @@ from prm_jax.evals import best_of_n as best_of_n_task
 from prm_jax.evals import pool_metrics as best_of_n
 from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.figures import best_of_n as best_of_n_figure
-from prm_jax.figures.best_of_n import best_of_n_figures
 from prm_jax.figures.witness import witness_phases
 
 
@@ -223,7 +222,7 @@ def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
     monkeypatch.setitem(rerank.AGGREGATORS, "harmonic", rerank.Aggregator(harmonic, True))
     result = measured(by=rules(20, aggregator="harmonic"))
     assert result["scorers"]["a"]["harmonic"]["best_of_n"]["1"] == 0.5
-    assert len(best_of_n_figures(drawable(result), tmp_path)) == 1
+    assert len(best_of_n_figure.draw(drawable(result), tmp_path)) == 1
     found = witness.results("harmonic")
     plane = witness.grid(3, 2)
     assert len(plane["by_aggregator"]) == len(rerank.AGGREGATORS)

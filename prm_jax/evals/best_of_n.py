@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 from prm_jax import tasks
@@ -56,6 +55,7 @@ class GradedPool:
 
 class BestOfN(Task):
     Config = Config
+    drawing = "best_of_n"
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -140,11 +140,6 @@ class BestOfN(Task):
         for test in results["differences"]:
             rows[f"{test['a']} - {test['b']}"] = {column: test[column] for column in columns}
         show_table(f"paired differences at n = {N}, p of single sign-flip tests", rows)
-
-    def figures(self, results: dict, folder: Path) -> list[Path]:
-        from prm_jax.figures.best_of_n import best_of_n_figures
-
-        return best_of_n_figures(results, folder)
 
     def metric(self, results: dict) -> float | None:
         """The share solved by the first scorer's headline selection of all candidates."""

@@ -71,6 +71,7 @@ class SearchInputs:
 
 class Search(Task):
     Config = Config
+    drawing = "search"
 
     def run(self, setup: Setup) -> dict:
         inputs = functools.cache(lambda: search_inputs(setup, self.cfg))
@@ -91,11 +92,6 @@ class Search(Task):
             show_table(f"solved by {CHOICES[rule]}, at a budget of policy tokens", rows, digits=3)
             if unfinished := sum(s["unfinished_problems"] for s in v["searches"]):
                 print(f"  {unfinished} problems of all searches have no finished solution: counted as wrong")
-
-    def figures(self, results: dict, folder: Path) -> list[Path]:
-        from prm_jax.figures.search import search_figures
-
-        return search_figures(results, folder)
 
     def metric(self, results: dict) -> float | None:
         """The largest share solved under the first verifier."""

@@ -1,7 +1,6 @@
 """task=steps: metrics of step scores against labels, for one verifier or for the runs of a sweep."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 
@@ -43,6 +42,7 @@ class Config:
 
 class Steps(Task):
     Config = Config
+    drawing = "steps"
 
     def run(self, setup: Setup) -> dict:
         """`runs`: every number of each verifier; `groups`: those of each setting, over its seeds."""
@@ -79,11 +79,6 @@ class Steps(Task):
         if "auroc_value" in first:
             aurocs = {run["verifier"]: {name: run[name] for name in EXACT} for run in results["runs"]}
             show_table("AUROC against exact labels", aurocs)
-
-    def figures(self, results: dict, folder: Path) -> list[Path]:
-        from prm_jax.figures.steps import step_figures
-
-        return step_figures(results, folder)
 
     def metric(self, results: dict) -> float | None:
         """Step AUROC, of several settings the first one's."""

@@ -3,6 +3,7 @@
 This file imports nothing of ours, so that a task loads what it uses and no more.
 """
 
+import importlib
 from pathlib import Path
 
 
@@ -11,6 +12,7 @@ class Task:
 
     Config: type  # the dataclass of the task's keys
     needs_checkpoint = True  # whether checkpoint=null means the newest finished run
+    drawing: str | None = None  # the file of prm_jax/figures with a function `draw` of the results
 
     def __init__(self, cfg=None):
         self.cfg = cfg
@@ -26,8 +28,10 @@ class Task:
         """Prints the tables of report.txt alone."""
 
     def figures(self, results: dict, folder: Path) -> list[Path]:
-        """Draws figures into a folder; returns their files. Imports of matplotlib belong into this method."""
-        return []
+        """Draws figures into a folder; returns their files. Matplotlib loads here."""
+        if self.drawing is None:
+            return []
+        return importlib.import_module(f"prm_jax.figures.{self.drawing}").draw(results, folder)
 
     def metric(self, results: dict) -> float | None:
         """The headline number, higher is better: the objective of a Hydra sweeper such as Optuna's."""

@@ -1,7 +1,6 @@
 """task=witness: policies of the toy trace witness at one aggregator and beta, and over the plane."""
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 from prm_jax import rerank, witness
@@ -17,6 +16,7 @@ class Config:
 
 class Witness(Task):
     Config = Config
+    drawing = "witness"
     needs_checkpoint = False
 
     def run(self, setup) -> dict:
@@ -30,8 +30,3 @@ class Witness(Task):
         for name, policy_N in results["policies"].items():
             row = (*policy_N, results["kl"][name], results["reward"][name])
             print(f"  {name:<10}" + "".join(f"{x:13.6f}" for x in row) + f"  {results['winners'][name]}")
-
-    def figures(self, results: dict, folder: Path) -> list[Path]:
-        from prm_jax.figures.witness import witness_figures
-
-        return witness_figures(results, folder)

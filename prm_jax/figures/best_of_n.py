@@ -36,7 +36,7 @@ def draw_rule(axes, sizes: list[int], table: dict, rule: str, label: str, look: 
         style.band(axes, sizes, *np.transpose(list(interval.values())), look)
 
 
-def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
+def draw(results: dict, folder: Path) -> list[Path]:
     """Draws problems solved against n (Lightman et al. 2023, figure 3), a panel a rule, in 95 % bootstrap
     bands over problems. Bands of more than three lines would hide each other: then the first scorer has
     one."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from prm_jax.figures.style import GREY, legend_above, line_style, panels, plain, save, size_axis
 
 
-def search_figures(results: dict, folder: Path) -> list[Path]:
+def draw(results: dict, folder: Path) -> list[Path]:
     """Draws a panel a verifier; dotted: the policy alone."""
     rule, verifiers = results["choice"], results["verifiers"]
     figure, axes_V = panels(1, len(verifiers), 3.3, 1 + 3.4 * len(verifiers), sharey=True)

@@ -7,7 +7,7 @@ import numpy as np
 from prm_jax.figures.style import BLUE, GREY, ORANGE, floats, panels, save
 
 
-def step_figures(results: dict, folder: Path) -> list[Path]:
+def draw(results: dict, folder: Path) -> list[Path]:
     """Draws one page for each setting of the runs."""
     groups = results["groups"]
     paths = []

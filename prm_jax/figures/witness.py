@@ -11,7 +11,7 @@ from prm_jax.figures.style import COLOURS, GREY, panels, save
 HATCHES = ("", "////", "....", "xxxx")  # of the witness's traces, in their order
 
 
-def witness_figures(results: dict, folder: Path) -> list[Path]:
+def draw(results: dict, folder: Path) -> list[Path]:
     """Draws the winner by beta, error and aggregator; writes the page."""
     expected = {key: x for key, x in results.items() if key not in ("plane", "versions")}
     page = witness.page(folder / "witness.html", expected)
