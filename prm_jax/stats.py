@@ -52,8 +52,8 @@ def mean_interval(value_PX, seed: int = 0):
     return _percentiles(sum_SX / len(value_PX))
 
 
-def bootstrap_interval(statistic, problems, seed: int = 0):
-    """(low, high): percentile interval of statistic(row indices), where problems[row] is the row's problem.
+def bootstrap_interval(statistic, problems, *arrays, seed: int = 0):
+    """(low, high): percentile interval of statistic(*arrays), where entry i of each is of problems[i].
 
     The rows of a problem are drawn together. A statistic that itself groups by problem must take one row a
     problem. Resamples where it is nan are left out; fewer than two problems give (nan, nan)."""
@@ -66,7 +66,8 @@ def bootstrap_interval(statistic, problems, seed: int = 0):
     values = []
     for drawn in _drawn_problems(len(count), seed):
         n = count[drawn]  # `order[start : end]` of every drawn problem, laid end to end without a loop
-        values.append(statistic(order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]))
+        rows = order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]
+        values.append(statistic(*(x[rows] for x in arrays)))
     is_defined = not np.isnan(values).all()
     return tuple(_percentiles(values).tolist()) if is_defined else (math.nan, math.nan)
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prm_jax.evals.tables import interval_of, lead_text, show_table, with_interval
+from prm_jax.evals.tables import lead_text, show_table, with_interval
 from prm_jax.metrics import auroc, harmonic_mean, labelled_steps, mean, predict_first_error, problem_numbers
 from prm_jax.solutions import Solution, first_error
+from prm_jax.stats import bootstrap_interval
 
 HALVES = 200  # random halves of the problems: a cut is fitted on one, and judges the other
 CUTS = 200
@@ -62,7 +63,7 @@ def compare_with_rules(
     predicted_R = np.array([predict_first_error(score_T, threshold) for score_T in scores])
     at_threshold = predicted_R == error_R, error_R, group_RG
     judges["verifier"]["f1"] = mean_f1(*at_threshold)
-    judges["verifier"]["f1_interval"] = interval_of(mean_f1, problem_R, seed, *at_threshold)
+    judges["verifier"]["f1_interval"] = bootstrap_interval(mean_f1, problem_R, *at_threshold, seed=seed)
     rules = [name for name in judges if name != "verifier"]
     rule = max(rules, key=lambda name: np.nan_to_num(judges[name]["cross_fitted"]))  # the first of equals
 
@@ -70,7 +71,8 @@ def compare_with_rules(
         return mean_f1(hit_R, *others) - mean_f1(rule_hit_R, *others)
 
     arrays = hits["verifier"], hits[rule], error_R, group_RG
-    difference = {"difference": lead(*arrays), "interval": interval_of(lead, problem_R, seed, *arrays)}
+    interval = bootstrap_interval(lead, problem_R, *arrays, seed=seed)
+    difference = {"difference": lead(*arrays), "interval": interval}
     return {"judges": judges, "best_rule": rule, "lead": difference}
 
 

@@ -22,12 +22,13 @@ from prm_jax.data.writing import score_into
 from prm_jax.evals import verifiers
 from prm_jax.evals.baselines import Row, compare_apart, show_comparison
 from prm_jax.evals.setup import Setup
-from prm_jax.evals.tables import interval_of, show_table, with_interval
+from prm_jax.evals.tables import show_table, with_interval
 from prm_jax.evals.task import Task
 from prm_jax.launch.config import Share, expect
 from prm_jax.launch.files import read_yaml
 from prm_jax.launch.progress import print_counts
 from prm_jax.solutions import first_error
+from prm_jax.stats import bootstrap_interval
 
 GROUP_FIELDS = {"mr_gsm8k": "question_type", "prmbench": "classification"}  # other rows are grouped by file
 COUNTS = ("n", "n_error", "n_steps", "n_bad_steps")
@@ -179,7 +180,7 @@ def group_numbers(name: str, rows: list[Row], scores, threshold: float, seed: in
         else:
             f, owner, arrays = SOLUTION_METRICS[metric], problem, (error, predicted)
         numbers[metric] = float(f(*arrays))
-        numbers[f"{metric}_interval"] = interval_of(f, owner, seed, *arrays)
+        numbers[f"{metric}_interval"] = bootstrap_interval(f, owner, *arrays, seed=seed)
     return numbers
 
 

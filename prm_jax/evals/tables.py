@@ -1,16 +1,10 @@
-"""Intervals and spreads of an evaluation's numbers, and how tables are printed."""
+"""Spreads of an evaluation's numbers, and how tables are printed."""
 
 import numpy as np
 
 from prm_jax.launch.run_folder import group_by_settings
-from prm_jax.stats import bootstrap_interval
 
 SPREAD = {"median": np.median, "lowest": np.min, "highest": np.max, "mean": np.mean}
-
-
-def interval_of(statistic, problems, seed: int, *arrays):
-    """95 % bootstrap interval over problems of statistic(*arrays), whose arrays have an entry a row."""
-    return bootstrap_interval(lambda rows: statistic(*(x[rows] for x in arrays)), problems, seed=seed)
 
 
 def spread_by_setting(settings: list[dict], numbers: list[dict[str, float]]) -> list[dict]:
