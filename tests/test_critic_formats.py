@@ -14,9 +14,8 @@ from conftest import real_data
 from prm_jax import InputError
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.tokenizer import load_tokenizer
-from prm_jax.critics.critic import Critic
+from prm_jax.critics.critic import LocalCritic
 from prm_jax.critics.prompts import CriticFormat, cut_at, fill, messages, prompt_text, verdict_at, with_critic
-from prm_jax.critics.writers import LocalWriter
 from prm_jax.formats import all_formats, read_format
 from prm_jax.protocols import Continuation
 
@@ -88,13 +87,13 @@ def loaded(critic_folder):
     return open_checkpoint(critic_folder, "best", None, "float32")
 
 
-def saying(writer, texts, reason="eos"):
-    """The writer made to say the texts one after another, each ended by the end of the text, or cut; the
+def saying(critic, texts, reason="eos"):
+    """The critic made to say the texts one after another, each ended by the end of the text, or cut; the
     prompts it is given."""
-    last = [writer.policy.eos_ids[0]] * (reason == "eos")
-    ids = lambda text: np.array(writer.tokenizer.encode(text) + last, np.int32)
+    last = [critic.policy.eos_ids[0]] * (reason == "eos")
+    ids = lambda text: np.array(critic.tokenizer.encode(text) + last, np.int32)
     said, given = iter([Continuation(ids(text), np.zeros(0), text, reason) for text in texts]), []
-    writer.write = lambda prompts, numbers, key: given.extend(prompts) or [next(said) for _ in prompts]
+    critic.draw = lambda prompts, numbers: given.extend(prompts) or [next(said) for _ in prompts]
     return given
 
 
@@ -113,11 +112,11 @@ def p_after(folder, name, *texts):
 @pytest.mark.parametrize("name", PROMPTS)
 def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, loaded, name):
     critic = critic_of(loaded, critic_folder, name)
-    given = saying(critic.writer, SAID[name] if name == "genprm" else SAID[name] * 3)
+    given = saying(critic, SAID[name] if name == "genprm" else SAID[name] * 3)
     (logit_T,) = critic.score([(PROBLEM, STEPS)])
     assert given[-1] == PROMPTS[name]()
-    tokenizer = critic.writer.tokenizer
-    assert critic.writer.policy.prefix_ids([(given[-1], ())])[0].tolist() == tokenizer.encode(PROMPTS[name]())
+    tokenizer = critic.tokenizer
+    assert critic.policy.prefix_ids([(given[-1], ())])[0].tolist() == tokenizer.encode(PROMPTS[name]())
     # Behind what the critic wrote itself its very ids are read; where it is asked all is one text, as the
     # authors tokenise it.
     asks = critic.format.critic.verdict is None
@@ -125,13 +124,13 @@ def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, loaded,
         critic_folder, name, *([PROMPTS[name]() + READ[name]] if asks else [PROMPTS[name](), READ[name]])
     )
     assert abs(1 / (1 + np.exp(-logit_T[2])) - expected) < 1e-4 and 0.01 < expected < 0.99
-    assert critic.stats.no_verdict == 0 and critic.writer.pair == IDS[name]
+    assert critic.stats.no_verdict == 0 and critic.pair == IDS[name]
 
 
 def critic_of(loaded, folder, name, **more):
     fmt = with_critic(read_format(name))
     fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, votes=more.pop("votes", 1), **more))
-    return Critic(LocalWriter(loaded, str(folder), fmt, 2, None), fmt)
+    return LocalCritic(loaded, str(folder), fmt, 2, None)
 
 
 # What is said in vain, and all that the verdict is read behind: the authors' own texts.
@@ -150,7 +149,7 @@ def test_a_critique_without_a_verdict_is_asked_for_it_as_the_authors_do(
 ):
     said, read = IN_VAIN[name]
     critic = critic_of(loaded, critic_folder, name)
-    given = saying(critic.writer, [said] * 2, reason)
+    given = saying(critic, [said] * 2, reason)
     (logit_T,) = critic.score([(PROBLEM, STEPS[:2])])
     assert abs(1 / (1 + np.exp(-logit_T[1])) - p_after(critic_folder, name, given[1] + read)) < 1e-4
     assert capsys.readouterr().out.count("no verdict") == 1
@@ -162,7 +161,7 @@ def test_a_critique_without_a_verdict_is_asked_for_it_as_the_authors_do(
 
 def test_what_is_not_forced_is_counted_and_left_out(critic_folder, loaded, capsys):
     critic = critic_of(loaded, critic_folder, "judge", votes=2, max_tokens=9, force=None, unscored=0.5)
-    saying(critic.writer, ["Is it 12?", "Yes, it is"], "length")
+    saying(critic, ["Is it 12?", "Yes, it is"], "length")
     assert critic.score([(PROBLEM, STEPS[:1])])[0].tolist() == [0.0]
     assert (critic.stats.no_verdict, critic.stats.unscored) == (2, 1)
     assert "no verdict" in capsys.readouterr().out

@@ -14,9 +14,8 @@ import evaluate
 from examples.critic_rows import critiques, written_out
 from prm_jax.checkpoints.names import OpenOptions, members_of, needs_folder, open_verifier, with_format
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.critics.critic import Critic, combine
+from prm_jax.critics.critic import LocalCritic, combine
 from prm_jax.critics.prompts import CriticFormat, prompt_text, with_critic
-from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.writing import native_row, score_into
 from prm_jax.formats import Format, read_format
 from prm_jax.solutions import Solution
@@ -53,7 +52,7 @@ def loaded():
 def critic(loaded):
     def make(seed=0, **more):
         fmt = changed(ENDS_IN, **more)
-        return Critic(LocalWriter(loaded, "embedded", fmt, 2, None), fmt, seed)
+        return LocalCritic(loaded, "embedded", fmt, 2, None, seed)
 
     return make
 
@@ -159,8 +158,8 @@ def test_a_critique_ends_with_its_turn(loaded):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
     fmt = dataclasses.replace(ENDS_IN, chat=True)
-    writer = LocalWriter(dataclasses.replace(loaded, tokenizer=tokenizer), "embedded", fmt, 2, None)
-    assert tokenizer.convert_tokens_to_ids("<end>") in writer.policy.eos_ids
+    critic = LocalCritic(dataclasses.replace(loaded, tokenizer=tokenizer), "embedded", fmt, 2, None)
+    assert tokenizer.convert_tokens_to_ids("<end>") in critic.policy.eos_ids
 
 
 def test_beside_critics_a_prm_keeps_its_own_format(capsys):

@@ -258,7 +258,7 @@ def judge(stub):
     def opened(fmt=JUDGE, **more):
         fmt = dataclasses.replace(fmt, critic=fmt.critic | more)
         critic = open_verifier(stub.url, OpenOptions(format=fmt))
-        critic.writer.policy.server = Server(concurrency=1)
+        critic.policy.server = Server(concurrency=1)
         return critic
 
     return opened
@@ -291,7 +291,7 @@ def test_asked_at_once_a_judge_is_asked_for_two_log_probabilities_alone(stub, ju
 def test_the_turns_of_a_critic_behind_a_server_are_its_tokenizers_and_begin_once(stub, judge):
     critic = judge(dataclasses.replace(JUDGE, chat=True))
     turns = lambda messages, **_: "<s>[" + "][".join(m["role"] for m in messages) + "]"
-    critic.writer.tokenizer, critic.writer.bos = types.SimpleNamespace(apply_chat_template=turns), "<s>"
+    critic.tokenizer, critic.bos = types.SimpleNamespace(apply_chat_template=turns), "<s>"
     stub.script = [(200, answer("Verdict: No")), (200, echo(" Yes", -2.0)), (200, echo(" No", -1.0))]
     assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == [-1.0]
     assert [b["prompt"] for b in stub.bodies] == ["[user]", "[user]Verdict: Yes", "[user]Verdict: No"]

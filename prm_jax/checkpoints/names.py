@@ -19,9 +19,8 @@ from omegaconf import DictConfig
 
 from prm_jax import tasks
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.critics.critic import Critic
+from prm_jax.critics.critic import LocalCritic, RemoteCritic
 from prm_jax.critics.prompts import with_critic
-from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.splits import data_config
 from prm_jax.formats import Format, policy_format, read_format
 from prm_jax.launch.config import CONF, Count, Seed, expect, parse
@@ -105,12 +104,12 @@ def open_verifier(name: str, options: OpenOptions):
         return loaded.scorer(options.rows, options.tokens)
     fmt = with_critic(fmt)
     if is_server:
-        return Critic(RemoteWriter(name, fmt), fmt, options.seed)
+        return RemoteCritic(name, fmt, options.seed)
     loaded = open_checkpoint(name, options.which, None, options.dtype)
     if loaded.objective != "lm":  # a PRM among critics keeps its own format
         print(f"format      {name}: has a step head, so it is no critic; it is read with its own format")
         return loaded.scorer(options.rows, options.tokens)
-    return Critic(LocalWriter(loaded, name, fmt, options.rows, options.tokens), fmt, options.seed)
+    return LocalCritic(loaded, name, fmt, options.rows, options.tokens, options.seed)
 
 
 def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
