@@ -2,16 +2,23 @@
 
 import numpy as np
 
-from prm_jax.launch.run_folder import group_by_settings
-
 SPREAD = {"median": np.median, "lowest": np.min, "highest": np.max, "mean": np.mean}
 
 
 def spread_by_setting(settings: list[dict], numbers: list[dict[str, float]]) -> list[dict]:
     """Of each setting what others have otherwise, the indices of its runs, which differ in their seed alone,
-    and of each number that all of these have {way of SPREAD: its value}, `sd` that of a sample."""
+    and of each number that all of these have {way of SPREAD: its value}, `sd` that of a sample. A missing key
+    is no difference; `verifier`, of what is no run, always is one."""
+    values, runs_of = {}, {}
+    for setting in settings:
+        for key, value in setting.items():
+            values.setdefault(key, set()).add(repr(value))
+    varied = sorted(key for key in values if key == "verifier" or len(values[key]) > 1)
+    for i, setting in enumerate(settings):
+        differing = {key: setting[key] for key in varied if key in setting}
+        runs_of.setdefault(repr(differing), (differing, []))[1].append(i)
     groups = []
-    for setting, members in group_by_settings(settings):
+    for setting, members in runs_of.values():
         own = [numbers[i] for i in members]
         spread = {}
         for name in [name for name in own[0] if all(name in x for x in own)]:

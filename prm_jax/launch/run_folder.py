@@ -169,17 +169,3 @@ def settings(folder: str | Path) -> dict:
     """{dotted key: value} of a run's configuration, without the seed and what changes no result."""
     pairs = flatten(OmegaConf.to_container(run_config(Path(folder)), resolve=True))
     return {key: value for key, value in pairs if section(key) not in ("seed", *FREE)}
-
-
-def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
-    """[(its {key: value} that differ from others, indices of its runs)] of each setting. A missing key is no
-    difference; `verifier`, of what is no run, always is one."""
-    values, groups = {}, {}
-    for setting in settings:
-        for key, value in setting.items():
-            values.setdefault(key, set()).add(repr(value))
-    varied = sorted(key for key in values if key == "verifier" or len(values[key]) > 1)
-    for i, setting in enumerate(settings):
-        differing = {key: setting[key] for key in varied if key in setting}
-        groups.setdefault(repr(differing), (differing, []))[1].append(i)
-    return list(groups.values())
