@@ -8,6 +8,8 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
+from prm_jax.solutions import first_error
+
 TAIL_SCORE = 0.9  # a wrong step scored above this is one that best-of-N will find and pick ("tail miss")
 
 
@@ -83,12 +85,6 @@ def ece(p, y, bins: int = 15) -> float:
     return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum()) if count.any() else math.nan
 
 
-def predict_first_error(scores: Sequence[float], threshold: float = 0.5) -> int:
-    """0-based index of the first step with P(good) < threshold, -1 if there is none."""
-    is_bad = _checked(scores, scores)[0] < threshold
-    return int(is_bad.argmax()) if is_bad.any() else -1
-
-
 def first_error_f1(predicted, label) -> dict[str, float]:
     """ProcessBench's numbers of one split (arXiv 2412.06559): accuracy_error, accuracy_clean and f1, their
     `harmonic_mean`; nan without an erroneous, or a clean, solution."""
@@ -108,18 +104,15 @@ def within_problem_auroc(solution_score, is_sound, problem_ids) -> float:
     return mean([x for x in aurocs if not math.isnan(x)])
 
 
-def labelled_steps(labels: Sequence[float | None] | None, label_kind="correctness") -> tuple[list[int], int]:
-    """(indices of labelled steps up to and including the first error, index of the first error or -1).
+def labelled_steps(labels: Sequence[float | None] | None, label_kind="correctness") -> list[int]:
+    """Indices of labelled steps up to and including the first error.
 
     A step is bad if its label is below 0.5. After the first error each data set fills correctness labels in
     its own way, so those do not count. Values and advantages know no first error: all count."""
-    indices = []
-    for index, label in enumerate(labels or ()):
-        if label is not None:
-            indices.append(index)
-            if label < 0.5 and label_kind == "correctness":
-                return indices, index
-    return indices, -1
+    labels = labels or ()
+    error = first_error(labels) if label_kind == "correctness" else -1
+    counted = labels if error == -1 else labels[: error + 1]
+    return [index for index, label in enumerate(counted) if label is not None]
 
 
 def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correctness") -> dict:
@@ -132,7 +125,7 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
     is bad. Of value and advantage labels, first errors and soundness are nan."""
     steps, whole, n_solutions = [], [], 0
     for row, (score, label, problem) in enumerate(zip(scores, labels, problem_ids, strict=True)):
-        indices, error_index = labelled_steps(label, label_kind)
+        indices = labelled_steps(label, label_kind)
         if not indices:
             continue
         score = np.asarray(score, np.float64)
@@ -141,12 +134,12 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
         n_solutions += 1
         steps += [(score[index], label[index]) for index in indices]
         if label_kind == "correctness":
-            whole.append((predict_first_error(score, threshold), error_index, score.min(), problem))
+            whole.append((first_error(score, threshold), first_error(label), score.min(), problem))
     p, y = np.array(steps, np.float64).reshape(-1, 2).T
-    predicted, first_error, lowest, ids = zip(*whole) if whole else ((), (), (), ())
-    first_error = np.array(first_error, int)
+    predicted, error, lowest, ids = zip(*whole) if whole else ((), (), (), ())
+    error = np.array(error, int)
     is_good, predicted_good = y >= 0.5, p >= threshold
-    processbench = first_error_f1(predicted, first_error)
+    processbench = first_error_f1(predicted, error)
     return {
         "step_auroc": auroc(p, is_good),
         "step_accuracy": mean(predicted_good == is_good),
@@ -155,9 +148,9 @@ def step_metrics(scores, labels, problem_ids, threshold=0.5, label_kind="correct
         "tail_miss_rate": mean(p[~is_good] > TAIL_SCORE),
         "brier": mean((p - y) ** 2),
         "ece": ece(p, y),
-        "first_error_accuracy": mean(np.equal(predicted, first_error)),
+        "first_error_accuracy": mean(np.equal(predicted, error)),
         **{f"first_error_{name}": x for name, x in processbench.items()},
-        "within_problem_auroc": within_problem_auroc(lowest, first_error == -1, ids),
+        "within_problem_auroc": within_problem_auroc(lowest, error == -1, ids),
         "n_steps": len(p),
         "n_solutions": n_solutions,
     }

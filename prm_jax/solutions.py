@@ -72,7 +72,7 @@ def is_probability(value) -> bool:
 
 
 def first_error(labels: Sequence[float | None], threshold: float = 0.5) -> int:
-    """Index of the first bad step (label below the threshold), -1 if there is none."""
+    """Index of the first bad step (label or score below the threshold), -1 if there is none."""
     return next((index for index, label in enumerate(labels) if label is not None and label < threshold), -1)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from prm_jax import metrics
 from prm_jax.evals.baselines import rule_scores, step_auroc
-from prm_jax.solutions import Solution
+from prm_jax.solutions import Solution, first_error
 
 NAN = float("nan")
 
@@ -76,12 +76,12 @@ def test_within_problem_auroc_by_hand():
 
 
 def test_labelled_steps_masks_none_and_stops_at_the_first_error():
-    assert metrics.labelled_steps([1, None, 0.2, 0, 1]) == ([0, 2], 2)
-    assert metrics.labelled_steps([True, 0.5, None]) == ([0, 1], -1)
-    assert metrics.labelled_steps([None, None]) == ([], -1)
-    assert metrics.labelled_steps(None) == ([], -1)
+    assert metrics.labelled_steps([1, None, 0.2, 0, 1]) == [0, 2] and first_error([1, None, 0.2, 0, 1]) == 2
+    assert metrics.labelled_steps([True, 0.5, None]) == [0, 1] and first_error([True, 0.5, None]) == -1
+    assert metrics.labelled_steps([None, None]) == [] and first_error([None, None]) == -1
+    assert metrics.labelled_steps(None) == []
     # Values know no first error.
-    assert metrics.labelled_steps([0.4, None, 0.7], "value") == ([0, 2], -1)
+    assert metrics.labelled_steps([0.4, None, 0.7], "value") == [0, 2]
     result = metrics.step_metrics([[0.3, 0.5, 0.8]], [[0.4, None, 0.7]], ["a"], label_kind="value")
     assert result["n_steps"] == 2 and result["brier"] == pytest.approx(0.01)
     assert all(np.isnan(result[name]) for name in ("first_error_accuracy", "within_problem_auroc"))

@@ -35,7 +35,7 @@ def exact_steps(right, value) -> tuple[np.ndarray, np.ndarray]:
     pairs = []
     rows = (read_rows(stage.folder / "solutions.jsonl") for stage in (right, value))
     for (_, a), (_, b) in zip(*rows, strict=True):
-        counted = labelled_steps(a["labels"])[0]
+        counted = labelled_steps(a["labels"])
         pairs += [(b["labels"][t], a["labels"][t]) for t in counted if t < len(a["labels"]) - 1]
     return tuple(np.transpose(pairs))
 

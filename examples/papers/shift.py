@@ -33,7 +33,7 @@ class Scored(NamedTuple):
 
     def steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(log-odds, label, problem) of the steps up to each solution's first wrong one."""
-        places = [(i, t) for i, label_T in enumerate(self.labels) for t in labelled_steps(label_T)[0]]
+        places = [(i, t) for i, label_T in enumerate(self.labels) for t in labelled_steps(label_T)]
         steps = [(self.p[i][t], self.labels[i][t], self.problem[i]) for i, t in places]
         p_n, y_n, problem_n = np.transpose(steps)
         return np.clip(UNITS["probability"].log_odds(p_n), -MOST, MOST), y_n, problem_n

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prm_jax.evals.tables import lead_text, show_table, with_interval
-from prm_jax.metrics import auroc, harmonic_mean, labelled_steps, mean, predict_first_error, problem_numbers
+from prm_jax.metrics import auroc, harmonic_mean, labelled_steps, mean, problem_numbers
 from prm_jax.solutions import Solution, first_error
 from prm_jax.stats import bootstrap_interval
 
@@ -60,7 +60,7 @@ def compare_with_rules(
     for name, chance_CR in chances.items():
         hits[name] = cross_fitted(chance_CR, error_R, problem_R, group_RG, seed)
         judges.setdefault(name, {})["cross_fitted"] = mean_f1(hits[name], error_R, group_RG)
-    predicted_R = np.array([predict_first_error(score_T, threshold) for score_T in scores])
+    predicted_R = np.array([first_error(score_T, threshold) for score_T in scores])
     at_threshold = predicted_R == error_R, error_R, group_RG
     judges["verifier"]["f1"] = mean_f1(*at_threshold)
     judges["verifier"]["f1_interval"] = bootstrap_interval(mean_f1, problem_R, *at_threshold, seed=seed)
@@ -111,7 +111,7 @@ def of_labelled_steps(x, solutions: list[Solution], kind: str = "correctness") -
     """x_n of the labelled steps, one solution after another. x: a number for each step of each solution."""
     parts = [np.zeros(0)]
     for x_T, s in zip(x, solutions, strict=True):
-        parts.append(np.array(x_T, float)[labelled_steps(s.labels, kind)[0]])
+        parts.append(np.array(x_T, float)[labelled_steps(s.labels, kind)])
     return np.concatenate(parts)
 
 

@@ -162,7 +162,7 @@ def group_numbers(name: str, rows: list[Row], scores, threshold: float, seed: in
     """Counts, and the metrics with their intervals, of some rows. n: all their steps."""
     problem = metrics.problem_numbers(row.problem for row in rows)
     error = np.array([first_error(row.solution.labels) for row in rows])
-    predicted = np.array([metrics.predict_first_error(score_T, threshold) for score_T in scores])
+    predicted = np.array([first_error(score_T, threshold) for score_T in scores])
     label_n = np.concatenate([np.array(row.solution.labels, float) for row in rows])
     is_labelled_n = ~np.isnan(label_n)
     is_good_n = label_n[is_labelled_n] >= 0.5
