@@ -97,7 +97,8 @@ def empty_rows(places: int, max_tokens: int) -> dict[str, np.ndarray]:
     """What is known of each place's sample beside its cache."""
     zeros_B, zeros_Bt = np.zeros(places, np.int32), np.zeros((places, max_tokens), np.int32)
     return {
-        "number": zeros_B,  # by which the caller knows it
+        "prefix": zeros_B,  # the place of its prefix in the call
+        "sample": zeros_B,  # its number among those of the prefix
         "id": zeros_B,  # its last token
         "t": zeros_B,  # number of its tokens
         "first": zeros_B,  # the slot where its prompt begins
@@ -134,11 +135,12 @@ def _put(cache: Cache, prompts, prompt_k, place_k):
 
 @functools.partial(jax.jit, static_argnames="sampling")
 def _first(model: PRM, x_kD, first_k, new: dict, key, stops: Stops, sampling: Sampling) -> dict:
-    """The rows of k new samples with their first tokens. `new` has the numbers of each: its prefix's, its
-    own, and that by which the caller knows it."""
-    key_k = policies.sample_keys(key, new["prefix"], new["sample"])
+    """The rows of k new samples with their first tokens. `new` has each one's prefix and sample, and the
+    number by which the prefix draws."""
+    key_k = policies.sample_keys(key, new["number"], new["sample"])
     start = jax.tree.map(jnp.asarray, empty_rows(len(key_k), sampling.max_tokens))
-    start |= {"number": new["number"], "first": first_k, "done": jnp.zeros_like(start["done"])}
+    start |= {"prefix": new["prefix"], "sample": new["sample"], "first": first_k}
+    start["done"] = jnp.zeros_like(start["done"])
     start["key"] = jax.random.key_data(key_k)
     token = sample_token(model, x_kD, uniforms(key_k, start["t"], 1)[0], sampling)
     return mesh.replicate(append(start, *token, stops, sampling))
@@ -217,7 +219,7 @@ class Places:
 
     def insert(self, new: dict, prompts: tuple, size: int, key):
         """Puts samples (`_first`) behind prompts in free places; padded to `size`: few programs serve."""
-        n = len(new["number"])
+        n = len(new["sample"])
         place_n = np.flatnonzero(self.rows["done"])[:n]
         place_k = np.pad(place_n, (0, size - n), constant_values=len(self.taken_B))
         new = {name: np.pad(x_n, (0, size - n)) for name, x_n in new.items()}
@@ -229,7 +231,8 @@ class Places:
         self.taken_B[place_n] = False
 
     def decode(self, free: int) -> Iterator[tuple]:
-        """Decodes until `free` places are; yields (number, ids, log-probabilities) of what has ended."""
+        """Decodes until `free` places are; yields (prefix, sample, ids, log-probabilities) of what
+        has ended."""
         while self.rows["done"].sum() < free:
             state = self.model, self.cache, self.rows
             self.cache, out = _decode(*state, free, self.stops, STEPS, self.sampling)
@@ -238,8 +241,9 @@ class Places:
             if steps < STEPS and self.rows["done"].sum() < free:  # a row has no slots
                 self.grow(self.cache.visible_until_BS.shape[1])
         for b in np.flatnonzero(self.rows["done"] & ~self.taken_B):
-            t = self.rows["t"][b]
-            yield self.rows["number"][b], self.rows["ids"][b, :t].copy(), self.rows["logp"][b, :t].copy()
+            row = {name: x_B[b] for name, x_B in self.rows.items()}
+            t = row["t"]
+            yield row["prefix"], row["sample"], row["ids"][:t].copy(), row["logp"][:t].copy()
         self.taken_B = self.rows["done"].copy()
 
     def shrink(self, places: int):

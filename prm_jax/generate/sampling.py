@@ -15,7 +15,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -44,14 +43,6 @@ LEAST, FULL = 1 << 13, 1 << 15
 # Slots by which the cache grows: attention reads all of it, and a step is seldom long. 48 hold a solution of
 # the embedded policy, of 44 tokens at most in 16,000.
 ROOM = {"end": 48, "step": 16}
-
-
-class Draw(NamedTuple):
-    """A sample to draw: the numbers of its prompt in a group, of its prefix in a call, and its own."""
-
-    prompt: int
-    prefix: int
-    sample: int
 
 
 @dataclasses.dataclass
@@ -126,10 +117,10 @@ class Policy:
         samples = [[None] * n for _ in prefixes]
         drawn = self.draw(places, requests, n, key, number_P)
         bar = progress("samples", total, "sample", iterable=drawn, delay=5, leave=False)
-        for draw, ids_L, logp_L in bar:
+        for prefix, j, ids_L, logp_L in bar:
             expect(not np.isnan(logp_L).any(), self.name, "nan as a log-probability", "numbers")
             c = self.continuation(ids_L, logp_L, stops.stop_V)
-            samples[draw.prefix][draw.sample] = with_thought(self, prefixes[draw.prefix], c)
+            samples[prefix][j] = with_thought(self, prefixes[prefix], c)
             self.stats.tokens += len(ids_L)
         self.stats.continuations += total
         self.stats.places += places.used
@@ -138,15 +129,9 @@ class Policy:
         return samples
 
     def draw(self, places: Places, requests: dict, n: int, key, number_P) -> Iterator[tuple]:
-        """Yields (Draw, ids, log-probabilities) of n samples of each request, as they end. The places are
-        filled whenever an eighth of them is free, and halved when none waits."""
-        draws: list[Draw] = []
-
-        def ended(free: int):
-            """Decodes until so many places are free."""
-            for i, *sample in places.decode(free):
-                yield draws[i], *sample
-
+        """Yields (prefix's place in the call, sample's number, ids, log-probabilities) of n samples of each
+        request, as they end. The places are filled whenever an eighth of them is free, and halved when none
+        waits."""
         B = len(places.taken_B)
         few = max(1, B // 8)
         by_length = sorted(requests, key=padded_length)  # among equals the order stays
@@ -157,25 +142,24 @@ class Policy:
                 group = prompts[i : i + at_once]
                 P = mesh.pad_rows(max(len(group), min(32, 512 // L), 1), self.batch_rows)
                 computed = places.prefill(group, P, L)
-                first = len(draws)
+                waiting = []
                 for p, ids in enumerate(group):
-                    draws += [Draw(p, prefix, j) for prefix in requests[ids] for j in range(n)]
-                waiting = range(first, len(draws))
+                    waiting += [(p, prefix, j) for prefix in requests[ids] for j in range(n)]
                 while waiting:
                     free = int(places.rows["done"].sum())
                     size, most = (B, free) if 2 * free > B else (few, few)
-                    numbers, waiting = waiting[:most], waiting[most:]
-                    yield from ended(len(numbers))
-                    prompt_n, prefix_n, sample_n = np.array(draws[numbers.start : numbers.stop]).T
-                    new = {"number": np.array(numbers), "prompt": prompt_n}
-                    new |= {"prefix": number_P[prefix_n], "sample": sample_n}
+                    chosen, waiting = waiting[:most], waiting[most:]
+                    yield from places.decode(len(chosen))
+                    prompt_n, prefix_n, sample_n = np.array(chosen).T
+                    new = {"prompt": prompt_n, "prefix": prefix_n, "sample": sample_n}
+                    new["number"] = number_P[prefix_n]
                     places.insert(new, computed, size, key)
         least = max(16, LEAST // self.model.cfg.dim)
         while (fewer := mesh.pad_rows(max(least, B // 2), self.batch_rows)) < B:
-            yield from ended(B - fewer)
+            yield from places.decode(B - fewer)
             places.shrink(fewer)
             B = fewer
-        yield from ended(B)
+        yield from places.decode(B)
 
     def count_places(self, samples: int) -> int:
         """How many samples are decoded together. On CPU they are a quarter of all, as far as they fill its
