@@ -18,9 +18,9 @@ from typing import NamedTuple
 import jax
 
 from prm_jax.data.pools import Problem, read_pool
+from prm_jax.data.questions import make_candidate
 from prm_jax.data.writing import write_rows
 from prm_jax.formats import read_format
-from prm_jax.generate.labeling import complete_steps
 from prm_jax.generate.sampling import Sampling, open_policy
 from prm_jax.tasks.checkers import open_grader
 
@@ -100,7 +100,7 @@ def label_problems(problems: list[Problem], policy, grade: Callable, seed: int =
         def complete(steps: Steps, problem=problem) -> list[RollOut]:
             prefix, key = (problem.problem, steps), jax.random.key(seed)
             (samples,) = policy.extend([prefix], K, "end", key, next(numbers))
-            candidates = tuple(complete_steps(policy.format, steps, sample) for sample in samples)
+            candidates = tuple(make_candidate(policy.format, sample, steps) for sample in samples)
             graded = grade(dataclasses.replace(problem, candidates=candidates)).candidates
             return [RollOut(c.steps, bool(c.finished and c.correct), c.finished) for c in graded]
 

@@ -39,11 +39,13 @@ def read_questions(path: str | Path, as_written=False, columns=None) -> Iterator
         yield Question(name, problem, answer if as_written else read_gold(answer))
 
 
-def make_candidate(fmt: Format, sample: Continuation) -> Candidate:
-    """A sampled solution with the answer it states; without steps it is one empty step, unfinished."""
-    steps = format_steps(fmt, sample.text)
+def make_candidate(fmt: Format, sample: Continuation, before: tuple[str, ...] = ()) -> Candidate:
+    """The solution that a sample makes of the steps `before` it, with the answer it states; without steps it
+    is one empty step, unfinished. Steps before it have no log p, and then none is kept."""
+    steps = (*before, *format_steps(fmt, sample.text))
     is_whole = sample.finish_reason == "eos" and bool(steps)
-    return Candidate(steps or ("",), extract("\n".join(steps)), finished=is_whole, logp=sample.logp_T)
+    logp = None if before else sample.logp_T
+    return Candidate(steps or ("",), extract("\n".join(steps)), finished=is_whole, logp=logp)
 
 
 COUNTS = ("problems", "resumed", "candidates", "policy_tokens", "finished", "cut", "empty", "unanswered")

@@ -20,13 +20,11 @@ from typing import Annotated, NamedTuple
 import jax
 
 from prm_jax.data import sources
-from prm_jax.data.answers import extract
 from prm_jax.data.grading import RULES
-from prm_jax.data.pools import Candidate, Problem, pool_solutions, read_pool
+from prm_jax.data.pools import Problem, pool_solutions, read_pool
+from prm_jax.data.questions import make_candidate
 from prm_jax.data.rows import is_pool, is_sample, read_rows
-from prm_jax.data.steps import format_steps
 from prm_jax.data.writing import append_rows, keep_rows, native_row, require_same
-from prm_jax.formats import Format
 from prm_jax.generate.pools import PolicyConfig, fix_dtype, policy_at_work, right_answers
 from prm_jax.generate.sampling import describe
 from prm_jax.launch import cli, run_folder
@@ -34,7 +32,7 @@ from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import start_command
-from prm_jax.protocols import Continuation, Prefix
+from prm_jax.protocols import Prefix
 from prm_jax.solutions import Solution
 from prm_jax.tasks.checkers import is_own, open_grader
 
@@ -88,12 +86,6 @@ class Labels:  # settings of labels; conf/labeling.yaml says what each key means
         return "advantage" if self.label == "advantage" else "value"
 
 
-def complete_steps(fmt: Format, steps: tuple[str, ...], sample: Continuation) -> Candidate:
-    """The solution that a completion of its first steps makes."""
-    whole = (*steps, *format_steps(fmt, sample.text)) or ("",)
-    return Candidate(whole, extract("\n".join(whole)), finished=sample.finish_reason == "eos")
-
-
 class Completions:
     """Counts of right completions of prefixes, each drawn once: by seed, text and number alone."""
 
@@ -119,7 +111,7 @@ class Completions:
         numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
         groups = self.policy.extend(new, self.k, "end", self.key, numbers)
         for (problem, steps), samples in zip(new, groups, strict=True):
-            candidates = tuple(complete_steps(self.policy.format, steps, sample) for sample in samples)
+            candidates = tuple(make_candidate(self.policy.format, sample, steps) for sample in samples)
             graded = self.grade(Problem("", problem, self.golds[problem], candidates)).candidates
             n_right = sum(bool(c.finished and c.correct) for c in graded)  # a cut one is not right
             tokens = sum(len(sample.ids_L) for sample in samples)
