@@ -88,10 +88,6 @@ class Stops(NamedTuple):
     stop_V: np.ndarray
     blank_V: np.ndarray  # those that end it only behind a text: a step is not a blank line
 
-    def end(self, id_B, wrote_B):
-        """Which rows a token ends, given which have a text before it."""
-        return self.stop_V[id_B] & (wrote_B | ~self.blank_V[id_B])
-
 
 def empty_rows(places: int, max_tokens: int) -> dict[str, np.ndarray]:
     """What is known of each place's sample beside its cache."""
@@ -112,13 +108,14 @@ def empty_rows(places: int, max_tokens: int) -> dict[str, np.ndarray]:
 
 def append(rows: dict, id_B, logp_B, stops: Stops, sampling: Sampling) -> dict:
     """The rows with one token more; what is done takes none."""
-    done_B, t_B, wrote_B = rows["done"], rows["t"], rows["wrote"]
+    done_B, t_B = rows["done"], rows["t"]
+    wrote_B = rows["wrote"] | ~stops.blank_V[id_B]
     at_B1 = jnp.where(done_B, sampling.max_tokens, t_B)[:, None]  # beyond the last: nothing is written
     return rows | {
         "id": id_B,
         "t": t_B + ~done_B,
-        "done": done_B | stops.end(id_B, wrote_B) | (t_B + 1 >= sampling.max_tokens),
-        "wrote": wrote_B | ~stops.blank_V[id_B],
+        "done": done_B | (stops.stop_V[id_B] & wrote_B) | (t_B + 1 >= sampling.max_tokens),
+        "wrote": wrote_B,
         "ids": write(rows["ids"], at_B1, id_B[:, None]),
         "logp": write(rows["logp"], at_B1, logp_B[:, None]),
     }
