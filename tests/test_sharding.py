@@ -27,7 +27,6 @@ import evaluate
 import train
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.tokenizer import train_tokenizer
-from prm_jax.generate.sampling import path_names
 from prm_jax.launch.mesh import map_layout
 from prm_jax.launch.sharding import IN_SPLIT, OUT_SPLIT, platform, spec
 from prm_jax.lora import LoraConfig, attach
@@ -139,7 +138,8 @@ def test_a_parameter_and_its_moments_lie_as_the_parameter_declares():
     for tree in (nnx.state(model), opt.opt_state[0].mu):
         layout = map_layout(lambda _, axes: axes, tree, {"data": 2, "fsdp": 2, "tensor": 2})
         leaves = jax.tree.leaves_with_path(layout, is_leaf=lambda x: isinstance(x, P))
-        assert {".".join(path_names(path)): axes for path, axes in leaves if axes != P()} == expected
+        name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+        assert {name(path): axes for path, axes in leaves if axes != P()} == expected
 
 
 def free_port(low):

@@ -216,19 +216,14 @@ def end_ids(folder: Path) -> set[int]:
     return set()
 
 
-def path_names(path) -> list[str]:
-    """The names on a jax key path to a parameter or to a moment of it; the last is the parameter's."""
-    names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
-    return [name for name in names if name != "value"]
-
-
 def fingerprint(model: PRM | Served) -> str:
     """sha256 over names, shapes and values of the weights; for a server's model only its name there."""
     if isinstance(model, Served):
         return f"not known: served as {model.name} by {model.server}"
     digest = hashlib.sha256()
     for path, x in jax.tree.leaves_with_path(model):
-        digest.update(f"{'.'.join(path_names(path))} {x.shape} {x.dtype} ".encode())
+        name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+        digest.update(f"{name} {x.shape} {x.dtype} ".encode())
         digest.update(np.asarray(jax.jit(mesh.replicate)(x)).tobytes())
     return digest.hexdigest()
 
