@@ -99,7 +99,7 @@ def label_problems(problems: list[Problem], policy, grade: Callable, seed: int =
 
         def complete(steps: Steps, problem=problem) -> list[RollOut]:
             prefix, key = (problem.problem, steps), jax.random.key(seed)
-            (samples,) = policy.extend([prefix], K, "end", key, next(numbers))
+            (samples,) = policy.extend([prefix], K, "end", key, [next(numbers)])
             candidates = tuple(make_candidate(policy.format, sample, steps) for sample in samples)
             graded = grade(dataclasses.replace(problem, candidates=candidates)).candidates
             return [RollOut(c.steps, bool(c.finished and c.correct), c.finished) for c in graded]

@@ -47,8 +47,8 @@ class Policy(Protocol):
     format: object  # the Format that turns problem and steps into text
     sampling: object  # the distribution that tokens are drawn from (generate/policies.py)
 
-    def extend(self, prefixes: Rows, n: int, stop: str, key, first=0) -> list[list[Continuation]]:
+    def extend(self, prefixes: Rows, n: int, stop: str, key, numbers=None) -> list[list[Continuation]]:
         """n continuations of each prefix, to the end of a step (stop="step") or solution (stop="end").
 
-        Prefix i draws with fold_in(key, first + i), or with fold_in(key, first[i]) where `first` is a
-        sequence, so that a draw does not depend on the others in the call."""
+        Prefix i draws with fold_in(key, numbers[i]), or fold_in(key, i) without numbers, so that a draw does
+        not depend on the others in the call."""

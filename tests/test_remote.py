@@ -109,7 +109,7 @@ def test_what_fails_for_good_is_an_error_in_one_line_and_no_sample(stub, reply):
 
 def test_every_sample_has_a_seed_of_its_own_and_half_a_character_is_mended(stub):
     stub.script = [(200, answer("a\ud800b\U0001f600\udc00"))]
-    found = stub.policy().extend([("4?", ()), ("5?", ())], 3, "end", KEY, first=7)
+    found = stub.policy().extend([("4?", ()), ("5?", ())], 3, "end", KEY, numbers=[7, 8])
     assert found[0][0].text == "a\ufffdb\U0001f600\ufffd"
     assert [b["prompt"] for b in stub.bodies] == ["4?"] * 3 + ["5?"] * 3
     drawn = [b["seed"] for b in stub.bodies]

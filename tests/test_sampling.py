@@ -175,7 +175,7 @@ def test_samples_depend_on_neither_batch_nor_neighbours(policy):
     assert asked.stats.prompts == 4 and asked.stats.continuations == 36
     found, asked = sampled(policy, 7, n=9)
     assert texts(found) == texts(whole) and asked.stats.prompts == 4
-    alone = policy.extend([(PROBLEMS[2], ())], 4, "end", jax.random.key(3), first=2)
+    alone = policy.extend([(PROBLEMS[2], ())], 4, "end", jax.random.key(3), numbers=[2])
     assert texts(alone)[0] == texts(whole)[2][:4]
     assert len({tuple(ids) for own in texts(whole) for ids, _ in own}) > 30  # they differ among themselves
     twice = policy.extend([(PROBLEMS[0], ())] * 2, 18, "end", jax.random.key(3))

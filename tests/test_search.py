@@ -47,8 +47,8 @@ class Solver:
     name: str = "solver"
     sampling: Sampling = LAW
 
-    def extend(self, prefixes, n, stop, key, first=0):
-        numbers = np.arange(first, first + len(prefixes)) if isinstance(first, int) else first
+    def extend(self, prefixes, n, stop, key, numbers=None):
+        numbers = range(len(prefixes)) if numbers is None else numbers
         of_key = jax.random.key_data(key).tolist()
         seed = lambda number, j: [*of_key, int(number), j]
         draw = lambda p, number, j: self.go_on(
@@ -80,7 +80,7 @@ class Scripted:
     name: str = "script"
     sampling: Sampling = LAW
 
-    def extend(self, prefixes, n, stop, key, first=0):
+    def extend(self, prefixes, n, stop, key, numbers=None):
         return [[self.go_on(steps, j, stop) for j in range(n)] for _, steps in prefixes]
 
     def go_on(self, steps, j, stop):

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 import jax
-import numpy as np
 
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format, opened_thought
@@ -61,11 +60,6 @@ class Served(NamedTuple):
 def sample_keys(key, prefix_B, sample_B):
     """fold_in(fold_in(key, prefix), sample) of every row."""
     return jax.vmap(lambda i, j: jax.random.fold_in(jax.random.fold_in(key, i), j))(prefix_B, sample_B)
-
-
-def prefix_numbers(first, n: int) -> np.ndarray:
-    """The numbers by which n prefixes draw: first + i, or those of a sequence."""
-    return first + np.arange(n) if np.ndim(first) == 0 else np.asarray(first)
 
 
 @dataclasses.dataclass

@@ -39,7 +39,8 @@ def draw_pool(
 
     def draw_rows(questions, first: int, old: int) -> list[dict]:
         prefixes = [(q.problem, ()) for q in questions]
-        drawn = policy.extend(prefixes, n, "end", jax.random.key(seed), first)
+        numbers = range(first, first + len(questions))
+        drawn = policy.extend(prefixes, n, "end", jax.random.key(seed), numbers)
         rows = []
         for q, samples in zip(questions, drawn, strict=True):
             candidates = tuple(make_candidate(policy.format, c) for c in samples)

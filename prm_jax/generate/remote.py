@@ -30,7 +30,7 @@ from prm_jax.generate import policies
 from prm_jax.generate.policies import Sampling, SamplingStats, Served, Server, with_thought
 from prm_jax.launch.config import expect
 from prm_jax.launch.progress import progress
-from prm_jax.protocols import Continuation, Prefix
+from prm_jax.protocols import Continuation, Rows
 
 MAX_BLANK = 8  # blank lines in a row, after which a step is cut
 # The client's errors, and those of reading an answer that is not in the protocol's form.
@@ -132,13 +132,13 @@ class RemotePolicy:
         expect(text, f"prefix {problem[:60]!r}", text, "a text of at least one token")
         return text
 
-    def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
-        """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i].
+    def extend(self, prefixes: Rows, n: int, stop: str, key, numbers=None) -> list[list[Continuation]]:
+        """n continuations of each (problem, steps so far), drawn as protocols.Policy says.
         InputError where a request fails for good; then none is returned or counted."""
         start = time.perf_counter()
         size = len(prefixes) * n
         prompts = [self.prompt(*prefix) for prefix in prefixes]
-        number_B = np.repeat(policies.prefix_numbers(first, len(prefixes)), n)
+        number_B = np.repeat(range(len(prefixes)) if numbers is None else numbers, n)
         seed_B = np.asarray(seeds(key, number_B, np.tile(np.arange(n), len(prefixes)))).tolist()
         prompt_B = [prompt for prompt in prompts for _ in range(n)]
         # An error cancels what waits.

@@ -34,7 +34,7 @@ from prm_jax.launch.files import read_json
 from prm_jax.launch.progress import progress
 from prm_jax.launch.sharding import platform
 from prm_jax.model import PRM
-from prm_jax.protocols import Continuation, Prefix
+from prm_jax.protocols import Continuation, Prefix, Rows
 
 SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two: a few shapes serve all
 # What fills a CPU's products: the places times the model's width. With fewer than LEAST a program of their
@@ -100,7 +100,7 @@ class Policy:
             expect(len(ids[-1]), f"prefix {problem[:60]!r}", "", "a text of at least one token")
         return ids
 
-    def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
+    def extend(self, prefixes: Rows, n: int, stop: str, key, numbers=None) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far), drawn as protocols.Policy says."""
         start = time.perf_counter()
         stops = self.stops[stop]
@@ -109,7 +109,7 @@ class Policy:
         requests = collections.defaultdict(list)  # distinct ids, which are computed once -> their prefixes
         for i, ids_L in enumerate(self.prefix_ids(prefixes)):
             requests[tuple(ids_L.tolist())].append(i)
-        number_P = policies.prefix_numbers(first, len(prefixes))
+        number_P = np.arange(len(prefixes)) if numbers is None else np.asarray(numbers)
         total = n * len(prefixes)
         B = self.count_places(total)
         shortest = min(map(padded_length, requests), default=SHORTEST)
