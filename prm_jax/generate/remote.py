@@ -133,8 +133,8 @@ class RemotePolicy:
         return text
 
     def extend(self, prefixes: Rows, n: int, stop: str, key, numbers=None) -> list[list[Continuation]]:
-        """n continuations of each (problem, steps so far), drawn as protocols.Policy says.
-        InputError where a request fails for good; then none is returned or counted."""
+        """n continuations of each (problem, steps so far), drawn as protocols.Policy says. InputError
+        where a request fails for good; then none is returned or counted."""
         start = time.perf_counter()
         size = len(prefixes) * n
         prompts = [self.prompt(*prefix) for prefix in prefixes]
@@ -145,10 +145,8 @@ class RemotePolicy:
         with concurrent.futures.ThreadPoolExecutor(self.server.concurrency) as pool:
             drawn = pool.map(self.ask, prompt_B, seed_B, itertools.repeat(stop))
             samples = list(progress("requests", size, "sample", iterable=drawn, delay=10, leave=False))
-        groups = []
-        for i, prefix in enumerate(prefixes):
-            own = samples[i * n : (i + 1) * n]
-            groups.append([with_thought(self, prefix, c) for c in own])
+        rest = iter(samples)
+        groups = [[with_thought(self, prefix, next(rest)) for _ in range(n)] for prefix in prefixes]
         self.stats.prompts += len(set(prompts))
         self.stats.continuations += size
         self.stats.tokens += sum(len(c.ids_L) for c in samples)
@@ -159,14 +157,18 @@ class RemotePolicy:
         """One sample; InputError where there is none. A blank line is no step: what follows is asked, too."""
         fields = self.fields | ({"stop": [self.format.separator]} if stop == "step" else {})
         parts: list[Continuation] = []
-        while len(parts) < MAX_BLANK and fields["max_tokens"] > 0:
-            before = "".join(part.text for part in parts)
-            part = self.complete(prompt + before, lambda x: self.continuation(x, stop), seed=seed, **fields)
+        text = ""
+        is_blank = True
+        while is_blank and len(parts) < MAX_BLANK and fields["max_tokens"] > 0:
+            part = self.complete(prompt + text, lambda x: self.continuation(x, stop), seed=seed, **fields)
             parts.append(part)
+            text += part.text
             fields["max_tokens"] -= len(part.ids_L)
-            if part.finish_reason != "stop" or part.text.strip():
-                return join_parts(parts)
-        return dataclasses.replace(join_parts(parts), finish_reason="length")
+            is_blank = part.finish_reason == "stop" and not part.text.strip()
+        ids_L = np.concatenate([part.ids_L for part in parts])
+        logp_L = np.concatenate([part.logp_L for part in parts])
+        logp_T = part.logp_T if len(parts) == 1 else None
+        return Continuation(ids_L, logp_L, text, "length" if is_blank else part.finish_reason, logp_T)
 
     def complete(self, prompt: str, read: Callable, **fields):
         """read(answer) of one completion; InputError where the request or the reading fails."""
@@ -209,16 +211,6 @@ class RemotePolicy:
             raise ValueError("no stop_reason or matched_stop says whether the step or the text ended")
         is_step = separator in [choice.model_extra[name] for name in said]
         return (text + separator, "stop") if is_step else (text, "eos")
-
-
-def join_parts(parts: Sequence[Continuation]) -> Continuation:
-    """Blank lines and the step behind them as one continuation."""
-    *blank, last = parts
-    if not blank:
-        return last
-    ids_L = np.concatenate([part.ids_L for part in parts])
-    logp_L = np.concatenate([part.logp_L for part in parts])
-    return Continuation(ids_L, logp_L, "".join(part.text for part in parts), last.finish_reason)
 
 
 def reason(error: Exception) -> str:
