@@ -153,8 +153,7 @@ def search_all(setup: Setup, cfg: Config, get_inputs: Callable[[], SearchInputs]
             key = jax.random.key(seed)
             state = SearchState(inputs.policy, scorer, problems, aggregator, cfg.max_steps, key)
             search.search(state, method, budget, size, cfg)
-            ids, answers = zip(*((q.id, q.answer) for q in inputs.questions))
-            write_pool(file, map(inputs.grader.grade, state.pool(ids, answers, "search")))
+            write_pool(file, map(inputs.grader.grade, state.pool(inputs.questions, "search")))
         about = {"method": method, "budget": budget}
         searches.append(about | outcome(read_pool(file), inputs, aggregator))
     majority = np.nan

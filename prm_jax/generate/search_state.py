@@ -10,6 +10,7 @@ import numpy as np
 from prm_jax import rerank
 from prm_jax.data.answers import extract
 from prm_jax.data.pools import Candidate, Problem
+from prm_jax.data.questions import Question
 from prm_jax.data.steps import format_steps
 from prm_jax.data.units import UNITS, probability
 from prm_jax.protocols import Policy, Prefix, Scorer
@@ -143,19 +144,17 @@ class SearchState:
         is_log = rerank.AGGREGATORS[self.aggregator].is_log_probability
         return float(np.exp(node.value) if is_log else probability(node.value))
 
-    def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
+    def pool(self, questions: Sequence[Question], name: str) -> list[Problem]:
         """The finished solutions of each problem; without one, a cut or empty one marked unfinished."""
         problems = []
         empty = Node(0, ("",), np.zeros(1), finish_reason="length")
-        for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
+        for p, q in enumerate(questions):
             cut = [node for node in self.nodes[p] if node.finish_reason == "length" and node.steps]
             candidates = []
             for node in self.finished(p) or cut[-1:] or [empty]:
                 scores = {name: tuple(map(float, node.logit_T))}
                 stated = extract("\n".join(node.steps))
                 candidates.append(Candidate(node.steps, stated, None, node.finish_reason == "eos", scores))
-            spent = int(self.tokens_P[p])
-            units = {name: "logit"}
-            problem = Problem(id_, self.problems[p], answer, tuple(candidates), units, policy_tokens=spent)
-            problems.append(problem)
+            more = {"scores_unit": {name: "logit"}, "policy_tokens": int(self.tokens_P[p])}
+            problems.append(Problem(q.id, q.problem, q.answer, tuple(candidates), **more))
         return problems
