@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from prm_jax.launch.config import one_of
 
@@ -155,10 +156,8 @@ def form_weights(step_reward_NT, is_step_NT, form: str, temperature: float = 0.1
     """The weight of each step's reward: softmax(-r / temperature) over a response's steps; form=sum: 1."""
     if form == "sum":
         return is_step_NT * 1.0
-    logit_NT = np.where(is_step_NT, -step_reward_NT / temperature, -np.inf)
-    top_N1 = np.max(logit_NT, 1, keepdims=True, initial=-1e30)
-    weight_NT = np.exp(logit_NT - top_N1)
-    return weight_NT / np.maximum(weight_NT.sum(1, keepdims=True), TINY)
+    logit_NT = np.where(is_step_NT, -step_reward_NT / temperature, -1e30)
+    return np.where(is_step_NT, softmax(logit_NT, 1), 0.0)
 
 
 def pav(r: Responses) -> np.ndarray:
