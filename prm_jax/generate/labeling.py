@@ -10,7 +10,6 @@ Rows keep the counts, from which other labels can be made."""
 
 import collections
 import dataclasses
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from prm_jax.generate.pools import PolicyConfig, fix_dtype, policy_at_work, righ
 from prm_jax.generate.sampling import describe
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
+from prm_jax.launch.files import sha256
 from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.run_folder import start_command
@@ -107,8 +107,7 @@ class Completions:
 
     def draw(self, new: list[Prefix]):
         new.sort(key=lambda prefix: len(prefix[1]))  # a batch takes as long as its longest completion
-        digests = [hashlib.sha256(json.dumps(prefix).encode()).digest() for prefix in new]
-        numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
+        numbers = [int(sha256(json.dumps(prefix))[:8], 16) >> 1 for prefix in new]
         groups = self.policy.extend(new, self.k, "end", self.key, numbers)
         for (problem, steps), samples in zip(new, groups, strict=True):
             candidates = tuple(make_candidate(self.policy.format, sample, steps) for sample in samples)

@@ -19,7 +19,7 @@ from prm_jax.data.splits import TaskData
 from prm_jax.formats import read_format
 from prm_jax.generate.pools import draw_pool
 from prm_jax.generate.sampling import Policy, Sampling, fingerprint, open_policy
-from prm_jax.launch.files import cache_folder
+from prm_jax.launch.files import cache_folder, sha256
 from prm_jax.launch.hosts import max_over_processes
 
 ROWS = 512  # decoded at a time: fastest for a small model on CPU
@@ -37,7 +37,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.eos_ids
     settings = dataclasses.asdict(policy.format), vars(policy.sampling), list(problems), n, seed
     origin = json.dumps([code, model, settings], sort_keys=True)
-    name = f"{Path(cfg.name).name}_{hashlib.sha256(origin.encode()).hexdigest()[:16]}"
+    name = f"{Path(cfg.name).name}_{sha256(origin)[:16]}"
     path = cache_folder() / "samples" / name / "pool.jsonl"
     if int(max_over_processes(not path.exists())):  # a process that draws needs all the others
         draw_samples(path, policy, problems, n, seed)
