@@ -14,6 +14,7 @@ import hydra
 import numpy as np
 import pytest
 from conftest import call, printed, refuses, run, start
+from flax.traverse_util import flatten_dict
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from test_train import SMALL, THIN, parameters, records
@@ -29,7 +30,6 @@ from prm_jax.launch import files, run_folder
 from prm_jax.launch.cli import expand_home, require_once, store_defaults
 from prm_jax.launch.config import CONF, parse
 from prm_jax.launch.own import read_function
-from prm_jax.launch.run_folder import flatten
 from prm_jax.launch.run_log import MetricsLog
 
 TINY_DATA = [*SMALL, *THIN, "steps=2", "data.solutions=60", "data.test_solutions=20"]
@@ -65,13 +65,14 @@ def test_a_field_with_a_default_is_a_key_without_a_line_in_yaml(tmp_path):
 def test_each_default_stands_once(name):
     """In YAML or in the dataclass, and the dataclass' node is in the command's defaults list."""
     __import__(MODULES.get(name, f"prm_jax.{name}"))
-    stored = dict(flatten(ConfigStore.instance().load(f"{name}_defaults.yaml").node))
+    node = ConfigStore.instance().load(f"{name}_defaults.yaml").node
+    stored = flatten_dict(OmegaConf.to_container(node), sep=".")
     written = OmegaConf.load(CONF / f"{name}.yaml")
     included = [entry for entry in written.pop("defaults") if isinstance(entry, str)]
     assert f"{name}_defaults" in included
     for path in [CONF / f"{x}.yaml" for x in included if x.startswith("shared/")]:
         written = OmegaConf.merge(written, OmegaConf.load(path))
-    twice = stored.keys() & dict(flatten(OmegaConf.to_container(written))).keys()
+    twice = stored.keys() & flatten_dict(OmegaConf.to_container(written), sep=".").keys()
     assert not {key for key in twice if written and OmegaConf.select(written, key) == stored[key]}
 
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import jax
+from flax.traverse_util import flatten_dict
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -156,16 +157,8 @@ def runs_of(folder: Path) -> list[Path]:
     return finished
 
 
-def flatten(node, prefix: str = ""):
-    """(dotted key, value) pairs of a nested config."""
-    for key, value in node.items():
-        if isinstance(value, dict | DictConfig):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def settings(folder: str | Path) -> dict:
     """{dotted key: value} of a run's configuration, without the seed and what changes no result."""
-    pairs = flatten(OmegaConf.to_container(run_config(Path(folder)), resolve=True))
+    nested = OmegaConf.to_container(run_config(Path(folder)), resolve=True)
+    pairs = ((".".join(map(str, path)), value) for path, value in flatten_dict(nested).items())
     return {key: value for key, value in pairs if section(key) not in ("seed", *FREE)}
