@@ -20,8 +20,6 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import CONF, parse
 from prm_jax.launch.devices import make_mesh
 from prm_jax.launch.files import read_yaml, write_json
-from prm_jax.launch.hosts import writable_folder
-from prm_jax.launch.run_folder import start_command
 
 COMMON = [field.name for field in dataclasses.fields(EvaluateConfig)]
 ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read by the command, or by the task itself
@@ -46,8 +44,7 @@ def task_class(name: str) -> type[Task]:
 @cli.command("evaluate", EvaluateConfig)
 def evaluate(cfg) -> float | None:
     """Evaluates verifiers by a task of conf/task; returns the headline number of its results."""
-    folder, cfg, resumes = start_command(cfg)
-    folder = writable_folder(folder)
+    _, folder, cfg = run_folder.start_command(cfg)
     Chosen = task_class(cfg.task)
     common = parse(OmegaConf.masked_copy(cfg, COMMON), EvaluateConfig)
     task = Chosen(parse(cfg, Chosen.Config, elsewhere=(*COMMON, *ELSEWHERE)))
@@ -56,10 +53,10 @@ def evaluate(cfg) -> float | None:
         from prm_jax.evals import verifiers  # models, critics and servers, which other tasks do without
 
         names = verifiers.checkpoints(common)
-    if not resumes:
+    if cfg.resume is None:
         cfg.checkpoint = names or None  # a resumed evaluation must not find another newest run
     mesh = make_mesh(common.mesh, common.batch.rows)
-    run_folder.claim_folder(folder, cfg, resumes)
+    run_folder.claim_folder(folder, cfg)
     with jax.set_mesh(mesh):
         (folder / "figures").mkdir(exist_ok=True)
         files = check_inputs(folder, cfg)

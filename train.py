@@ -30,7 +30,7 @@ from prm_jax.launch import cli, run_folder, run_log
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.devices import MeshConfig, make_mesh
 from prm_jax.launch.files import write_json
-from prm_jax.launch.hosts import max_over_processes, writable_folder
+from prm_jax.launch.hosts import max_over_processes
 from prm_jax.launch.mesh import check_divides, local_rows, shard_batch
 from prm_jax.launch.progress import print_counts, progress
 from prm_jax.launch.sharding import platform
@@ -120,10 +120,10 @@ def with_lm_weight(cfg: TrainConfig, data_cfg) -> TrainConfig:
 @cli.command("train", TrainConfig)
 def main(cfg) -> float:
     """Trains a model into a run folder; returns the best validation value of `eval.best_by`."""
-    run, raw_cfg, resumes = run_folder.start_command(cfg)
+    run, texts, raw_cfg = run_folder.start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     init.fill_optimizer(raw_cfg, raw_cfg.init)
-    if not resumes:
+    if raw_cfg.resume is None:
         init.fill_format(raw_cfg)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     cfg = with_lm_weight(cfg, data_cfg)
@@ -132,8 +132,7 @@ def main(cfg) -> float:
     is_random = cfg.init == "random"
     is_wide = (cfg.model.dim or 0) >= hf_config.WIDE if is_random else hf_config.is_wide(cfg.init)
     mesh = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide)
-    texts = writable_folder(run)
-    run_folder.claim_folder(texts, raw_cfg, resumes)
+    run_folder.claim_folder(texts, raw_cfg)
     with jax.set_mesh(mesh):
         print(f"run folder  {run}")
         return train(cfg, data_cfg, run, texts)

@@ -29,9 +29,7 @@ from prm_jax.generate.sampling import describe
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.files import sha256
-from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
-from prm_jax.launch.run_folder import start_command
 from prm_jax.protocols import Prefix
 from prm_jax.solutions import Solution
 from prm_jax.tasks.checkers import is_own, open_grader
@@ -244,15 +242,14 @@ def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], d
 @cli.command("labeling", LabelingConfig)
 def main(cfg):
     """Label the steps of solutions by a policy's completions of their prefixes."""
-    folder, raw_cfg, resumes = start_command(cfg)
-    folder = writable_folder(folder)
+    _, folder, raw_cfg = run_folder.start_command(cfg)
     cfg = fix_dtype(parse(raw_cfg, LabelingConfig), raw_cfg)
     grader = open_grader(cfg.checker, [cfg.input])
     solutions, golds = read_input(cfg.input, grader.checker, cfg.columns)
     if grader.task:
         solutions = [dataclasses.replace(s, task=grader.checker) for s in solutions]
     path = folder / "labels.jsonl"
-    run_folder.claim_folder(folder, raw_cfg, resumes)
+    run_folder.claim_folder(folder, raw_cfg)
     with policy_at_work(cfg, solutions[0].problem) as policy:
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grader.grade)
     print_counts(counts, totals=())

@@ -20,9 +20,7 @@ from prm_jax.generate.policies import PolicyFormat, Sampling, SamplingStats, Ser
 from prm_jax.generate.sampling import describe, open_policy
 from prm_jax.launch import cli, devices, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
-from prm_jax.launch.hosts import writable_folder
 from prm_jax.launch.progress import print_counts, progress
-from prm_jax.launch.run_folder import start_command
 from prm_jax.tasks.checkers import CHECKERS, checker_rule, is_own, open_grader
 
 
@@ -137,13 +135,12 @@ class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key mea
 @cli.command("sampling", SamplingConfig)
 def main(cfg):
     """Draw a graded pool: n solutions of every problem of a file, by a language model."""
-    folder, raw_cfg, resumes = start_command(cfg)
-    folder = writable_folder(folder)
+    _, folder, raw_cfg = run_folder.start_command(cfg)
     cfg = fix_dtype(parse(raw_cfg, SamplingConfig), raw_cfg)
     questions = list(read_questions(cfg.input, is_own(cfg.checker), cfg.columns))
     path = folder / "pool.jsonl"
     grader = open_grader(cfg.checker, [cfg.input])
-    run_folder.claim_folder(folder, raw_cfg, resumes)
+    run_folder.claim_folder(folder, raw_cfg)
     with policy_at_work(cfg, questions[0].problem) as policy:
         counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grader.grade, len(questions))
     print_counts(counts, totals=())

@@ -43,22 +43,22 @@ def section(override: str) -> str:
     return re.split(r"[.=]", override.lstrip("+~"))[0]
 
 
-def start_command(cfg: DictConfig) -> tuple[Path, DictConfig, bool]:
-    """(folder, configuration, whether it is resumed) of a command; sets up its devices and processes."""
+def start_command(cfg: DictConfig) -> tuple[Path, Path, DictConfig]:
+    """(folder, the one that this process writes, configuration) of a command, whose `resume` names the folder
+    if it is resumed; sets up its devices and processes."""
     folder = output_dir()
     if HydraConfig.get().mode == RunMode.MULTIRUN and (folder / OVERRIDES).exists():
         cfg.resume = str(folder)  # a job of a sweep that is started again
-    resumes = cfg.resume is not None
-    if resumes:
+    if cfg.resume is not None:
         folder, cfg = resumed(cfg)
     set_cpu_devices(cfg.cpu_devices)
     hosts.init_distributed(cfg)
-    if jax.process_count() > 1 and not resumes:  # all use the folder of process 0
+    if jax.process_count() > 1 and cfg.resume is None:  # all use the folder of process 0
         made_by_hydra = folder.resolve()
         folder = Path(hosts.broadcast(str(made_by_hydra).encode()).decode())
         if folder != made_by_hydra:
             made_by_hydra.rmdir()
-    return folder, cfg, resumes
+    return folder, hosts.writable_folder(folder), cfg
 
 
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
@@ -85,8 +85,9 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     return run, stored
 
 
-def claim_folder(folder: Path, cfg: DictConfig, resumes: bool = False):
+def claim_folder(folder: Path, cfg: DictConfig):
     """Records the configuration in a folder, which is free unless a run is resumed."""
+    resumes = cfg.get("resume") is not None
     if not resumes and any(path for pattern in BEGUN for path in folder.glob(pattern)):
         hint = f"resume={folder} continues it" if "resume" in cfg else "choose another folder"
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation; {hint}")

@@ -31,7 +31,7 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Share, expect, parse
 from prm_jax.launch.devices import choose_dtype, make_mesh
 from prm_jax.launch.files import write_json
-from prm_jax.launch.hosts import max_over_processes, writable_folder
+from prm_jax.launch.hosts import max_over_processes
 from prm_jax.launch.mesh import check_divides, make_sharded, shard_batch
 from prm_jax.launch.progress import progress
 from prm_jax.launch.run_log import MetricsLog, StopSignal, leave, require_finite
@@ -280,15 +280,14 @@ class Trainer:
 def train_policy(raw_cfg, trainer: type = Trainer) -> float:
     """Runs the command and returns the held-out share of right answers at the end. A file of examples/ may
     give its own subclass of Trainer."""
-    run, raw_cfg, resumes = run_folder.start_command(raw_cfg)
+    run, texts, raw_cfg = run_folder.start_command(raw_cfg)
     data_cfg = data_config(raw_cfg.data)
     is_task = isinstance(data_cfg, TaskData)
     expect(is_task, "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
     fill_optimizer(raw_cfg, raw_cfg.policy)
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
-    texts = writable_folder(run)
     mesh = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide(cfg.policy))
-    run_folder.claim_folder(texts, raw_cfg, resumes)
+    run_folder.claim_folder(texts, raw_cfg)
     with jax.set_mesh(mesh):
         training = trainer(cfg, load_problems(cfg, data_cfg))
         print(f"run folder  {run}")
