@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from prm_jax import InputError, heads
 from prm_jax.checkpoints import folders, hf, hf_config, init
 from prm_jax.checkpoints.folders import open_tensors
-from prm_jax.checkpoints.open import TwoTokenHead, open_checkpoint
+from prm_jax.checkpoints.open import VerdictHead, open_checkpoint
 from prm_jax.checkpoints.tokenizer import load_tokenizer, train_tokenizer
 from prm_jax.export import step_tag
 from prm_jax.formats import Format
@@ -161,7 +161,7 @@ def test_a_family_equals_pytorch_padded_and_packed_and_so_do_heads(tmp_path, rng
             expected_nC = apply_head(tensors, x_nD)
         else:
             cfg, expected_nC = hf_config.model_config(config, lm_head=True), logit_nV[:, (7, 5)]
-            ours = TwoTokenHead(hf.load(tmp_path, cfg), 7, 5)
+            ours = VerdictHead(hf.load(tmp_path, cfg), 7, 5)
         compare(ours.step_logits(x_BLD), expected_nC)
 
 

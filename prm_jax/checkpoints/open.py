@@ -141,12 +141,12 @@ def load_folder(path: str, fmt: Format | None, dtype: str) -> Loaded:
     objective = notes.get("objective", "orm" if fmt.outcome else "prm")
     label_kind = notes.get("label_kind", fmt.label_kind)
     ids = verdicts(fmt, tokenizer)
-    Head = {"tokens": TwoTokenHead, "vocabulary": TokenShareHead}.get(fmt.head)
-    own = {"head": "none" if Head else head, "lm_head": Head is not None}
+    by_tokens = fmt.head in ("tokens", "vocabulary")
+    own = {"head": "none" if by_tokens else head, "lm_head": by_tokens}
     cfg = hf_config.model_config(config, where, **own, dtype=dtype)
     model = hf.load(folder, cfg, stored="file")
-    if Head:
-        model = Head(model, *ids)
+    if by_tokens:
+        model = VerdictHead(model, *ids)
     return Loaded(model, tokenizer, fmt, objective, label_kind, path)
 
 
@@ -181,40 +181,26 @@ def choose_format(fmt: Format, head: str, layer: str, classes: list, where: str)
     return parse(dataclasses.asdict(defaults[0]) | (fmt.changes or {}), Format, "format")
 
 
-# Step heads of released checkpoints that only score; training does not use them
-
-
-class ReleasedHead(nnx.Module):
-    """A PRM whose step logits a subclass computes from the hidden states x_BTD, with the ids of its
-    verdicts' tokens; HeadScorer reads it as a model with the head `head`."""
-
-    head = "scalar"
+class VerdictHead(nnx.Module):
+    """A released PRM without a step head, which only scores: its step logits, from the hidden states x_BTD,
+    are those of its verdicts' tokens. Of two, the bad and the good one, P(good) is the softmax; of the good
+    one alone it is the probability among the whole vocabulary (Granite's PRMs). HeadScorer reads it as a
+    model with the head of its `cfg`."""
 
     def __init__(self, model: PRM, *ids: int):
         self.model = model
         self.ids = ids
-        self.cfg = dataclasses.replace(model.cfg, head=self.head)
+        self.cfg = dataclasses.replace(model.cfg, head="binary" if len(ids) == 2 else "scalar")
 
     def __call__(self, *args):
         return self.model(*args)
 
-
-class TokenShareHead(ReleasedHead):
-    """P(good) is the probability of the good verdict's token among the whole vocabulary (Granite's PRMs)."""
-
     def step_logits(self, x_BTD):
-        (good,) = self.ids
-        logit_BTV = self.model.vocab_logits(x_BTD)
-        others_BTV = logit_BTV.at[..., good].set(-jnp.inf)
-        return logit_BTV[..., good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
-
-
-class TwoTokenHead(ReleasedHead):
-    """P(good) is the softmax over the logits of two tokens, the bad and the good verdict's."""
-
-    head = "binary"
-
-    def step_logits(self, x_BTD):
+        if len(self.ids) == 1:
+            (good,) = self.ids
+            logit_BTV = self.model.vocab_logits(x_BTD)
+            others_BTV = logit_BTV.at[..., good].set(-jnp.inf)
+            return logit_BTV[..., good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
         ids = np.array(self.ids)
         embed, unembed = self.model.embed, self.model.unembed
         w_DC = embed[...][ids].T if unembed is None else unembed[...][:, ids]

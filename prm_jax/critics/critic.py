@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from prm_jax.checkpoints.folders import locate
-from prm_jax.checkpoints.open import Loaded, TwoTokenHead
+from prm_jax.checkpoints.open import Loaded, VerdictHead
 from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.critics.prompts import cut_at, fill, prompt_text, verdict_at
 from prm_jax.data.units import CERTAIN, UNITS
@@ -202,7 +202,7 @@ class LocalCritic(Critic):
         ends = *policy.eos_ids, *turn_end(fmt, loaded.tokenizer)  # the critic's turn; `text` knows of none
         super().__init__(dataclasses.replace(policy, eos_ids=ends), loaded.tokenizer, fmt, seed)
         self.pair = verdicts(fmt, loaded.tokenizer)
-        reader = dataclasses.replace(loaded, model=TwoTokenHead(loaded.model, *self.pair), objective="prm")
+        reader = dataclasses.replace(loaded, model=VerdictHead(loaded.model, *self.pair), objective="prm")
         self.reader: HeadScorer = reader.scorer(rows, row_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
