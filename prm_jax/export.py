@@ -105,14 +105,9 @@ def read_back(folder: Path, loaded: Loaded):
     """InputError unless the folder opens as the same model, with the same scores of one solution."""
     again = open_checkpoint(folder, "best", None, "float32")
     expect(again.objective == loaded.objective, "export: objective", again.objective, loaded.objective)
-    before_T, after_T = score_row(loaded), score_row(again)
+    before_T, after_T = (x.scorer(1).score([ROW])[0] for x in (loaded, again))
     is_same = np.allclose(before_T, after_T, rtol=1e-4, atol=1e-4)
     expect(is_same, "export: scores of the folder", after_T.tolist(), f"the run's {before_T.tolist()}")
-
-
-def score_row(loaded: Loaded) -> np.ndarray:
-    scorer = loaded.likelihood_scorer(1) if loaded.objective == "lm" else loaded.scorer(1)
-    return scorer.score([ROW])[0]
 
 
 def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:

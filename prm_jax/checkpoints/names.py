@@ -101,6 +101,8 @@ def open_verifier(name: str, options: OpenOptions):
         expected = "format=judge, genprm or thinkprm: a server is asked as a critic"
         expect(not is_server, f"{name}: format", fmt and fmt.name, expected)
         loaded = open_checkpoint(name, options.which, fmt, options.dtype, options.reference)
+        hint = f"a step head, or checkpoint=policy:{name}, which scores by its likelihood"
+        expect(loaded.objective != "lm", loaded.name, "a language model (objective=lm)", hint)
         return loaded.scorer(options.rows, options.tokens)
     fmt = with_critic(fmt)
     if is_server:
@@ -123,7 +125,7 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
         requested = read_format("plain", **(requested and requested.changes or {}))
     fmt = policy_format(loaded.format or requested, loaded.tokenizer)
     loaded = dataclasses.replace(loaded, format=fmt, name=name)
-    return loaded.likelihood_scorer(options.rows, options.tokens)
+    return loaded.scorer(options.rows, options.tokens)
 
 
 def progress_scorer(name: str, options: OpenOptions) -> RatioScorer:

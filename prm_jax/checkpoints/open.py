@@ -15,7 +15,6 @@ import numpy as np
 from flax import nnx
 from omegaconf import DictConfig
 
-from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.folders import is_run, locate, open_weights
 from prm_jax.checkpoints.orbax import restore_run
@@ -44,22 +43,15 @@ class Loaded:
     config: DictConfig | None = None  # the configuration of a run of ours
 
     def scorer(self, batch_rows: int, row_tokens: int | None = None) -> ModelScorer:
-        """The Scorer of its step head, or of its log-ratio to the reference."""
-        if self.objective == "lm":
-            hint = "checkpoint=policy:NAME scores by its likelihood"
-            raise InputError(f"{self.name}: is a language model (objective=lm), without a step head; {hint}")
-        if self.reference is None:
-            return HeadScorer(**self._fields(batch_rows, row_tokens))
-        return RatioScorer(reference=self.reference, **self._fields(batch_rows, row_tokens))
-
-    def likelihood_scorer(self, batch_rows: int, row_tokens: int | None = None) -> LikelihoodScorer:
-        """The Scorer of a language model's likelihood of each step."""
-        kind = {"objective": "prm", "label_kind": "unknown"}
-        return LikelihoodScorer(**self._fields(batch_rows, row_tokens) | kind)
-
-    def _fields(self, batch_rows: int, row_tokens: int | None) -> dict:
+        """The Scorer of its step head, of its log-ratio to the reference, or of a language model's likelihood
+        of each step."""
         fields = {name: x for name, x in vars(self).items() if name not in ("config", "reference")}
-        return fields | {"batch_rows": batch_rows, "row_tokens": row_tokens}
+        fields |= {"batch_rows": batch_rows, "row_tokens": row_tokens}
+        if self.objective == "lm":
+            return LikelihoodScorer(**fields | {"objective": "prm", "label_kind": "unknown"})
+        if self.reference is None:
+            return HeadScorer(**fields)
+        return RatioScorer(reference=self.reference, **fields)
 
 
 def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str, reference=None) -> Loaded:
