@@ -126,20 +126,16 @@ def load_folder(path: str, fmt: Format | None, dtype: str) -> Loaded:
     elif not as_lm:
         fmt = choose_format(fmt, head, layer, config.get("architectures") or [], str(folder))
     tokenizer = load_tokenizer(folder)
-    if as_lm:
-        cfg = hf_config.model_config(config, where, lm_head=True, dtype=dtype)
-        model = hf.load(folder, cfg, stored="file")
-        return Loaded(model, tokenizer, fmt, "lm", "unknown", path)
-    objective = notes.get("objective", "orm" if fmt.outcome else "prm")
-    label_kind = notes.get("label_kind", fmt.label_kind)
-    ids = verdicts(fmt, tokenizer)
-    by_tokens = fmt.head in ("tokens", "vocabulary")
-    own = {"head": "none" if by_tokens else head, "lm_head": by_tokens}
-    cfg = hf_config.model_config(config, where, **own, dtype=dtype)
+    by_tokens = not as_lm and fmt.head in ("tokens", "vocabulary")
+    ids = verdicts(fmt, tokenizer) if by_tokens else ()
+    heads = {"head": "none", "lm_head": True} if as_lm or by_tokens else {"head": head}
+    cfg = hf_config.model_config(config, where, **heads, dtype=dtype)
     model = hf.load(folder, cfg, stored="file")
-    if by_tokens:
-        model = VerdictHead(model, *ids)
-    return Loaded(model, tokenizer, fmt, objective, label_kind, path)
+    if as_lm:
+        return Loaded(model, tokenizer, fmt, "lm", "unknown", path)
+    model = VerdictHead(model, *ids) if by_tokens else model
+    objective = notes.get("objective", "orm" if fmt.outcome else "prm")
+    return Loaded(model, tokenizer, fmt, objective, notes.get("label_kind", fmt.label_kind), path)
 
 
 def note_ignored(stored: Format, requested: Format | None, path: str):
