@@ -12,11 +12,12 @@ from conftest import real_data
 from prm_jax import InputError
 from prm_jax.data import grading
 from prm_jax.data.answers import extract
-from prm_jax.data.grading import Checker, count_apart, grade_pool, group_pool
+from prm_jax.data.grading import Checker, count_apart, group_pool
 from prm_jax.data.numbers import as_number
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import read_questions
 from prm_jax.data.writing import write_rows
+from prm_jax.tasks.checkers import grade_pool
 
 TOWER = "9^{9^{9^{9}}}"
 POOLS = {name: f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz" for name in ("gsm8k", "math500")}

@@ -1,5 +1,4 @@
-"""task=best_of_n: every reported number against brute force, the reference table of the real pools, bad
-pools."""
+"""task=best_of_n: all reported numbers against brute force, the reference table of real pools, bad pools."""
 
 import dataclasses
 import itertools

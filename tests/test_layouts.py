@@ -1,5 +1,4 @@
-"""Other people's rows: names of columns, labels in the text and beside it, conversations, tables of
-samples."""
+"""Other people's rows: names of columns, labels in and beside the text, conversations, tables of samples."""
 
 import collections
 import json

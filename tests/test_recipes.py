@@ -1,5 +1,4 @@
-"""docs/recipes.md as it stands: own checkers in the commands that take one, and our server as others'
-reward."""
+"""docs/recipes.md as it stands: own checkers in commands that take one, our server as others' reward."""
 
 import json
 import re
@@ -11,6 +10,7 @@ import pytest
 from conftest import ROOT, call, printed, refuses
 from test_examples_serve import served
 
+import evaluate
 from examples import relabel
 from prm_jax import tasks
 from prm_jax.api import Verifier
@@ -103,7 +103,7 @@ def pool(tmp_path):
     return tmp_path / "pool.jsonl"
 
 
-def test_sampling_grades_by_a_function(mine, monkeypatch, tmp_path):
+def test_sampling_and_best_of_n_grade_by_a_function(mine, monkeypatch, tmp_path):
     (tmp_path / "q.jsonl").write_text(json.dumps({"problem": PROBLEM, "answer": "so\n#### 6"}) + "\n")
     asked = ["input=q.jsonl", "n=8", "sampling.max_tokens=60", "batch_rows=16"]
     printed(pools.main, monkeypatch, *asked, f"checker={mine}:whole", "hydra.run.dir=a", cwd=tmp_path)
@@ -111,6 +111,9 @@ def test_sampling_grades_by_a_function(mine, monkeypatch, tmp_path):
     right = [c.correct for c in problem.candidates]
     assert right == [tasks.CHAIN.solved(PROBLEM, c.steps) for c in problem.candidates] and any(right)
     assert problem.answer == "so\n#### 6"
+    chosen = ["task=best_of_n", "input=a/pool.jsonl", "checkpoint=random", f"checker={mine}:whole"]
+    out = printed(evaluate.main, monkeypatch, *chosen, "hydra.run.dir=c", cwd=tmp_path)
+    assert f"graded: {mine}:whole" in out and f"8 candidates, {sum(right)} right, " in out
     told = call(pools.main, monkeypatch, "sampling", *asked, f"checker={mine}:fails", "hydra.run.dir=b")
     assert told.startswith(f"error: checker: {mine}:fails: ZeroDivisionError") and "\n" not in told
 

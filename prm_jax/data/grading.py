@@ -67,19 +67,17 @@ class Checker:
         """The answer that a solution states, for this rule."""
         return extract("\n".join(steps), numbers=self.rule == "number")
 
-    def judge(self, problem) -> tuple:
-        """(the pools.Problem with graded candidates, their VERDICTS); an answer that lacks is read from
+    def grade(self, problem):
+        """The pools.Problem, if it has an answer, with graded candidates; an answer that lacks is read from
         steps."""
-        candidates, verdicts = [], []
+        if problem.answer is None:
+            return problem
+        candidates = []
         for c in problem.candidates:
             answer = self.read(c.steps) if c.answer is None else c.answer
-            verdicts.append(self.verdict(problem.answer, answer))
-            candidates.append(dataclasses.replace(c, answer=answer, correct=verdicts[-1] == "same"))
-        return dataclasses.replace(problem, candidates=tuple(candidates)), verdicts
-
-    def grade(self, problem):
-        """The pools.Problem as `judge` grades it, if it has an answer."""
-        return problem if problem.answer is None else self.judge(problem)[0]
+            is_same = self.verdict(problem.answer, answer) == "same"
+            candidates.append(dataclasses.replace(c, answer=answer, correct=is_same))
+        return dataclasses.replace(problem, candidates=tuple(candidates))
 
     def close(self):
         """Forgets what Math-Verify has read and compared, which is kept."""
@@ -197,25 +195,11 @@ def time_limit(seconds: float):
         signal.signal(signal.SIGPROF, before)
 
 
-def grade_pool(problems: Sequence, rule: str):
-    """(the pools.Problems with every candidate's `correct` graded anew, {"checker": name, "candidates":
-    number, each of VERDICTS: number}); prints the counts."""
-    for problem in problems:
-        expected = "the right answer; task=score ranks without"
-        expect(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
-    checker = Checker(rule)
-    graded = []
-    counts = collections.Counter(dict.fromkeys(("candidates", *VERDICTS), 0))
-    for problem in progress("grading", len(problems), "problem", iterable=problems):
-        judged, verdicts = checker.judge(problem)
-        counts.update(candidates=len(verdicts), **collections.Counter(verdicts))
-        graded.append(judged)
-    print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
-    return graded, {"checker": checker.name} | counts
-
-
-def group_pool(problems: Sequence, rule: str) -> list[list[int]]:
-    """Groups of equal answers of every problem's candidates, as the votes take them: `Checker.group`."""
+def group_pool(problems: Sequence, rule: str) -> list[list[int]] | None:
+    """Groups of equal answers of every problem's candidates, as the votes take them: `Checker.group`. None
+    where a checker is no rule: then answers are equal as texts."""
+    if rule not in RULES:
+        return None
     checker = Checker(rule)
     bar = progress("grouping", len(problems), "problem", iterable=problems)
     return [checker.group([c.answer for c in problem.candidates]) for problem in bar]

@@ -14,7 +14,7 @@ from prm_jax.evals.tables import lead_text, show_table, spread_by_setting
 from prm_jax.evals.task import Task
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect
-from prm_jax.tasks.checkers import checker_rule, grade_own, is_own
+from prm_jax.tasks.checkers import checker_rule, grade_pool, is_own
 
 AS_STORED = {"checker": "as stored; answers are equal as texts"}
 
@@ -152,12 +152,10 @@ def stored_pool(cfg: Config, keep: bool) -> GradedPool:
     read = pools.read_pool if keep else pools.iter_pool
     options = {"split_by": cfg.split_by, "columns": cfg.columns}
     problems = read(cfg.input, as_written=is_own(cfg.checker), **options)
-    if is_own(cfg.checker):
-        return GradedPool(*grade_own(problems, cfg.checker), cfg.input)
-    if cfg.checker:
-        problems, counts = grading.grade_pool(problems, cfg.checker)
-        return GradedPool(problems, cfg.input, counts, groups=grading.group_pool(problems, cfg.checker))
-    return GradedPool(problems, cfg.input, AS_STORED)
+    if cfg.checker is None:
+        return GradedPool(problems, cfg.input, AS_STORED)
+    problems, counts = grade_pool(problems, cfg.checker)
+    return GradedPool(problems, cfg.input, counts, grading.group_pool(problems, cfg.checker))
 
 
 def fresh_pool(setup: Setup, cfg: Config) -> tuple[GradedPool, str | None]:

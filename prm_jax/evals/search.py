@@ -65,8 +65,7 @@ class SearchInputs:
     samples: list[Problem]
 
     def arrays(self, pool: list[Problem]) -> Pool:
-        rule = self.grader.checker  # groups equal answers; else these are equal as texts
-        return pool_arrays(pool, grading.group_pool(pool, rule) if rule in grading.RULES else None)
+        return pool_arrays(pool, grading.group_pool(pool, self.grader.checker))
 
 
 class Search(Task):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prm_jax import tasks
-from prm_jax.data.grading import RULES, Checker, is_blank
+from prm_jax.data.grading import RULES, VERDICTS, Checker, is_blank
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import read_rows
 from prm_jax.launch.config import Rule, expect
@@ -87,10 +87,19 @@ def grade_by(right: Callable, problem: Problem) -> Problem:
     return dataclasses.replace(problem, candidates=tuple(candidates))
 
 
-def grade_own(problems: Sequence[Problem], place: str) -> tuple[list[Problem], dict]:
-    """A pool graded by a function of your own, and counts as of `grading.grade_pool`; prints them."""
-    grade = open_grader(place).grade
-    graded = [grade(p) for p in progress("grading", len(problems), "problem", iterable=problems)]
-    correct = [c.correct for problem in graded for c in problem.candidates]
-    print(f"graded      {place}: {sum(correct)} of {len(correct)} right")
-    return graded, {"checker": place, "candidates": len(correct), "right": sum(correct)}
+def grade_pool(problems: Sequence[Problem], checker: str) -> tuple[list[Problem], dict]:
+    """(the problems with every candidate's `correct` graded anew by a rule or a function of your own,
+    {"checker": name, "candidates": number, each verdict: number}); prints the counts."""
+    for problem in problems if checker in RULES else ():
+        expected = "the right answer; task=score ranks without"
+        expect(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
+    grader = open_grader(checker)
+    graded = [grader.grade(p) for p in progress("grading", len(problems), "problem", iterable=problems)]
+    rows = [(p.answer, c) for p in graded for c in p.candidates]
+    if checker in RULES:  # what these say of answers is kept
+        names, verdicts = VERDICTS, [Checker(checker).verdict(gold, c.answer) for gold, c in rows]
+    else:
+        names, verdicts = ("right", "wrong"), ["right" if c.correct else "wrong" for _, c in rows]
+    counts = {"candidates": len(rows)} | {name: verdicts.count(name) for name in names}
+    print(f"graded      {grader.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
+    return graded, {"checker": grader.name} | counts
