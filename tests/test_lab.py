@@ -68,7 +68,7 @@ def test_the_code_that_decides_a_sample_is_all_that_decoding_loads():
 
 
 def test_samples_become_labelled_solutions(cache):
-    cfg = dataclasses.replace(CFG, solutions_per_problem=8)
+    cfg = dataclasses.replace(CFG, solutions_per_problem=8, after_first_error="keep")
     rows = tasks.sample_solutions(cfg, 20, "train", 0, lab.policy_pool)
     assert [s.id for s in rows[:2]] == ["chain/train/0/0", "chain/train/0/1"] and len(rows) == 20
     assert len({s.problem for s in rows}) == 3

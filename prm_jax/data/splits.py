@@ -134,9 +134,12 @@ def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_req
     `fold` of the problems, validation is `validation_path` or the next fold not taken; the rest trains.
     With `labels_required` a native row without labels raises: a misspelt column would train on nothing."""
     if isinstance(cfg, TaskData):
-        from prm_jax import tasks
+        from prm_jax.tasks import sample_solutions
 
-        splits, counts = tasks.load_splits(cfg, seed, draw)
+        counts = {"solutions": cfg.solutions}
+        splits = {"train": sample_solutions(cfg, cfg.solutions, cfg.train_split, seed, draw, counts)}
+        for side in ("validation", "test"):  # the same with every seed, so that runs compare
+            splits[side] = sample_solutions(cfg, cfg.test_solutions, side, 0, draw)
         return Data(splits, counts, {})
     if isinstance(cfg, Mixture):
         return load_mixture(cfg, seed, draw, labels_required)

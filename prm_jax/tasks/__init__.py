@@ -78,8 +78,8 @@ def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable
 
 
 def sample_solutions(cfg, n: int, split: str, seed: int, draw, counts=None) -> list[Solution]:
-    """n labelled solutions of one split, solutions_per_problem of each problem. `counts` gets policy_tokens:
-    what they cost, 0 where the solver wrote them."""
+    """n solutions of one split, solutions_per_problem of each problem, with labels and outcomes as cfg says.
+    `counts` gets policy_tokens: what they cost, 0 where the solver wrote them."""
     task = find_task(cfg.name)
     each = cfg.solutions_per_problem
     solutions, tokens = [], 0
@@ -87,32 +87,13 @@ def sample_solutions(cfg, n: int, split: str, seed: int, draw, counts=None) -> l
         tokens += p.policy_tokens or 0
         for c in p.candidates[: n - len(solutions)]:
             name = f"{cfg.name}/{split}/{seed}/{len(solutions)}"
-            solutions.append(labelled(task, cfg.task, p.problem, c.steps, cfg.label_kind, name, c.finished))
+            s = labelled(task, cfg.task, p.problem, c.steps, cfg.label_kind, name, c.finished)
+            if cfg.outcome == "steps" and c.finished:
+                s = dataclasses.replace(s, outcome=min(task.step_labels(p.problem, c.steps)))
+            solutions.append(relabel_after_error(s, cfg.after_first_error))
     if counts is not None:
         counts["policy_tokens"] = tokens
     return solutions
-
-
-def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[str, float]]:
-    """({split: solutions}, counts). Training problems depend on the seed, the others do not, so that runs
-    compare."""
-    task = find_task(cfg.name)
-    counts = {"solutions": cfg.solutions}
-    drawn = {"train": sample_solutions(cfg, cfg.solutions, cfg.train_split, seed, draw, counts)}
-    for side in ("validation", "test"):
-        drawn[side] = sample_solutions(cfg, cfg.test_solutions, side, 0, draw)
-    splits = {}
-    for side, solutions in drawn.items():
-        if cfg.outcome == "steps":
-            solutions = [with_strict_outcome(task, s) for s in solutions]
-        splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
-    return splits, counts
-
-
-def with_strict_outcome(task: EmbeddedTask, s: Solution) -> Solution:
-    """The solution, if finished, with outcome 1 only if all its steps are right."""
-    strict = None if s.outcome is None else min(task.step_labels(s.problem, s.steps))
-    return dataclasses.replace(s, outcome=strict)
 
 
 def labelled(task: EmbeddedTask, cfg, problem: str, steps, label_kind: str, solution_id: str, finished=True):
