@@ -11,7 +11,7 @@ import evaluate
 import train
 from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem, read_pool
-from prm_jax.data.questions import Question, read_questions
+from prm_jax.data.questions import read_questions
 from prm_jax.data.sources import load
 
 
@@ -29,7 +29,7 @@ def test_columns_name_those_of_the_file(tmp_path):
     synonyms = {"problem": "short", "gold": 5}  # what is named counts in their place
     path = jsonl(tmp_path, {"query": "2+2?", "target": 4.0, "number": 3} | synonyms)
     columns = {"prompt": "query", "answer": "target", "id": "number"}
-    assert list(read_questions(path, columns=columns)) == [Question("3", "2+2?", "4")]
+    assert list(read_questions(path, columns=columns)) == [Problem("3", "2+2?", "4")]
     path = jsonl(tmp_path, {"query": "2+2?", "outputs": [["4"]], "id": 1, "key": 2})
     [problem] = read_pool(path, columns={"problem": "query", "candidates": "outputs", "unique_id": "key"})
     assert (problem.id, problem.problem, problem.candidates) == ("2", "2+2?", (Candidate(("4",)),))
@@ -195,7 +195,7 @@ def test_numbers_and_texts_as_answers_ids_and_verdicts(tmp_path, right):
     [problem] = read_pool(path)
     assert (problem.id, problem.answer) == ("7", "12")
     assert problem.candidates == (Candidate(("a",), "12", True, True),)
-    assert list(read_questions(path)) == [Question("7", "p", "12")]
+    assert list(read_questions(path)) == [Problem("7", "p", "12")]
     path = jsonl(tmp_path, {"problem": "p", "candidates": [candidate | {"answer": float("nan")}]})
     assert read_pool(path)[0].candidates == (Candidate(("a",), None, True),)
     [question] = read_questions(jsonl(tmp_path, {"problem": "p", "answer": " "}))

@@ -13,7 +13,6 @@ from examples.papers import overoptimisation
 from prm_jax import InputError, rerank
 from prm_jax.checkpoints.names import OpenOptions, open_verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, with_scores
-from prm_jax.data.questions import Question
 from prm_jax.data.steps import step_sums, token_steps
 from prm_jax.encoding import encode
 from prm_jax.evals import pool_metrics
@@ -51,7 +50,7 @@ def forced(policy, problem: str, steps: tuple, ends: bool) -> list[float]:
 
 
 def test_a_pool_keeps_log_p_of_each_step_as_teacher_forcing_has_it(policy, tmp_path):
-    questions = [Question(str(i), problem) for i, problem in enumerate(PROBLEMS)]
+    questions = [Problem(str(i), problem) for i, problem in enumerate(PROBLEMS)]
     draw_pool(tmp_path / "pool.jsonl", policy, questions, 6, 0, lambda ungraded: ungraded)
     for p in read_pool(tmp_path / "pool.jsonl"):
         for c in p.candidates:

@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 import evaluate
 from prm_jax import tasks
 from prm_jax.data.pools import Candidate, Problem, read_pool
-from prm_jax.data.questions import Question
 from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.evals.search import outcome
 from prm_jax.formats import Format
@@ -349,7 +348,7 @@ def test_what_is_cut_never_wins_and_what_is_open_is_completed():
     broken = explore(Table(LOGITS), ["?"], Cut({"": "bb", **{k: v for k, v in SCRIPT.items() if k}}), "last")
     beam(broken, [0], width=1, branch=1)
     broken.finish_unsolved([0])
-    (problem,) = broken.pool([Question("x", "?")], "search")
+    (problem,) = broken.pool([Problem("x", "?")], "search")
     assert [c.finished for c in problem.candidates] == [False]
 
 

@@ -51,18 +51,17 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem with its candidates."""
+    """A problem with its candidates; without any it is still to be solved."""
 
     id: str
     problem: str
-    answer: str | None  # the gold one, if known
-    candidates: tuple[Candidate, ...]
+    answer: str | None = None  # the gold one, if known
+    candidates: tuple[Candidate, ...] = ()
     scores_unit: dict[str, str] = dataclasses.field(default_factory=dict)  # {name of step scores: unit}
     task: str | None = None  # the embedded one, if any
     policy_tokens: int | None = None  # what the candidates cost, if a policy of ours drew them
 
     def __post_init__(self):
-        expect(len(self.candidates) > 0, "candidates", self.candidates, "at least one")
         for name, unit in self.scores_unit.items():
             expect(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
@@ -124,6 +123,7 @@ def parse_problem(row: dict, as_written=False, split_by: str | None = None) -> P
         candidates = whole_texts(row)
     else:
         candidates = rows.field(row, "candidates", list)
+    expect(candidates, "candidates", candidates, "at least one")
     parsed = []
     for index, candidate in enumerate(candidates):
         is_known = isinstance(candidate, dict | list)

@@ -1,12 +1,11 @@
 """Reads problems to be solved and turns their sampled solutions into candidates and counts of a pool."""
 
 import collections
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 from prm_jax.data.answers import extract, read_gold
-from prm_jax.data.pools import Candidate
+from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.rows import PROBLEM, field, placed, read_rows, short_text
 from prm_jax.data.steps import format_steps
 from prm_jax.formats import Format
@@ -14,19 +13,10 @@ from prm_jax.launch.config import expect
 from prm_jax.protocols import Continuation
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """A problem to be solved, with its gold answer if known."""
-
-    id: str
-    problem: str
-    answer: str | None = None
-
-
-def read_questions(path: str | Path, as_written=False, columns=None) -> Iterator[Question]:
-    """Reads rows with problem, prompt or question, and optionally id (else their number) and gold or answer.
-    The answer of a whole solution is the one that it states, unless as_written. columns: as in
-    rows.rename."""
+def read_questions(path: str | Path, as_written=False, columns=None) -> Iterator[Problem]:
+    """Yields problems to be solved, of rows with problem, prompt or question, and optionally id (else their
+    number) and gold or answer. The answer of a whole solution is the one that it states, unless as_written.
+    columns: as in rows.rename."""
     place_of = {}
     for place, row in read_rows(path, columns, known=(*PROBLEM, "gold", "answer", "id", "problem_id")):
         with placed(place):
@@ -36,7 +26,7 @@ def read_questions(path: str | Path, as_written=False, columns=None) -> Iterator
             name = short_text(row, ("id", "problem_id")) or str(place.number)
             first = place_of.setdefault(name, place)
             expect(first is place, "id", name, f"an id not seen before, {first} has it")
-        yield Question(name, problem, answer if as_written else read_gold(answer))
+        yield Problem(name, problem, answer if as_written else read_gold(answer))
 
 
 def make_candidate(fmt: Format, sample: Continuation, before: tuple[str, ...] = ()) -> Candidate:

@@ -13,7 +13,7 @@ import numpy as np
 from prm_jax import rerank, tasks, votes
 from prm_jax.data import grading
 from prm_jax.data.pools import Problem, read_pool, write_pool
-from prm_jax.data.questions import Question, read_questions
+from prm_jax.data.questions import read_questions
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 from prm_jax.evals.setup import Setup
 from prm_jax.evals.tables import show_table
@@ -59,7 +59,7 @@ class Config(search.Options):
 class SearchInputs:
     """The problems of a search, the policy that writes, and its samples without a verifier."""
 
-    questions: list[Question]
+    questions: list[Problem]
     policy: Policy
     grader: checkers.Grader
     samples: list[Problem]
@@ -113,7 +113,7 @@ def search_inputs(setup: Setup, cfg: Config) -> SearchInputs:
         is_own_checker = cfg.checker in (None, "task", task.name)
         expect(is_own_checker, "checker", cfg.checker, f"task: {task.name} checks its problems itself")
         texts = tasks.make_problems(task, data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
-        questions = [Question(str(i), text) for i, text in enumerate(texts)]
+        questions = [Problem(str(i), text) for i, text in enumerate(texts)]
         grader = checkers.task_grader(task)
     if cfg.policy is None:
         policy = open_lab_policy(data_cfg.policy, data_cfg.temperature, data_cfg.max_tokens)

@@ -12,7 +12,6 @@ import jax
 
 from prm_jax.checkpoints.open import resolve_dtype
 from prm_jax.data.grading import RULES
-from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, count_line, make_candidate, read_questions
 from prm_jax.data.writing import append_rows, keep_rows, require_same
 from prm_jax.generate import policies
@@ -42,7 +41,7 @@ def draw_pool(
         rows = []
         for q, samples in zip(questions, drawn, strict=True):
             candidates = tuple(make_candidate(policy.format, c) for c in samples)
-            graded = grade(Problem(q.id, q.problem, q.answer, candidates))
+            graded = grade(dataclasses.replace(q, candidates=candidates))
             rows.append({**dataclasses.asdict(graded), "policy_tokens": sum(len(c.ids_L) for c in samples)})
         return rows[old:]
 
@@ -54,7 +53,7 @@ def draw_pool(
 
 
 def right_answers(path: str, asked: Iterable, checker: str) -> dict[str, str | None]:
-    """{problem: its answer} of Questions or of a pool's Problems; InputError where one has two, or none for a
+    """{problem: its answer} of pools.Problems; InputError where one has two, or none for a
     checker that compares answers."""
     answers = {}
     for question in asked:

@@ -13,7 +13,6 @@ import numpy as np
 
 from prm_jax import InputError, tasks
 from prm_jax.data.pools import Problem, iter_pool
-from prm_jax.data.questions import Question
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
 from prm_jax.formats import read_format
@@ -55,7 +54,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
 def draw_samples(path: Path, policy: Policy, problems: Sequence[str], n: int, seed: int):
     """Writes pool.jsonl and about.json, elsewhere until complete: another run may be drawing the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
+    questions = [Problem(str(i), problem) for i, problem in enumerate(problems)]
     with tempfile.TemporaryDirectory(dir=path.parents[1]) as folder:
         draw_pool(Path(folder) / path.name, policy, questions, n, seed, lambda p: p, len(questions))
         for name in ("about.json", path.name):

@@ -10,7 +10,6 @@ import numpy as np
 from prm_jax import rerank
 from prm_jax.data.answers import extract
 from prm_jax.data.pools import Candidate, Problem
-from prm_jax.data.questions import Question
 from prm_jax.data.steps import format_steps
 from prm_jax.data.units import UNITS, probability
 from prm_jax.protocols import Policy, Prefix, Scorer
@@ -144,7 +143,7 @@ class SearchState:
         is_log = rerank.AGGREGATORS[self.aggregator].is_log_probability
         return float(np.exp(node.value) if is_log else probability(node.value))
 
-    def pool(self, questions: Sequence[Question], name: str) -> list[Problem]:
+    def pool(self, questions: Sequence[Problem], name: str) -> list[Problem]:
         """The finished solutions of each problem; without one, a cut or empty one marked unfinished."""
         problems = []
         empty = Node(0, ("",), np.zeros(1), finish_reason="length")
@@ -156,5 +155,5 @@ class SearchState:
                 stated = extract("\n".join(node.steps))
                 candidates.append(Candidate(node.steps, stated, None, node.finish_reason == "eos", scores))
             more = {"scores_unit": {name: "logit"}, "policy_tokens": int(self.tokens_P[p])}
-            problems.append(Problem(q.id, q.problem, q.answer, tuple(candidates), **more))
+            problems.append(dataclasses.replace(q, candidates=tuple(candidates), **more))
         return problems
