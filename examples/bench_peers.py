@@ -135,7 +135,7 @@ def run_job(job: dict):
 
 
 def to_json(examples) -> list[dict]:
-    arrays = [{"ids": e.ids_L, "step_end": e.step_end_T, "label": e.targets["label"]} for e in examples]
+    arrays = [{"ids": e.ids_L, "step_end": e.step_end_T, "label": e.label_T} for e in examples]
     return [{name: x.astype(int).tolist() for name, x in one.items()} for one in arrays]
 
 

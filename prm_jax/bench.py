@@ -117,8 +117,7 @@ def random_solutions(cfg: BenchConfig) -> list[Example]:
             ids_L = np.concatenate([problem_L, rng.integers(0, vocab, n)]).astype(np.int32)
             ends_T = np.append(np.arange(start + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1)
             label_T = rng.integers(0, 2, len(ends_T)).astype(np.float32)
-            targets = {"label": label_T, "weight": np.ones_like(label_T)}
-            made.append(Example(ids_L, ends_T.astype(np.int32), start, targets))
+            made.append(Example(ids_L, ends_T.astype(np.int32), start, label_T))
     return made
 
 

@@ -18,7 +18,7 @@ import grain
 import numpy as np
 
 from prm_jax.encoding import Encoded
-from prm_jax.examples import STEP_TARGETS, TOKEN_TARGETS, Example
+from prm_jax.examples import Example
 from prm_jax.launch.config import expect
 from prm_jax.visibility import is_causal
 
@@ -96,15 +96,18 @@ def layout_score(rows: Sequence[Sequence[Encoded]], row_tokens: int, share: bool
 
 def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: int, share: bool = False):
     """Rows to learn from, {name: array}: those of `layout_tokens`; step_end int32 [B, T], where each step has
-    a slot of its own, so that a shared one weighs as often as it occurs; STEP_TARGETS float32 [B, T] and
-    TOKEN_TARGETS float32 [B, L], these empty with `share`, since a shared token has several next ones;
-    solution and problem (the text before the first step) int32 [B, T], which number them within a row, -1 in
-    empty slots."""
+    a slot of its own, so that a shared one weighs as often as it occurs; label, rating, weight (of the step's
+    loss: 0 without a label) and depth (from 0; 0 of outcomes) float32 [B, T]; solution and problem (the text
+    before the first step) int32 [B, T], which number them within a row, -1 in empty slots; token_weight (of
+    the loss of predicting a token: 1 in solutions) and reference float32 [B, L], 0 with `share`, since a
+    shared token has several next ones."""
     batch, places = layout_tokens(rows, row_tokens, share)
-    batch["step_end"] = np.zeros((len(rows), step_slots), np.int32)
-    for targets, n in ((STEP_TARGETS, step_slots), (TOKEN_TARGETS, row_tokens)):
-        batch |= {name: np.full((len(rows), n), empty, np.float32) for name, empty in targets.items()}
-    batch |= {name: np.full((len(rows), step_slots), -1, np.int32) for name in ("solution", "problem")}
+    shape = len(rows), step_slots
+    batch["step_end"] = np.zeros(shape, np.int32)
+    batch |= {name: np.full(shape, np.nan, np.float32) for name in ("label", "rating")}
+    batch |= {name: np.full(shape, -1, np.int32) for name in ("solution", "problem")}
+    batch["depth"] = np.zeros(shape, np.float32)
+    batch |= {name: np.zeros((len(rows), row_tokens), np.float32) for name in ("token_weight", "reference")}
     for b, row in enumerate(rows):
         problems = [e.ids_L[: e.start].tobytes() for e in row]
         n = 0
@@ -112,13 +115,16 @@ def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: i
             slot_T = slice(n, n + len(e.step_end_T))
             n = slot_T.stop
             batch["step_end"][b, slot_T] = place_L[e.step_end_T]
+            batch["label"][b, slot_T] = e.label_T
+            batch["rating"][b, slot_T] = e.rating_T
+            batch["depth"][b, slot_T] = 0 if e.is_outcome else np.arange(len(e.step_end_T))
             batch["solution"][b, slot_T] = k
             batch["problem"][b, slot_T] = problems.index(problems[k])
-            for name, x_n in e.targets.items():
-                if name in STEP_TARGETS:
-                    batch[name][b, slot_T] = x_n
-                elif not share:
-                    batch[name][b, place_L] = x_n
+            if not share:
+                # Nothing comes before the first token to predict it from.
+                batch["token_weight"][b, place_L[max(e.start, 1) :]] = 1
+                batch["reference"][b, place_L] = e.reference_L
+    batch["weight"] = (~np.isnan(batch["label"])).astype(np.float32)
     return batch
 
 

@@ -218,7 +218,7 @@ def prepare_memory(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig) -> di
 
 
 def add_reference(examples: Sequence[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
-    """The examples with a target `reference`, their tokens' log p under this model before it trains."""
+    """The examples with `reference_L`, their tokens' log p under this model before it trains."""
     from prm_jax.scoring import LikelihoodScorer  # not above: only implicit PRMs read themselves
 
     # It scores ids, so what turns text into ids and names results stays open.
@@ -229,8 +229,8 @@ def add_reference(examples: Sequence[Example], model: PRM, row_tokens: int, rows
         for start in range(0, len(examples), 64 * rows):
             some = examples[start : start + 64 * rows]
             for e, next_L in zip(some, scorer.read(some, row_tokens), strict=True):
-                logp_L = np.roll(next_L, 1)  # of each token itself; the first has none
-                results.append(dataclasses.replace(e, targets=e.targets | {"reference": logp_L}))
+                # of each token itself; the first has none
+                results.append(dataclasses.replace(e, reference_L=np.roll(next_L, 1)))
             bar.update(len(some))
     return results
 

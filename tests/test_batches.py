@@ -13,15 +13,7 @@ from conftest import TINY
 from prm_jax import InputError, packing, visibility
 from prm_jax.checkpoints.tokenizer import train_tokenizer
 from prm_jax.encoding import Encoded, encode
-from prm_jax.examples import (
-    STEP_TARGETS,
-    TOKEN_TARGETS,
-    Example,
-    make_example,
-    make_examples,
-    row_limit,
-    truncate,
-)
+from prm_jax.examples import Example, make_example, make_examples, row_limit, truncate
 from prm_jax.formats import Format
 from prm_jax.packing import (
     TrainingRows,
@@ -58,7 +50,7 @@ def random_examples(rng, n):
         marks = np.sort(rng.choice(np.arange(3, 20), rng.integers(1, 6), replace=False)).astype(np.int32)
         label_T = rng.random(len(marks)).astype(np.float32)
         ids = rng.integers(1, 1000, marks[-1] + 1).astype(np.int32)
-        rows.append(Example(ids, marks, 2, {"label": label_T, "weight": np.ones(len(marks), np.float32)}))
+        rows.append(Example(ids, marks, 2, label_T))
     return rows
 
 
@@ -78,7 +70,7 @@ def test_pack_batch_by_hand():
     np.testing.assert_array_equal(batch["label"], np.array([[1, nan, 0.25, nan], [nan] * 4], np.float32))
     np.testing.assert_array_equal(batch["rating"], np.array([[1, nan, nan, nan], [nan] * 4], np.float32))
     ours = {"ids", "pos", "visible_until", "step_end", "solution", "problem"}
-    assert batch.keys() == {*ours, *STEP_TARGETS, *TOKEN_TARGETS}
+    assert batch.keys() == ours | {"label", "rating", "weight", "depth", "token_weight", "reference"}
 
 
 def test_plan_packs_first_fit_by_hand(monkeypatch):
@@ -145,7 +137,7 @@ def test_eval_batches_cover_everything_once(rng):
     found = [pair for batch in batches for pair in packing.unpack_steps(batch, 2 * batch["label"])]
     for x_T, y_T in found:  # values that stand where targets do come back whole
         np.testing.assert_array_equal(x_T, 2 * y_T)
-    labels = [e.targets["label"].tolist() for e in examples]
+    labels = [e.label_T.tolist() for e in examples]
     assert sorted(map(str, labels)) == sorted(str(y_T.tolist()) for _, y_T in found)
     tokens = sum((batch["visible_until"] < 32).sum() for batch in batches)
     assert tokens == sum(len(e.ids_L) for e in examples)
@@ -155,7 +147,7 @@ def test_a_prefix_tree_by_hand():
     """1 2 | 3 4, 1 2 | 3 | 5, 1 2 | 6, a repeat, and one that shares nothing. Rows to read hold a shared step
     once, rows to learn from once a solution."""
     tree = [1, 2, 3, 4], [1, 2, 6], [1, 2, 3, 5, 5], [1, 2, 3, 4], [9, 2]
-    rows = [[Example(np.array(s, np.int32), np.array([1, len(s) - 1]), 1, {}) for s in tree], []]
+    rows = [[Example(np.array(s, np.int32), np.array([1, len(s) - 1]), 1) for s in tree], []]
     train = pack_batch(rows, 12, 16, share=True)
     _, places = layout_tokens(rows, 12, share=True)
     batch, slots = layout_score(rows, 12, share=True)
@@ -202,7 +194,7 @@ def test_solutions_of_a_problem_come_into_one_row(rng, how):
     prompts = [rng.integers(0, 1000, 5) for _ in range(6)]
     lengths = rng.integers(6, 12, 30)
     ids = [np.concatenate([prompts[k % 6], rng.integers(0, 4, n)]) for k, n in enumerate(lengths)]
-    examples = [Example(x.astype(np.int32), np.array([6, len(x) - 1]), 5, {}) for x in ids]
+    examples = [Example(x.astype(np.int32), np.array([6, len(x) - 1]), 5) for x in ids]
     plan = make_plan(examples, 48, **{how: True})
     assert sorted(i for group in plan.groups for i in group.indices) == list(range(30))
     for indices, tokens, steps in plan.groups:
@@ -254,19 +246,21 @@ def test_targets_of_each_objective():
         ("orm", [nan, nan, 0], [nan] * 3, [0, 0, 1]),
         ("lm", [nan] * 3, [nan] * 3, [0] * 3),
     ]:
-        targets = make_example(encoded, s, objective).targets
-        assert targets["depth"].tolist() == ([0, 1, 2] if objective == "prm" else [0, 0, 0])
-        np.testing.assert_array_equal(targets["label"], label_T)
-        np.testing.assert_array_equal(targets["rating"], rating_T)
-        np.testing.assert_array_equal(targets["weight"], np.array(weight_T, np.float32))
-        assert targets["token_weight"].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1]
+        targets = pack_batch([[make_example(encoded, s, objective)]], 9, 3)
+        assert targets["depth"].tolist() == [[0, 1, 2] if objective == "prm" else [0, 0, 0]]
+        np.testing.assert_array_equal(targets["label"], [label_T])
+        np.testing.assert_array_equal(targets["rating"], [rating_T])
+        np.testing.assert_array_equal(targets["weight"], np.array([weight_T], np.float32))
+        assert targets["token_weight"].tolist() == [[0, 0, 1, 1, 1, 1, 1, 1, 1]]
     everywhere = make_example(encoded, s, "orm", "tokens")  # but at the problem's tokens
     assert everywhere.step_end_T.tolist() == list(range(2, 9))
-    assert everywhere.targets["label"].tolist() == [0] * 7 and everywhere.targets["weight"].all()
+    targets = pack_batch([[everywhere]], 9, 7)
+    assert targets["label"].tolist() == [[0] * 7] and targets["weight"].all()
     assert truncate(encoded, 4) is None
     assert [len(truncate(encoded, limit).ids_L) for limit in (9, 8, 5)] == [9, 7, 5]
     cut = make_example(truncate(encoded, 7), s, "orm")  # the outcome's place is cut off
-    assert not cut.targets["weight"].any() and len(cut.targets["token_weight"]) == 7
+    targets = pack_batch([[cut]], 7, 3)
+    assert not targets["weight"].any() and len(targets["token_weight"][0]) == 7
 
 
 def test_too_long_rows(tokenizer):
@@ -283,7 +277,7 @@ def test_too_long_rows(tokenizer):
     assert len(examples) == 1 and counts["too_long_dropped"] == 2
     (example, _), counts = make("cut")
     assert example.step_end_T.tolist() == [2, 4] and len(example.ids_L) == 5
-    assert example.targets["label"].tolist() == [1, 1]
+    assert example.label_T.tolist() == [1, 1]
     expected = {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 1}
     assert counts == expected
     rows = [Solution("1", ("2", "3", "4"), outcome=1.0), Solution("1", ("2",), outcome=1.0)]
@@ -318,11 +312,10 @@ def test_kept_examples_are_those_of_their_solutions(tokenizer, monkeypatch, obje
     assert len(examples) == 6 and len(examples[1:] + examples[:1]) == 6
     for kept, e, s in zip(examples, [*encoded, large], [*rows, rows[0]], strict=True):
         expected = make_example(e, s, objective, outcome_at)
-        assert kept.start == expected.start and kept.targets.keys() == expected.targets.keys()
-        pairs = [(kept.ids_L, expected.ids_L), (kept.step_end_T, expected.step_end_T)]
-        pairs += [(x, expected.targets[name]) for name, x in kept.targets.items()]
-        for a, b in pairs:
-            assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        assert vars(kept).keys() == vars(expected).keys()
+        for name, a in vars(kept).items():
+            b = getattr(expected, name)
+            assert a == b if np.isscalar(b) else a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 def test_prefix_trees_suit_a_causal_model_within_its_window(monkeypatch):

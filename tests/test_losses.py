@@ -41,12 +41,7 @@ def batch_of(rows, row_tokens, step_slots):
 
 def example(rng, n_tokens, marks, labels, start=2):
     ids = rng.integers(1, 64, n_tokens).astype(np.int32)
-    targets = {
-        "label": np.array(labels, np.float32),
-        "weight": ~np.isnan(labels),
-        "token_weight": np.arange(n_tokens) >= start,
-    }
-    return Example(ids, np.array(marks, np.int32), start, targets)
+    return Example(ids, np.array(marks, np.int32), start, np.array(labels, np.float32))
 
 
 def test_binary_head_equals_trl_loss(rng):
