@@ -263,15 +263,13 @@ def saved_by_sharing(examples: Sequence[Encoded]) -> float:
 def training_width(examples: Sequence[Encoded], share: bool, together: bool = False) -> int:
     """`choose_width` for training rows, which are filled in random order. With `together` they hold all
     solutions of a problem, of at most TOGETHER tokens."""
-    singles = make_groups(examples, 0, share=False)
-    whole = make_groups(examples, TOGETHER, False, together) if together else []
-    longest = max(group.tokens for group in [*singles, *whole])
+    whole = make_groups(examples, TOGETHER, False, together)
 
     def rows(width):
-        groups = make_groups(examples, width, share, together) if share or together else singles
+        groups = make_groups(examples, width, share, together) if share or together else whole
         return Plan(width, width, groups, share).rows(range(len(groups)))
 
-    return choose_width(longest, rows)
+    return choose_width(max(group.tokens for group in whole), rows)
 
 
 def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
