@@ -7,7 +7,6 @@ sequences: `plan_rows` packs them as tightly as it can. Training has one shape: 
 
 Dimension key: B rows, L tokens, T steps (of one sequence, or the slots of one row)."""
 
-import bisect
 import dataclasses
 import itertools
 import math
@@ -321,9 +320,7 @@ class TrainingRows:
 
     def epoch(self, i: int) -> float:
         """The number of epochs read before row i."""
-        number = bisect.bisect_left(self.ends, i)
-        start, end = [0, *self.ends, math.inf][number : number + 2]
-        return number + (i - start) / (end - start)
+        return float(np.interp(i, [0, *self.ends], range(len(self.ends) + 1)))
 
     def summary(self) -> str:
         """One line with the shape and number of the rows, their padding, and the gain by shared prefixes."""
