@@ -24,6 +24,7 @@ from prm_jax.api import Verifier
 from prm_jax.data.splits import TaskData, data_config, load_splits
 from prm_jax.data.writing import native_row, write_rows
 from prm_jax.generate.samples import policy_pool
+from prm_jax.launch import cli
 from prm_jax.launch.config import CONF
 from prm_jax.rerank import solution_scores
 from prm_jax.solutions import relabel_after_error
@@ -151,4 +152,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    cli.script(main)

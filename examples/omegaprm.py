@@ -22,7 +22,8 @@ from prm_jax.data.questions import make_candidate
 from prm_jax.data.writing import write_rows
 from prm_jax.formats import read_format
 from prm_jax.generate.sampling import Sampling, open_policy
-from prm_jax.tasks.checkers import open_grader
+from prm_jax.launch import cli
+from prm_jax.tasks.checkers import is_own, open_grader
 
 K = 8  # roll-outs of a state
 SEARCHES = 100  # at most this many wrong roll-outs are bisected in a problem's tree
@@ -117,9 +118,10 @@ def main():
     args = parser.parse_args()
     policy = open_policy(args.checkpoint, "best", read_format("plain"), "auto", LAW, K)
     grader = open_grader(args.checker, [args.input])
-    write_rows(args.output, label_problems(read_pool(args.input), policy, grader.grade))
+    pool = read_pool(args.input, as_written=is_own(grader.checker))
+    write_rows(args.output, label_problems(pool, policy, grader.grade))
     print(f"{args.output}: {policy.stats.summary()}")
 
 
 if __name__ == "__main__":
-    main()
+    cli.script(main)

@@ -19,6 +19,7 @@ import prm_jax
 from prm_jax import tasks
 from prm_jax.data.writing import native_row, write_rows
 from prm_jax.generate.labeling import read_input
+from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 from prm_jax.solutions import Solution
 from prm_jax.tasks.checkers import is_own, own_function
@@ -59,7 +60,7 @@ def by_td(args) -> Labelled:
 
 def own_labels(where: str, labels, problem: str, steps, answer: str | None) -> list:
     """The labels of a solution's steps, each from 0 to 1 or None."""
-    is_right = len(labels) == len(steps) and all(y is None or 0 <= y <= 1 for y in labels)
+    is_right = np.shape(labels) == (len(steps),) and all(y is None or 0 <= y <= 1 for y in labels)
     expect(is_right, where, labels, f"a list of {len(steps)}: a label from 0 to 1, or None, of each step")
     return list(labels)
 
@@ -101,4 +102,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    cli.script(main)

@@ -16,6 +16,7 @@ from prm_jax import tasks
 from prm_jax.api import Verifier
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
 from prm_jax.generate import pools
+from prm_jax.launch import cli
 from prm_jax.rl.problems import file_problems
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.scorers import CheckerScorer
@@ -124,6 +125,10 @@ def test_relabelling_takes_a_functions_labels(mine, pool, monkeypatch, tmp_path)
     relabel.main()
     rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
     assert [row["labels"] for row in rows] == [[1, 1], [0, 0]] and rows[0]["label_kind"] == "correctness"
+    sys.argv[4] = f"{mine}:whole"  # one verdict, not one a step
+    refuses("whole: got ", relabel.main)
+    with pytest.raises(SystemExit, match="^error: checker: .*whole: got "):
+        cli.script(relabel.main)
 
 
 def test_rl_rewards_what_a_function_calls_right(mine, tmp_path):

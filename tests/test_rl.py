@@ -483,3 +483,9 @@ def write_problems(folder):
     for name, own in (("train", rows[:8]), ("held_out", rows[8:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
     return folder / "train.jsonl", folder / "held_out.jsonl"
+
+
+@pytest.mark.slow
+def test_a_reward_of_exact_values_has_the_task_of_the_run(monkeypatch, tmp_path):
+    asked = "steps=1", "reward.prm=1", "reward.prm_checkpoint=values", f"hydra.run.dir={tmp_path}/run"
+    assert "finished" in printed(rl.main, monkeypatch, *SMALL, *asked, cwd=tmp_path)

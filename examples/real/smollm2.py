@@ -8,7 +8,6 @@ With a hub, `HuggingFaceTB/SmolLM2-135M-Instruct` in place of FOLDER is the rele
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import gguf
@@ -17,7 +16,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from prm_jax import InputError
-from prm_jax.launch.cli import USER_ERRORS, one_line
+from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import write_json
 
@@ -107,7 +106,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except USER_ERRORS as error:
-        sys.exit(one_line(error))
+    cli.script(main)

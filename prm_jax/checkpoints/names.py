@@ -101,7 +101,7 @@ def open_verifier(name: str, options: OpenOptions):
         expected = "format=judge, genprm or thinkprm: a server is asked as a critic"
         expect(not is_server, f"{name}: format", fmt and fmt.name, expected)
         loaded = open_checkpoint(name, options.which, fmt, options.dtype, options.reference)
-        hint = f"a step head, or checkpoint=policy:{name}, which scores by its likelihood"
+        hint = f"a step head; policy:{name} is its likelihood, format= and reference= an implicit PRM"
         expect(loaded.objective != "lm", loaded.name, "a language model (objective=lm)", hint)
         return loaded.scorer(options.rows, options.tokens)
     fmt = with_critic(fmt)

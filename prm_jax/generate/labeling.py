@@ -230,7 +230,9 @@ def read_input(path: str, checker: str, columns=None) -> tuple[list[Solution], d
     """(solutions, {problem: right answer}) of a pool, or of native rows for an exact checker."""
     _, first = next(iter(read_rows(path, columns)))
     if not (is_pool(first) or is_sample(first)):
-        expected = "a pool, which has right answers; native rows need checker=chain or FILE.py:FUNCTION"
+        expected = (
+            "a pool, such as prm_jax.sampling makes; native rows need checker=chain or FILE.py:FUNCTION"
+        )
         expect(checker not in RULES, "input", path, expected)
         solutions, counts = sources.load(path, "native", columns=columns)
         print_counts(counts)

@@ -84,6 +84,14 @@ def command(config_name: str, config: type | None = None):
     return decorate
 
 
+def script(main: Callable[[], None]):
+    """Runs the main of a script of examples/, which what its user did wrong ends in one line."""
+    try:
+        main()
+    except USER_ERRORS as error:
+        sys.exit(one_line(error))
+
+
 def store_defaults(name: str, cls: type):
     """Gives Hydra the defaults of a config dataclass as the node `name`, which its command's list begins
     with: so a field with a default is a key without a line in YAML. Left out are `is_open` sections."""

@@ -126,7 +126,8 @@ class Trainer:
         """The Scorer `name`, in rows of a fixed width, so that a resumed run has the same."""
         task = self.problems.task and self.problems.task.name
         options = {"rows": 32, "tokens": self.cfg.batch.tokens, "seed": self.cfg.seed, "task": task}
-        return open_verifier(name, OpenOptions(dtype=choose_dtype(self.cfg.dtype), **options))
+        options |= {"data": self.problems.data, "dtype": choose_dtype(self.cfg.dtype)}
+        return open_verifier(name, OpenOptions(**options))
 
     def fit(self, run: Path, texts: Path) -> dict:
         """Trains from the newest checkpoint, or measures at step 0 and trains from step 1; returns the last
@@ -281,15 +282,14 @@ def train_policy(raw_cfg, trainer: type = Trainer) -> float:
     """Runs the command and returns the held-out share of right answers at the end. A file of examples/ may
     give its own subclass of Trainer."""
     run, texts, raw_cfg = run_folder.start_command(raw_cfg)
-    data_cfg = data_config(raw_cfg.data)
-    is_task = isinstance(data_cfg, TaskData)
+    is_task = isinstance(data_config(raw_cfg.data), TaskData)
     expect(is_task, "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
     fill_optimizer(raw_cfg, raw_cfg.policy)
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     mesh = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide(cfg.policy))
     run_folder.claim_folder(texts, raw_cfg)
     with jax.set_mesh(mesh):
-        training = trainer(cfg, load_problems(cfg, data_cfg))
+        training = trainer(cfg, load_problems(cfg, raw_cfg.data))
         print(f"run folder  {run}")
         save_description(texts / "model", training.policy.model.cfg, training.policy.tokenizer)
         final = training.fit(run, texts)

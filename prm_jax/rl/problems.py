@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from omegaconf import DictConfig
+
 from prm_jax import tasks
 from prm_jax.checkpoints.names import folders_of, needs_folder
 from prm_jax.data.questions import read_questions
-from prm_jax.data.splits import TaskData, problem_hash
+from prm_jax.data.splits import TaskData, data_config, problem_hash
 from prm_jax.generate.pools import right_answers
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
@@ -22,13 +24,15 @@ class Problems(NamedTuple):
     held_out: list[str]
     is_right: Callable[[Rollout], bool]  # whether a finished response has the right answer
     task: tasks.EmbeddedTask | None = None  # the embedded task whose exact checker judges the steps
+    data: DictConfig | None = None  # the configuration of the embedded task that they were drawn from
 
 
-def load_problems(cfg, data: TaskData) -> Problems:
+def load_problems(cfg, raw_data: DictConfig) -> Problems:
     """The problems of the files cfg.input and cfg.held_out, else of the embedded task."""
     if cfg.input is None:
         known = known_problems(cfg.apart, cfg.reward.prm_checkpoint)
-        return task_problems(data, cfg.eval.problems, cfg.seed, known)
+        drawn = task_problems(data_config(raw_data), cfg.eval.problems, cfg.seed, known)
+        return drawn._replace(data=raw_data)
     grader = open_grader(cfg.checker, [cfg.input, cfg.held_out])
     is_used = cfg.reward.prm or grader.task or not cfg.reward.prm_checkpoint
     expect(is_used, "reward.prm", 0, "a weight: a verifier is watched only where exact labels judge it")
