@@ -12,6 +12,7 @@ import dataclasses
 import jax
 from flax import nnx
 
+from prm_jax import training
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.encoding import encode
 from prm_jax.examples import make_example
@@ -22,7 +23,6 @@ from prm_jax.launch.mesh import shard_batch
 from prm_jax.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.rl.__main__ import Trainer, train_policy
 from prm_jax.solutions import Solution
-from prm_jax.training import LossConfig, OptimizerConfig, add_reference, make_optimizer, train_step
 
 OPTIMIZER = {"lr": 1e-3, "warmup": 0.0, "final_lr": 1.0, "weight_decay": 0.0, "clip": 1.0}
 OPTIMIZER |= {"b1": 0.9, "b2": 0.98, "trainable": "all", "mu_dtype": "float32"}
@@ -35,8 +35,10 @@ class OnlineTrainer(Trainer):
         super().__init__(cfg, problems)
         expect(cfg.reward.prm_checkpoint, "reward.prm_checkpoint", None, "a language model")
         self.verifier = self.rewards.prm
-        self.loss = LossConfig("implicit", "bce", pos_weight=1.0, lm_weight=0.0, beta=BETA)
-        self.verifier_opt = make_optimizer(self.verifier.model, OptimizerConfig(**OPTIMIZER), cfg.steps)
+        self.verifier.model = training.in_float32(self.verifier.model)
+        self.loss = training.LossConfig("implicit", "bce", pos_weight=1.0, lm_weight=0.0, beta=BETA)
+        settings = training.OptimizerConfig(**OPTIMIZER)
+        self.verifier_opt = training.make_optimizer(self.verifier.model, settings, cfg.steps)
 
     def open_verifier(self, name):
         """A language model as an implicit PRM with itself as reference."""
@@ -60,7 +62,7 @@ class OnlineTrainer(Trainer):
         for e, (problem, steps), outcome in zip(encoded, rows, reward.right_N, strict=True):
             solution = Solution(problem, steps, outcome=float(outcome))
             examples.append(make_example(e, solution, self.loss.objective))
-        examples = add_reference(examples, self.verifier.reference, width, ROWS)
+        examples = training.add_reference(examples, self.verifier.reference, width, ROWS)
         groups = make_groups(examples, width, share=False)  # each token needs one next token
         plan = Plan(width, width, groups, share=False)
         packs = plan.rows(range(len(groups)))
@@ -68,7 +70,7 @@ class OnlineTrainer(Trainer):
         packed = [[examples[i] for i in pack] for pack in packs]
         batch = pack_batch(packed, width, plan.step_slots, share=False)
         batch = shard_batch({k: x.reshape(-1, ROWS, x.shape[1]) for k, x in batch.items()}, ROWS, axis=1)
-        new = train_step(self.verifier.model, self.verifier_opt, batch, self.loss, jax.random.key(0))
+        new = training.train_step(self.verifier.model, self.verifier_opt, batch, self.loss, jax.random.key(0))
         self.verifier.model, self.verifier_opt, metrics = new
         return {f"online_{name}": metrics[name] for name in ("loss", "accuracy")}
 

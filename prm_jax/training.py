@@ -72,6 +72,11 @@ def make_schedule(cfg: OptimizerConfig, steps: int):
     return optax.warmup_cosine_decay_schedule(cfg.lr / warmup, cfg.lr, warmup - 1, max(steps, warmup), end)
 
 
+def in_float32(model: PRM) -> PRM:
+    """The model with parameters in float32, in which alone small updates add up."""
+    return make_sharded(functools.partial(jax.tree.map, lambda x: x.astype(jnp.float32)), model)
+
+
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
     """The optimiser of the parameters that `cfg.trainable` names, on the mesh as they are."""
     return make_sharded(starter(make_transform(model, cfg, steps), cfg.trainable), model)

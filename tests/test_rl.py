@@ -1,5 +1,4 @@
-"""RL with step rewards: the objective against finite differences, KL estimators against a law, roll-outs,
-rewards, resume."""
+"""RL: the objective against finite differences, KL estimators against a law, roll-outs, rewards, resume."""
 
 import copy
 import dataclasses
@@ -7,6 +6,7 @@ import functools
 import itertools
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import jax
@@ -16,6 +16,7 @@ import optax
 import pytest
 from conftest import ROOT, call, data_node, printed, refuses
 from flax import nnx
+from omegaconf import OmegaConf
 
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints.names import OpenOptions, open_verifier
@@ -234,10 +235,9 @@ def test_roll_outs_are_cut_into_the_steps_of_their_text(policy, rollouts):
     encode = lambda text: np.array(policy.tokenizer.encode(text, add_special_tokens=False), np.int32)
     end = np.array(policy.eos_ids, np.int32)
     assert split_steps(policy, end) == (("",), pytest.approx([0]))
-    steps, step_L = split_steps(
-        policy, np.concatenate([encode("3+2=5"), encode("\n"), encode("\n"), encode("5*4=6"), end])
-    )
-    assert steps == ("3+2=5", "5*4=6") and step_L.tolist() == [0] * 6 + [1] * 7
+    blank = encode("\n\n\u3000\n")  # a line of white space that is three tokens is no step either
+    steps, step_L = split_steps(policy, np.concatenate([encode("3+2=5"), blank, encode("5*4=6"), end]))
+    assert steps == ("3+2=5", "5*4=6") and step_L.tolist() == [0] * 6 + [1] * 11
 
 
 def test_a_policy_with_a_chat_template_reads_it(policy):
@@ -315,6 +315,7 @@ def test_a_users_reward_that_is_none_or_fails_is_one_line_with_its_key(text, rol
     [
         (["reward.prm=1"], "reward.prm_checkpoint"),
         (["sampling.temperature=0.7"], "sampling"),
+        (["n=1", "select=mixed", "advantage=reinforce"], "n"),
         (["format.chat=true"], "format.chat"),
         (["accuracy=[0.8,0.2]"], "accuracy"),
         (["input=x.jsonl"], "held_out"),
@@ -394,6 +395,11 @@ def test_the_progress_of_a_policy_scores_steps(whole, tmp_path):
     for found_T, new_T, old_T in zip(scorers[0].score(rows), *logp, strict=True):
         np.testing.assert_allclose(found_T, new_T - old_T, atol=1e-4)
         assert (found_T != 0).all()
+    again = shutil.copytree(whole, tmp_path / "again")  # as one that began as the latest policy of `whole`
+    path = again / ".hydra/config.yaml"
+    OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), {"policy": str(whole), "which": "latest"}), path)
+    [none_T] = open_verifier(f"progress:{again}", OpenOptions(which="latest")).score(rows[:1])
+    assert (none_T == 0).all()
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra/config.yaml").write_text("seed: 0\n")
     with pytest.raises(InputError, match="^checkpoint: .*progress:"):
@@ -486,6 +492,15 @@ def write_problems(folder):
 
 
 @pytest.mark.slow
-def test_a_reward_of_exact_values_has_the_task_of_the_run(monkeypatch, tmp_path):
-    asked = "steps=1", "reward.prm=1", "reward.prm_checkpoint=values", f"hydra.run.dir={tmp_path}/run"
+def test_values_reward_and_what_is_computed_in_bfloat16_trains_in_float32(whole, monkeypatch, tmp_path):
+    types, learn = set(), rl.Trainer.learn
+
+    def seen(self, step):
+        types.update(x.dtype.name for x in jax.tree.leaves(nnx.state(self.policy.model)))
+        return learn(self, step)
+
+    monkeypatch.setattr(rl.Trainer, "learn", seen)
+    asked = f"policy={whole}", "dtype=bfloat16", "steps=1", f"hydra.run.dir={tmp_path}/run"
+    asked += "reward.prm=1", "reward.prm_checkpoint=values"  # of the run's own task
     assert "finished" in printed(rl.main, monkeypatch, *SMALL, *asked, cwd=tmp_path)
+    assert types == {"float32"}

@@ -2,7 +2,7 @@
 
 Read `Trainer` from top to bottom; conf/rl.yaml says what each key means. The roll-outs of a step depend only
 on the weights, fold_in(seed, step) and, where select=mixed draws again, `steps`: a resumed run is bit for bit
-the undisturbed one.
+the undisturbed one, with a critic's rewards up to their rounding.
 
 Dimension key: A micro-batches, B rows, L tokens, N roll-outs of a step (or n of P problems), T steps."""
 
@@ -42,7 +42,7 @@ from prm_jax.rl.problems import Problems, load_problems
 from prm_jax.rl.rewards import Reward, RewardConfig, Rewards, diagnose
 from prm_jax.rl.rollouts import Rollout, RolloutLayout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
-from prm_jax.training import OptimizerConfig, make_optimizer
+from prm_jax.training import OptimizerConfig, in_float32, make_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +84,9 @@ class RLConfig(EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each k
     def __post_init__(self):
         is_whole = self.sampling.temperature == 1 and self.sampling.top_k is None and self.sampling.top_p == 1
         expect(is_whole, "sampling", str(self.sampling), "temperature 1 and all tokens")
-        has_group = self.n > 1 or not self.estimator.needs_group
-        expect(has_group, "n", self.n, f"at least 2, which advantage={self.advantage} compares")
+        compares = self.estimator.needs_group or self.select == "mixed"
+        expected = f"at least 2, which advantage={self.advantage} or select=mixed compares"
+        expect(self.n > 1 or not compares, "n", self.n, expected)
         is_pair = (self.input is None) == (self.held_out is None)
         expect(is_pair, "held_out", self.held_out, "a file beside input, and only beside it")
         expect(None in (self.apart, self.input), "apart", self.apart, "null beside input, which is all taken")
@@ -115,6 +116,8 @@ class Trainer:
         expect(fits, "batch.tokens", cfg.batch.tokens, f"at least {needed}, the longest row")
         check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
         show_prompt(self.policy, problems.train[0])
+        if cfg.optimizer.trainable == "all":
+            self.policy.model = in_float32(self.policy.model)
         if cfg.optimizer.trainable == "lora":
             attached = functools.partial(attach, cfg=cfg.lora, seed=cfg.seed)
             self.policy.model = make_sharded(attached, self.policy.model, donate=0)

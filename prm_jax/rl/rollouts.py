@@ -57,7 +57,8 @@ def split_steps(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.
         ids = ids_L[is_text_L & (step_L == t)]
         text = policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         steps.append(fmt.separator.join(format_steps(fmt, text)))
-    return tuple(filter(None, steps)) or ("",), step_L
+    places = np.cumsum([0, *map(bool, steps)])  # a step of white space is none
+    return tuple(filter(None, steps)) or ("",), places[step_L]
 
 
 def arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
