@@ -147,7 +147,7 @@ def open_tensors(folder: Path) -> dict:
     and `get_dtype()`, and reads what it is indexed by. Names lose the prefix of TRL's value head (PQM)."""
     index = folder / INDEX
     files = {"model.safetensors"}
-    if index.exists():
+    if index.exists() and not (folder / "model.safetensors").exists():
         files = {*read_json(index, weight_map=dict)["weight_map"].values()}
         are_beside = files and all(isinstance(file, str) and Path(file).name == file for file in files)
         expect(are_beside, f"{index}: weight_map", sorted(map(str, files)), "names of files beside it")

@@ -191,10 +191,12 @@ def make_head(tensors, state, layer, cfg: ModelConfig, new_head: bool, seed: int
     hint = "set model.new_head=true to start one at random"
     if not new_head:
         raise InputError(f"{folder}: has no step head ({layer}.weight); {hint}")
-    for key in {"w_head", "w_mlp_head", "b_mlp_head"} & state.keys():
-        shape = state[key].shape
-        scale = 0 if key == "b_mlp_head" else head_scale(key, shape[0])
-        made[key] = scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
+    rng = np.random.default_rng([seed, 2])
+    for key in ("w_head", "w_mlp_head", "b_mlp_head"):
+        if key in state:
+            shape = state[key].shape
+            scale = 0 if key == "b_mlp_head" else head_scale(key, shape[0])
+            made[key] = scale * rng.standard_normal(shape).astype(np.float32)
     return made
 
 

@@ -175,8 +175,9 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
 
 
 def architecture(cfg: ModelConfig) -> str:
-    """Name of the class that reads an export. Of heads with a hidden layer only Qwen has a class, code
-    beside its checkpoints; transformers' own classes would start such a head at random, silently."""
+    """Name of the class that an export is laid out for; of Granite and Gemma 3 a step head has one in vLLM
+    alone. Of heads with a hidden layer only Qwen has a class, code beside its checkpoints; transformers' own
+    classes would start such a head at random, silently."""
     head = HEADS.get(cfg.head)
     if head is None:
         kind = "ForCausalLM"
