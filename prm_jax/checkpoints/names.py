@@ -11,6 +11,7 @@ mean:[A,B,C]                            an entry of ENSEMBLES, of members with n
 
 import dataclasses
 import functools
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -82,7 +83,8 @@ def needs_folder(name: str) -> bool:
 def open_verifier(name: str, options: OpenOptions):
     """The Scorer of one checkpoint argument."""
     if ensemble := ENSEMBLE.fullmatch(name):
-        members = [open_verifier(member, options) for member in members_of(name, bare=False)]
+        names = enumerate(members_of(name, bare=False))  # noise of its own for each
+        members = [open_verifier(x, dataclasses.replace(options, seed=options.seed + i)) for i, x in names]
         shown = f"{ensemble[1]}:[{','.join(member.name for member in members)}]"
         return EnsembleScorer(shown, ensemble[1], members)
     if name == "random":
@@ -121,7 +123,7 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
     requested = options.format
-    if requested is None or requested.name == "auto":
+    if requested is None or requested.critic or requested.name == "auto":
         requested = read_format("plain", **(requested and requested.changes or {}))
     fmt = policy_format(loaded.format or requested, loaded.tokenizer)
     loaded = dataclasses.replace(loaded, format=fmt, name=name)
@@ -130,14 +132,16 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
 
 def progress_scorer(name: str, options: OpenOptions) -> RatioScorer:
     """log pi / pi_ref of each step's tokens, of a policy of RL and the one that it began as (2606.26080)."""
-    path = name.partition(":")[2]
+    path = os.path.expanduser(name.partition(":")[2])
     run = run_config(Path(path), f"{name}: ")
     expect("policy" in run, "checkpoint", name, "progress:RUN of python -m prm_jax.rl")
     form = {"head": "implicit", "score": "log_ratio", "label_kind": "advantage"}
     fmt = dataclasses.replace(parse(run.format, Format, f"{path}: format"), **form)
-    loaded = open_checkpoint(path, options.which, fmt, options.dtype, reference=run.policy)
-    fmt = policy_format(fmt, loaded.tokenizer)
-    return dataclasses.replace(loaded, format=fmt, name=name).scorer(options.rows, options.tokens)
+    loaded = open_checkpoint(path, options.which, None, options.dtype)
+    first = open_checkpoint(run.policy, run.which, None, options.dtype)
+    about = {"objective": "prm", "label_kind": fmt.label_kind, "reference": first.model, "name": name}
+    loaded = dataclasses.replace(loaded, format=policy_format(fmt, loaded.tokenizer), **about)
+    return loaded.scorer(options.rows, options.tokens)
 
 
 def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions):
