@@ -83,6 +83,9 @@ def export(loaded: Loaded, to: Path):
         "objective": loaded.objective,
         "step_tag_id": step_tag(loaded.format, loaded.tokenizer),
     }
+    if isinstance(loaded.format.chat, str):  # a file of this machine
+        loaded.tokenizer.chat_template = Path(loaded.format.chat).read_text()
+        notes["format"]["chat"] = True
     new = Path(f"{to.absolute()}.unfinished")
     shutil.rmtree(new, ignore_errors=True)  # of a call that was killed
     try:

@@ -178,17 +178,30 @@ def test_a_run_is_read_with_its_own_format_and_says_so(tmp_path, capsys):
 
 @pytest.mark.parametrize("objective", ["prm", "orm", "lm"])
 def test_an_export_is_read_back_and_scores_as_its_run_does(tmp_path, objective):
-    head = {"head": "none", "lm_head": True} if objective == "lm" else {"head": "binary"}
-    run_folder(tmp_path / "run", 2, objective=objective, tied=False, **head)
+    head = "none" if objective == "lm" else "binary"
+    run_folder(tmp_path / "run", 2, objective=objective, tied=False, head=head, lm_head=True)
     loaded = open_checkpoint(tmp_path / "run", "best", None, "float32")
     export.export(loaded, tmp_path / "out")
     again = open_checkpoint(tmp_path / "out", "best", None, "float32")
     assert (again.objective, again.format) == (objective, loaded.format)
+    assert again.model.unembed is not None  # an implicit PRM that began from it has it as reference
     np.testing.assert_allclose(*(x.scorer(1).score([export.ROW])[0] for x in (again, loaded)), atol=1e-6)
     names = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert names <= {path.name for path in (tmp_path / "out").iterdir()}
     with pytest.raises(InputError, match="^to: "):  # nothing is written over
         export.export(loaded, tmp_path / "out")
+
+
+def test_an_export_holds_its_chat_template(tmp_path):
+    run_folder(tmp_path / "run", 2, head="binary")
+    loaded = open_checkpoint(tmp_path / "run", "best", None, "float32")
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    loaded.config.format.chat = str(template)
+    loaded = dataclasses.replace(loaded, format=dataclasses.replace(loaded.format, chat=str(template)))
+    export.export(loaded, tmp_path / "out")  # whose scores are compared
+    again = open_checkpoint(tmp_path / "out", "best", None, "float32")
+    assert again.format.chat is True and again.tokenizer.chat_template == template.read_text()
 
 
 def wrong_numbers(arrays, path, **settings):

@@ -116,7 +116,8 @@ def load_folder(path: str, fmt: Format | None, dtype: str) -> Loaded:
     config = hf_config.read_config(folder)
     where = str(folder / "config.json")
     notes = config.get("prm_jax") or {}  # of our exports: format, head, label kind, objective, policy tokens
-    head, layer = hf.find_head(open_weights(folder), str(folder), notes.get("head"))
+    weights = open_weights(folder)
+    head, layer = hf.find_head(weights, str(folder), notes.get("head"))
     as_lm = fmt is None
     if "format" in notes:
         stored = parse(notes["format"], Format, f"{where}: prm_jax.format")
@@ -128,7 +129,9 @@ def load_folder(path: str, fmt: Format | None, dtype: str) -> Loaded:
     tokenizer = load_tokenizer(folder)
     by_tokens = not as_lm and fmt.head in ("tokens", "vocabulary")
     ids = verdicts(fmt, tokenizer) if by_tokens else ()
-    heads = {"head": "none", "lm_head": True} if as_lm or by_tokens else {"head": head}
+    heads = {"head": head, "lm_head": "format" in notes and "lm_head.weight" in weights}
+    if as_lm or by_tokens:
+        heads = {"head": "none", "lm_head": True}
     cfg = hf_config.model_config(config, where, **heads, dtype=dtype)
     model = hf.load(folder, cfg, stored="file")
     if as_lm:
