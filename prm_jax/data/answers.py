@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from prm_jax.data.numbers import DECIMAL, UNIT, as_number, normal
+from prm_jax.data.numbers import DECIMAL, DIGITS, UNIT, as_number, normal
 from prm_jax.data.thoughts import THOUGHT, THOUGHT_END, THOUGHT_START
 
 
@@ -147,14 +147,17 @@ def stated_answers(text: str) -> Iterator[str]:
         yield formula[1] if formula else answer
 
 
-# A number or fraction that is no part of a word or of another number.
+# A number, mixed number or fraction, maybe with a sign and a $, that is no part of a word or another number.
 MENTIONED = re.compile(
-    rf"(?<![\w.,])-?(?:\\[dt]?frac\{{{DECIMAL}\}}\{{{DECIMAL}\}}|{DECIMAL}(?:/{DECIMAL})?)(?!\w)"
+    rf"(?<![\w.,])(?:-\\?\$?)?(?:(?:\d+ ?)?\\[dt]?frac\{{-?{DECIMAL}\}}\{{-?{DECIMAL}\}}"
+    rf"|(?:\d+ (?=\d+/\d))?{DECIMAL}(?:/{DECIMAL})?)(?!\w)"
 )
 
 
 def mentioned_numbers(text: str) -> Iterator[str]:
     """Yields the numbers of a text, the last first."""
+    for pattern, new in DIGITS:
+        text = re.sub(pattern, new, text)
     return reversed(MENTIONED.findall(text))
 
 

@@ -111,6 +111,7 @@ def compare_numbers(gold: Fraction | None, answer: Fraction | None) -> str:
 NAMES = "pi|theta|alpha|beta|exp|ln|log|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan"
 FORMULA = re.compile(rf"(?:[^\\a-zA-Z]|(?<![a-zA-Z])(?:{NAMES}|sqrt|inf|infinity|[a-zA-Z])(?![a-zA-Z]))+")
 PLAIN = (  # what is replaced, by what
+    (r"(?<![\d.,/])(\d+) +(\d+)/(\d+)(?![\d.,])", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (r"(?<=\d)[eE]([-+]?\d+)", r" \\cdot 10^{\1}"),  # 1e-7
     (r"\*\*", "^"),
     (r"\^\s*(?:\(([^()]*)\)|(-?\d+))", r"^{\1\2}"),  # x^10, 2^(1/3)
@@ -120,8 +121,9 @@ PLAIN = (  # what is replaced, by what
 
 
 def as_latex(text: str) -> str:
-    """An answer as Math-Verify reads it in a box: a plain formula, `3*pi` or `exp(9)`, in LaTeX, 25% as
-    25/100, and 1.0i as a product, since it takes only an i that stands alone for the imaginary unit."""
+    r"""An answer as Math-Verify reads it in a box: a plain formula, `3*pi` or `exp(9)`, in LaTeX, 25% as
+    25/100, 1\,234 as 1234, and 1.0i as a product, since only an i that stands alone is the imaginary unit."""
+    text = re.sub(r"(?<=\d)\\,\s*(?=\d{3}(?!\d))", "", text)
     if FORMULA.fullmatch(text):
         for pattern, new in PLAIN:
             text = re.sub(pattern, new, text)

@@ -6,10 +6,13 @@ from fractions import Fraction
 
 LONGEST = 1000  # characters of an answer that is read as a number or an expression
 
-LOOKS = (  # what is replaced, by what
+DIGITS = (  # what is replaced, by what, in numbers within a text, too
     (r"−", "-"),
     (r"\\!\s*", ""),
     (r"\{,\}|(?<=\d)\\,\s*(?=\d{3}(?!\d))", ","),  # 11{,}000 and 11\,000 are 11,000
+)
+LOOKS = (
+    *DIGITS,
     (r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
     (r"\\(?:left|right)(?![a-zA-Z])\.?|\\[bB]igg?[lr]?(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])", ""),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
@@ -40,7 +43,8 @@ UNIT = re.compile(
 )
 # 2 million, 2 squared and 3 halves are not 2 and 3.
 SCALE = re.compile(
-    r"(?:hundred|thousand|million|billion|trillion|dozen|pi|half|halves|squared|cubed|plus|minus)\b"
+    r"(?:(?:hundred|thousand|million|billion|trillion|dozen|third)s?"
+    r"|pi|half|halves|squared|cubed|plus|minus)\b"
 )
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"  # 1,234.5 or 1234.5 or .5
 # A sign, a currency, a whole part before a fraction; \frac{top}{low}, value/by or value; a % or the like.
