@@ -27,6 +27,8 @@ def prm800k(row: dict, row_id: str, counts, *, neutral, after_first_error) -> li
     for rank, (branch_id, steps, ratings) in enumerate(branches):
         tail = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
         labels = tuple(map(label_of.get, ratings))  # a Solution refuses other ratings
+        if neutral == "bad":  # a ternary head learns ratings, and reads 0 as good
+            ratings = [-1 if rating == 0 else rating for rating in ratings]
         answer = tail and tail[1].strip()
         whole = Solution(problem, steps, labels, tuple(ratings), answer=answer, id=branch_id)
         start = len(steps) - 1 if rank else 0  # the first step that this solution supervises
