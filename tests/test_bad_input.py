@@ -1,7 +1,4 @@
-"""Bad input from the command line ends in one line that names the key, or the file with its line and field.
-
-Keys that Hydra itself refuses are its own to explain; rows of files are the subject of test_solutions and
-test_pools."""
+"""Bad input from the command line ends in one line that names the key, or the file, its line and field."""
 
 import json
 import re
@@ -71,14 +68,13 @@ LINES = [
     ("evaluate task=search checkpoint=random input=good.jsonl policy=embedded", "good.jsonl: 1: answer"),
     ("""evaluate task=search data=chain policy=x 'checkpoint="mean:[embedded_orm,random]"'""", "checkpoint"),
     ("evaluate task=processbench checkpoint=random data.path=q.jsonl data.fold=1", "data.fold"),
+    ("evaluate task=processbench checkpoint=random data.path=[a/x.jsonl,b/x.jsonl]", "data.path"),
     ("sampling input=q.jsonl checkpoint=embedded_orm", "embedded_orm"),
     ("sampling input=q.jsonl checkpoint=null", "checkpoint"),
     (r"""sampling input=q.jsonl 'format.prefix="{problem}\n"'""", "format.prefix"),
     ("sampling input=q.jsonl format.bos=false", "format.bos"),
-    ("labeling input=good.jsonl k=0", "k"),
     ("labeling input=good.jsonl checker=chain label=first_error", "label"),
     ("labeling input=good.jsonl", "input"),
-    ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
     ("rl input=q.jsonl held_out=q.jsonl reward.prm_checkpoint=embedded_prm", "reward.prm"),
     ("export", "to"),

@@ -100,7 +100,7 @@ class Benchmarks(Task):
         likelihood = verifiers.likelihood_scores(setup, model, solutions, path)
         by_group = SETS[source.name].is_mean_over_groups
         compared = rows if by_group else [row._replace(group="") for row in rows]
-        known_R = verifiers.known_rows(name, solutions)
+        known_R = verifiers.known_rows(name, rows)
         results = verifiers.describe(scorer)
         results |= compare_apart(compared, scores, likelihood, known_R, threshold, seed)
         results |= {"data": dataclasses.asdict(source), "counts": counts, "n_rows": len(rows)}
@@ -189,7 +189,9 @@ def places(source: FileData) -> list[tuple[str, str | None, str]]:
     if source.hub:
         return [(source.hub, split, split) for split in source.hub_split.split("+")]
     paths = [source.path] if isinstance(source.path, str) else source.path
-    return [(path, None, Path(path.removesuffix(".gz")).stem) for path in paths]
+    groups = [Path(path.removesuffix(".gz")).stem for path in paths]
+    expect(len({*groups}) == len(groups), "data.path", paths, "files of different names: each is a group")
+    return [(path, None, group) for path, group in zip(paths, groups, strict=True)]
 
 
 def read(source: FileData) -> tuple[list[Row], dict[str, int]]:
