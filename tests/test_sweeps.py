@@ -60,12 +60,6 @@ def test_a_learning_curve_has_each_step_that_all_runs_have(sweep):
     assert len(frame) == 8 and row["mean"].item() == pytest.approx(2.6) and row["runs"].item() == 2
 
 
-def test_the_setting_n_of_rl_is_no_number_of_runs(tmp_path):
-    for n in (8, 16):
-        put_run(tmp_path / f"{n:02}", 1e-3, "mlp", 0, 0.1, settings={"n": n})
-    assert make_table(Config(str(tmp_path))).frame["n"].tolist() == [8, 16]
-
-
 def test_losses_of_different_definitions_are_no_default(tmp_path):
     for name, loss in (("bce", 0.38), ("focal", 0.10)):
         step = {"loss": {"step": name}}
@@ -93,6 +87,14 @@ def test_a_repeat_counts_once_and_a_number_that_is_undefined_not_at_all(sweep):
     table = make_table(Config(str(sweep)))
     row = table.frame.iloc[0]
     assert row["mean"] == pytest.approx(10.501) and row["runs"] == 2 and "again" in str(table.left_out)
+
+
+def test_a_learning_curve_is_that_of_the_newest_run_alone(tmp_path):
+    for name in ("new", "old"):
+        put_run(tmp_path / name, 1e-3, "mlp", 0, 0.1)
+    (tmp_path / "old/metrics.jsonl").write_text('{"step": 99, "loss": 9}\n')  # it went further
+    os.utime(tmp_path / "old/metrics.jsonl", (1, 1))
+    assert make_table(Config(str(tmp_path), x="step")).frame["step"].tolist() == [1, 2]
 
 
 def test_evaluations_are_drawn_against_their_settings(tmp_path):

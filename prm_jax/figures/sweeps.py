@@ -76,9 +76,11 @@ def make_table(cfg: Config) -> Table:
     ys = list(numbers)
     if cfg.y is None and any(key.startswith("loss.") or key == "objective" for key in keys):
         ys = [y for y in ys if "loss" not in y] or ys  # losses of other definitions do not compare
-    newest = np.argsort([row.made for row in rows], kind="stable")
-    is_old = settings[[*keys, *averaged]].iloc[newest].astype(str).duplicated(keep="last").sort_index()
-    left_out |= {rows[i].name: "an older one of the same setting and seed" for i in is_old[is_old].index}
+    of_run = settings[[key for key in (*keys, *averaged) if key != "step"]].astype(str)
+    own = list(of_run.itertuples(index=False))
+    newest = {own[i]: rows[i].name for i in np.argsort([row.made for row in rows], kind="stable")}
+    is_old = np.array([row.name != newest[x] for row, x in zip(rows, own, strict=True)])
+    left_out |= {rows[i].name: "an older one of the same setting and seed" for i in np.flatnonzero(is_old)}
     values = pd.concat(settings[keys].assign(y=y, value=numbers[y])[~is_old] for y in ys).dropna()
     without = sorted({*ys} - {*values["y"]})
     is_whole = not without if cfg.y else len(values)
