@@ -40,7 +40,9 @@ def read_task(paths: Sequence[str], name: str | None = None) -> EmbeddedTask:
     if name in TASKS or ".py:" in (name or ""):
         named = named - {"none"} | {name}
     is_one = len(named) == 1 and named <= TASKS.keys() | {name}
-    expected = f"one of {', '.join(TASKS)} in all rows, or checker=NAME (for a verifier data=NAME)"
+    expected = (
+        f"one of {', '.join(TASKS)} in all rows, or checker=NAME, FILE.py:FUNCTION (a verifier: data=NAME)"
+    )
     expect(is_one, ": ".join([*map(str, paths), "task"]), sorted(named), expected)
     return find_task(named.pop())
 

@@ -60,7 +60,8 @@ def open_grader(checker: str | None, files: Sequence[str] = ()) -> Grader:
     task where rows name one, else number."""
     if checker is None:
         rows = (row for file in files for _, row in read_rows(file))
-        checker = "task" if any(row.get("task") in tasks.TASKS for row in rows) else "number"
+        names = (str(row.get("task")) for row in rows)
+        checker = "task" if any(name in tasks.TASKS or is_own(name) for name in names) else "number"
     if is_own(checker):
         right = own_function(checker, own_verdict)
         return Grader(checker, checker, right, functools.partial(grade_by, right))
@@ -97,7 +98,8 @@ def grade_pool(problems: Sequence[Problem], checker: str) -> tuple[list[Problem]
     graded = [grader.grade(p) for p in progress("grading", len(problems), "problem", iterable=problems)]
     rows = [(p.answer, c) for p in graded for c in p.candidates]
     if checker in RULES:  # what these say of answers is kept
-        names, verdicts = VERDICTS, [Checker(checker).verdict(gold, c.answer) for gold, c in rows]
+        rule = Checker(checker)
+        names, verdicts = VERDICTS, [rule.verdict(gold, c.answer) for gold, c in rows]
     else:
         names, verdicts = ("right", "wrong"), ["right" if c.correct else "wrong" for _, c in rows]
     counts = {"candidates": len(rows)} | {name: verdicts.count(name) for name in names}
