@@ -94,12 +94,12 @@ def tree_rows(problem: Problem, states: dict[Steps, State], paths: list[Steps]) 
 
 
 def label_problems(problems: list[Problem], policy, grade: Callable, seed: int = 0) -> Iterator[dict]:
-    """The rows of all problems. A state's completions draw with the number of the state."""
+    """The rows of all problems. A state's completions draw with its number, apart from the pool's draws."""
     numbers = itertools.count()
     for problem in problems:
 
         def complete(steps: Steps, problem=problem) -> list[RollOut]:
-            prefix, key = (problem.problem, steps), jax.random.key(seed)
+            prefix, key = (problem.problem, steps), jax.random.fold_in(jax.random.key(seed), 1)
             (samples,) = policy.extend([prefix], K, "end", key, [next(numbers)])
             candidates = tuple(make_candidate(policy.format, sample, steps) for sample in samples)
             graded = grade(dataclasses.replace(problem, candidates=candidates)).candidates

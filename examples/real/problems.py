@@ -44,7 +44,7 @@ class Value(NamedTuple):
     lines: tuple[str, ...] = ()  # its operations, `97 - 17 = 80.`
 
     def __str__(self):
-        return str(self.number) if self.number.denominator == 1 else f"{float(self.number):g}"
+        return str(self.number) if self.number.denominator == 1 else f"{float(self.number):.12g}"
 
 
 def operate(a: Value, sign: str, b: Value) -> Value | None:
