@@ -27,7 +27,7 @@ from prm_jax import __main__ as commands
 from prm_jax.data.writing import keep_rows
 from prm_jax.figures import sweeps
 from prm_jax.launch import files, run_folder
-from prm_jax.launch.cli import expand_home, require_once, store_defaults
+from prm_jax.launch.cli import expand_home, store_defaults
 from prm_jax.launch.config import CONF, parse
 from prm_jax.launch.own import read_function
 from prm_jax.launch.run_log import MetricsLog
@@ -82,20 +82,6 @@ def test_every_experiment_composes(group, command):
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         for path in sorted((CONF / group).glob("*.yaml")):
             hydra.compose(command, [f"{group}={path.stem}"], return_hydra_config=True)
-
-
-@pytest.mark.parametrize(
-    "words, key",
-    [(["-m", "data=chain,jsonl", "data=text"], "data"), (["+batch.rows=8", "batch.rows=16"], "batch.rows")],
-)
-def test_a_key_stands_once_on_a_command_line(words, key):
-    with pytest.raises(InputError, match=rf"^{key}: .*{re.escape(words[-1])}"):
-        require_once(words)
-
-
-def test_words_that_set_other_keys_stand_together():
-    require_once(["data=chain", "data.path=x", "batch={rows:8}", "batch.tokens=64,128", "~seed", "+seed=1"])
-    require_once(["lora.targets=[w_q,", "w_v]", "a=[b,{c:1}]", "--cfg=job"])
 
 
 def test_a_path_may_begin_at_home(monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -71,7 +71,6 @@ def command(config_name: str, config: type | None = None):
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it would print in several lines
             try:
                 sys.argv[1:] = map(expand_home, sys.argv[1:])
-                require_once(sys.argv[1:])
                 run()
             except Exception as error:
                 is_bug = has_begun and not isinstance(error, USER_ERRORS)
@@ -114,19 +113,6 @@ def expand_home(word: str) -> str:
     """The word with the user's folder for each `~` that begins a path, also behind `policy:` or in a list:
     Hydra refuses it, and not every shell expands it."""
     return re.sub(r"(?<=[=:,\[\s'\"])~(?=/)", lambda _: os.path.expanduser("~"), word)
-
-
-def require_once(words: Sequence[str]):
-    """InputError where two words set one key: of a sweep Hydra would run the jobs of the last word alone."""
-    word_of = {}
-    for word in words:
-        key, sets, _ = word.lstrip("+").partition("=")
-        if not sets or key.startswith(("-", "~")):
-            continue
-        if key in word_of:
-            twice = f"{key}: stands twice, in {word_of[key]} and in {word}"
-            raise InputError(f"{twice}; write it once, for a sweep -m {key}=A,B")
-        word_of[key] = word
 
 
 def one_line(error: Exception) -> str:
