@@ -16,7 +16,7 @@ Conventions
   p_PN      A distribution: weights over the N candidates; they sum to 1 where a problem has a candidate.
   gold      1 right, 0 wrong; or any other value of the winner.
   ties      Scores are compared after one rounding to 17 significant bits (`round_score`): scores equal up to
-            rounding tie, products of different half-precision scores do not.
+            rounding tie, products of different half-precision scores hardly ever do.
             "share": tied candidates split the win. "first": the lowest index (the order of a file) wins."""
 
 import functools
@@ -182,7 +182,8 @@ def mean_score(p_PN, score_PN, eligible_PN=None):
 def with_reference(score_PN, log_ref_PN, beta):
     """score + beta log ref: whose arg max is that of reweight's law ref exp(score / beta).
     With the policy's log p best of n keeps to texts that it would write: blind spots are rare texts."""
-    return jnp.where(score_PN == -jnp.inf, -jnp.inf, score_PN + beta * log_ref_PN)
+    is_worst_PN = (score_PN == -jnp.inf) | (log_ref_PN == -jnp.inf)  # at beta = 0, too
+    return jnp.where(is_worst_PN, -jnp.inf, score_PN + beta * log_ref_PN)
 
 
 @jax.jit

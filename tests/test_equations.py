@@ -49,10 +49,7 @@ TABLE += [(line, None) for line in NOT_JUDGED.strip().splitlines()]
 @pytest.mark.parametrize(("text", "holds"), TABLE)
 def test_verdict(text, holds):
     assert EQUATIONS["verdict"](text) is holds
-
-
-def test_a_wrong_equation_of_a_modular_problem_is_in_doubt():
-    assert EQUATIONS["verdict"]("4+3=0", "4 +3 mod7?") is None
+    assert EQUATIONS["verdict"]("4+3=0", "4 +3 mod7?") is None  # of a modular problem: in doubt
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,8 @@ def test_tables_of_the_real_pool_are_those_of_its_file(page):
 
 def test_the_vote_on_independent_slips_is_that_of_the_pages():
     table = pd.read_csv(run.ROOT / "docs/gallery/best_of_n.csv").set_index(["panel", "series", "x"]).y
-    for series, n, shown in (
-        ("majority vote", 16, ".931"),
-        ("majority vote", 64, ".995"),
-        ("PRM", 16, "1.000"),
-    ):
+    of_page = ("majority vote", 16, ".931"), ("majority vote", 64, ".995"), ("PRM", 16, "1.000")
+    for series, n, shown in of_page:
         assert table["independent slips", series, n] == pytest.approx(float(shown), abs=5.1e-4)
         assert f"{shown} at {n}" in " ".join((run.ROOT / "docs/lab.md").read_text().split())
 

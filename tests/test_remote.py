@@ -158,10 +158,8 @@ def test_a_chat_template_writes_the_prompts_of_a_server(stub, tmp_path):
     prefixes = [("4?", ()), ("4?", ("3+4=0",))]
     law = dataclasses.replace(ANY, top_k=3)
     stub.policy(law, tokenizer=str(tmp_path)).extend(prefixes, 1, "end", KEY)
-    assert [b["prompt"] for b in stub.bodies] == [
-        "[user]4?<end>[assistant]",
-        "[user]4?<end>[assistant]3+4=0\n",
-    ]
+    begun = "[user]4?<end>[assistant]"
+    assert [b["prompt"] for b in stub.bodies] == [begun, f"{begun}3+4=0\n"]
     assert stub.bodies[0]["stop_token_ids"] == [end]
     stub.models = 200, {"data": [{"id": str(tmp_path), "owned_by": "vllm"}]}
     assert stub.policy().prompt("4?") == "[user]4?<end>[assistant]"

@@ -1,4 +1,5 @@
-"""Reads the solutions that a data config names and splits them so that no problem is on two sides."""
+"""Reads the solutions that a data config names and splits them so that no problem's text is on two sides.
+Near repeats, of other case or spaces, are counted, not moved (`count_overlaps`)."""
 
 import collections
 import dataclasses

@@ -48,4 +48,4 @@ def first_exceeding(p_Bn, target_B):
     target_B1 = jnp.minimum(target_B[:, None], below_total_B1)
     i_B = (sum_Bn <= target_B1).sum(-1, dtype=jnp.int32)
     before_B1 = jnp.take_along_axis(sum_Bn - p_Bn, i_B[:, None], 1)
-    return i_B, (target_B1 - before_B1)[:, 0]
+    return i_B, jnp.maximum(target_B1 - before_B1, 0)[:, 0]  # below 0 by rounding it would be any token

@@ -74,7 +74,7 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None, is_wide: bool = False) -
     if devices[0].platform == "cpu" and jax.process_count() == 1:
         while cfg.data is None and data > 1 and (is_wide or rows % (data * cfg.fsdp) != 0):
             data -= 1
-        devices = devices[: data * inner]
+        devices = devices[: data * inner] or devices
     expected = f"factors of {len(devices)}, the number of devices"
     expect(data * inner == len(devices) > 0, "mesh", vars(cfg), expected)
     # An axis of 8 may need parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
