@@ -34,11 +34,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-import prm_jax
-from prm_jax import InputError
+from prm_jax import InputError, load
 from prm_jax.api import Verifier
 from prm_jax.data.units import probability
 from prm_jax.encoding import encode
+from prm_jax.launch import cli
 from prm_jax.rerank import AGGREGATORS, solution_scores
 from prm_jax.scoring import ModelScorer
 
@@ -210,10 +210,10 @@ def main():
     token = os.environ.get("PRM_JAX_TOKEN")
     if not token and args.host not in LOCAL:
         parser.error("PRM_JAX_TOKEN: is not set, and other machines need a token")
-    verifier = prm_jax.load(args.checkpoint, aggregator=args.aggregator, dtype=args.dtype)
+    verifier = load(args.checkpoint, aggregator=args.aggregator, dtype=args.dtype)
     print(f"{verifier.scorer.name} at http://{args.host}:{args.port}", flush=True)
     make_server(make_app(verifier, token), args.host, args.port).run()
 
 
 if __name__ == "__main__":
-    main()
+    cli.script(main)
