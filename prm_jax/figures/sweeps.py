@@ -154,7 +154,7 @@ def draw(table: Table, path: Path) -> Path:
     frame = table.frame.assign(place=table.frame[x] if x else "", line="")
     if others:
         frame["line"] = frame[others].astype(str).agg(", ".join, axis=1)
-    names = list(frame["place"].unique())
+    names = frame["place"].unique().tolist()
     is_numeric = all(map(is_number, names)) and len(names) > 1
     if not is_numeric:
         frame["place"] = frame["place"].map(names.index)
