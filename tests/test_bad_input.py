@@ -75,6 +75,7 @@ LINES = [
     ("sampling input=q.jsonl format.bos=false", "format.bos"),
     ("labeling input=good.jsonl checker=chain label=first_error", "label"),
     ("labeling input=good.jsonl", "input"),
+    ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
     ("rl input=q.jsonl held_out=q.jsonl reward.prm_checkpoint=embedded_prm", "reward.prm"),
     ("export", "to"),

@@ -123,7 +123,7 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
     requested = options.format
-    if requested is None or requested.name != "plain":  # that of a verifier beside it
+    if requested is None or requested.critic or requested.name == "auto":
         requested = read_format("plain", **(requested and requested.changes or {}))
     fmt = policy_format(loaded.format or requested, loaded.tokenizer)
     loaded = dataclasses.replace(loaded, format=fmt, name=name)
