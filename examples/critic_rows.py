@@ -49,6 +49,8 @@ def critiques(s: Solution, kind: str) -> Iterator[dict]:
 
 
 if __name__ == "__main__":
+    if sys.argv[3:] not in (["hops"], ["verdict"]):
+        sys.exit(__doc__)
     source, target, kind = sys.argv[1:]
     solutions, _ = sources.load(source, "native")
     write_rows(target, (row for s in solutions for row in critiques(s, kind)))

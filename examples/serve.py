@@ -18,7 +18,6 @@ import concurrent.futures
 import contextlib
 import hmac
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from typing import Annotated
@@ -73,6 +72,10 @@ class Job(BaseModel, extra="forbid", strict=True):
 
     problems: Annotated[list[Problem], Field(min_length=1)]
 
+    @model_validator(mode="before")
+    def as_list(fields):
+        return {"problems": [fields]} if isinstance(fields, dict) and "problem" in fields else fields
+
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
         return [row for problem in self.problems for row in problem.rows]
@@ -83,14 +86,11 @@ async def read_job(request: Request) -> Job:
     if int(request.headers.get("content-length", MOST_BYTES + 1)) > MOST_BYTES:
         raise HTTPException(413, f"content-length: expected at most {MOST_BYTES} bytes")
     try:
-        fields = json.loads(await request.body())
-        job = Job.model_validate({"problems": [fields]} if "problem" in fields else fields)
+        job = Job.model_validate_json(await request.body())
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in first["loc"]).lstrip(".")
-        raise HTTPException(400, f"{place}: {first['msg']}") from None
-    except (ValueError, TypeError) as error:  # no JSON, or no object
-        raise HTTPException(400, f"the body: {error}") from None
+        raise HTTPException(400, f"{place or 'the body'}: {first['msg']}") from None
     if len(job.rows) > MOST_SOLUTIONS:
         raise HTTPException(413, f"candidates: expected at most {MOST_SOLUTIONS} solutions")
     return job

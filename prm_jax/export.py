@@ -124,7 +124,8 @@ def model_card(name: str, loaded: Loaded, tag: int | None) -> ModelCard:
     text += f"objective {loaded.config.objective}, laid out for the class {layout}.\n"
     if not is_lm:
         place = "the end of each step" if tag is None else f"the step tag, token {tag}"
-        text += SCORES.format(meaning=MEANING[kind], kind=kind, place=place, name=name)
+        meaning = "the answer is right" if loaded.objective == "orm" else MEANING[kind]
+        text += SCORES.format(meaning=meaning, kind=kind, place=place, name=name)
     elif loaded.config.objective == "implicit":
         known = vars(read_format(loaded.format.name))
         fmt = {key: x for key, x in vars(implicit_format(loaded)).items() if key == "name" or x != known[key]}

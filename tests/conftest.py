@@ -50,6 +50,8 @@ ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
 MODELS = Path(os.environ.get("PRM_JAX_MODELS", ROOT.parent / "shared" / "models"))
 
+# Of commands that are not prm_jax.NAME.
+MODULES = {"train": "train", "evaluate": "evaluate", "rl": "prm_jax.rl.__main__"}
 # A problem, a right and a wrong solution: under embedded_orm the right one has the higher last score, the
 # wrong one the higher first and the higher lowest score.
 LAST_DECIDES = (

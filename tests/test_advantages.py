@@ -135,15 +135,11 @@ def test_expected_gradients_are_the_true_one_or_off_by_what_the_table_says():
         r = exact.responses(bad)
         mean = r.chance_N @ (r.step_reward_NT.sum(1) / r.steps_N)
         assert rows["rloo_sources"][k].hidden == pytest.approx(-mean) and rows["rloo_sources"][k].rest < 1e-9
-        assert (
-            np.sign(rows["pure, form=sum"][k].hidden) == -np.sign(mean)
-            and rows["pure, form=sum"][k].rest < 1e-9
-        )
+        summed = rows["pure, form=sum"][k]
+        assert np.sign(summed.hidden) == -np.sign(mean) and summed.rest < 1e-9
     assert rows["rloo_steps"][0].variance < 0.7 * rows["rloo"][0].variance
     page = (ROOT / "docs" / "lab.md").read_text()
-    assert "\n".join(exact.lines(table)) in page, (
-        "docs/lab.md: make the table again, python -m examples.exact"
-    )
+    assert "\n".join(exact.lines(table)) in page, "docs/lab.md: its table is python -m examples.exact"
 
 
 def test_rloo_of_steps_is_unbiased_because_the_end_has_the_baseline_of_the_step_that_it_forgoes():
@@ -220,7 +216,5 @@ def test_a_restated_right_step_pays_under_the_sum_form_and_not_under_the_min_for
     )[0]
     assert padded("min") < plain("min") and padded("sum") > plain("sum")
     given, more = laid_out([0.9, 0.8], other), laid_out([0.9, 0.9, 0.8], other)
-    assert (
-        at_steps(ESTIMATORS["grpo_process"].f(more), more)[0][0]
-        > at_steps(ESTIMATORS["grpo_process"].f(given), given)[0][0]
-    )
+    first = [at_steps(ESTIMATORS["grpo_process"].f(x), x)[0][0] for x in (more, given)]
+    assert first[0] > first[1]

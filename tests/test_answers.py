@@ -186,6 +186,11 @@ def test_a_missing_answer_is_never_right():
         assert not any(same(a, b, how) for a in (None, "", " $") for b in (None, "", " . ", "1"))
 
 
+def test_other_rules_are_refused():
+    with pytest.raises(InputError, match="^rule: got 'nope'"):
+        Checker("nope")
+
+
 def test_group_in_order_of_first_occurrence_without_pooling_none():
     texts = [None, "0.5", "1", None, r"\frac{1}{2}", "", "1.0", "2"]
     assert shared("string").group(texts) == [-1, 0, 1, -1, 2, -1, 3, 4]
@@ -265,9 +270,8 @@ def test_extract_finds_the_boxes_of_the_real_pools(name, size):
 def test_math_agrees_with_the_data_readme(name, agree, wrong_problems):
     wrong_of = collections.Counter()
     for row, c in read_candidates(name):
-        wrong_of[row["problem_id"]] += (shared("math").verdict(row["gold"], c["boxed"]) == "same") != c[
-            "correct"
-        ]
+        is_same = shared("math").verdict(row["gold"], c["boxed"]) == "same"
+        wrong_of[row["problem_id"]] += is_same != c["correct"]
     wrong = [n for n in wrong_of.values() if n]
     assert (wrong_of.total(), len(wrong)) == (len(read_candidates(name)) - agree, wrong_problems)
 

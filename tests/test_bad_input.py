@@ -1,31 +1,16 @@
 """Bad input from the command line ends in one line that names the key, or the file, its line and field."""
 
+import importlib
 import json
 import re
 import shlex
 import shutil
 
 import pytest
-from conftest import call
+from conftest import MODULES, call
 
-import evaluate
-import train
-from prm_jax import bench, export
 from prm_jax.checkpoints.folders import locate
-from prm_jax.figures import sweeps
-from prm_jax.generate import labeling, pools
-from prm_jax.rl import __main__ as rl
 
-COMMANDS = {
-    "train": train,
-    "evaluate": evaluate,
-    "sampling": pools,
-    "labeling": labeling,
-    "export": export,
-    "bench": bench,
-    "sweeps": sweeps,
-    "rl": rl,
-}
 GOOD = {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]}
 BENCH = {"id": "x", "problem": "p", "steps": ["a", "b"], "label": 1, "final_answer_correct": False}
 CANDIDATE = {"steps": ["a", "b"], "answer": "1", "correct": True, "step_scores": {"s": [0.5, 0.5]}}
@@ -54,6 +39,7 @@ LINES = [
     ("train optimizer.trainable=lora lora.targets=[w_x]", "lora.targets"),
     ("train init=null_size", "null_size/config.json"),
     ("train resume=broken", "broken/.hydra/config.yaml"),
+    ("train resume=bad_summary", "resume"),
     ("train data=jsonl", "data.path"),
     ("train data=jsonl data.path=good.jsonl data.folds=2", "data.folds"),
     ("train data=jsonl data.fold=1 data.path=a data.test_path=b data.validation_path=c", "data.fold"),
@@ -75,6 +61,7 @@ LINES = [
     ("sampling input=q.jsonl format.bos=false", "format.bos"),
     ("labeling input=good.jsonl checker=chain label=first_error", "label"),
     ("labeling input=good.jsonl", "input"),
+    ("labeling input=good.jsonl k=0", "k"),
     ("rl n=1", "n"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
     ("rl input=q.jsonl held_out=q.jsonl reward.prm_checkpoint=embedded_prm", "reward.prm"),
@@ -119,7 +106,8 @@ def refused(command: str, folder, monkeypatch) -> str:
     if name == "train" and not any(word.startswith(("data", "resume=")) for word in words):
         own += ["data.samples=solver", "data.solutions=50", "data.test_solutions=20"]
     shutil.rmtree(folder / "out", ignore_errors=True)
-    code = call(COMMANDS[name].main, monkeypatch, f"{name}.py", *own, *words)
+    command = importlib.import_module(MODULES.get(name, f"prm_jax.{name}"))
+    code = call(command.main, monkeypatch, f"{name}.py", *own, *words)
     assert code.startswith("error: ") and "\n" not in code and len(code) < 700
     return code
 

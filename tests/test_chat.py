@@ -168,3 +168,5 @@ def test_the_pool_says_how_it_was_asked_and_a_likelihood_reads_the_same(folder, 
     ((sample,),) = policy.extend([("3 + 4?", ())], 1, "step", jax.random.key(0))
     logit_T = scorer.score([("3 + 4?", ("1",))])[0]
     assert scorer.format == policy.format and np.isfinite(logit_T).all() and len(sample.ids_L)
+    of_verifier = open_verifier(f"policy:{folder}", OpenOptions(format=read_format("qwen_prm")))
+    assert of_verifier.format == policy.format

@@ -172,7 +172,7 @@ def test_a_run_is_read_with_its_own_format_and_says_so(tmp_path, capsys):
     assert "format" not in capsys.readouterr().out
     for asked in (read_format("qwen_prm"), read_format("auto", separator="\n\n")):
         open_checkpoint(tmp_path, "best", asked, "float32")
-        said = f"format      {tmp_path}: is read with its own, plain, not with {asked.name}"
+        said = f"format      {tmp_path}: is read with plain, not with {asked.name}"
         assert said in capsys.readouterr().out
 
 

@@ -186,10 +186,8 @@ def test_where_the_verdict_stands():
 
 def test_a_critique_ends_before_what_it_goes_on_with():
     fmt = with_critic(read_format("thinkprm"))
-    assert (
-        cut_at(fmt, "all is well\nIs the solution correct? Yes</think>", 2) == 12
-        and cut_at(fmt, "all is well", 2) is None
-    )
+    assert cut_at(fmt, "all is well\nIs the solution correct? Yes</think>", 2) == 12
+    assert cut_at(fmt, "all is well", 2) is None
     assert cut_at(fmt, "Step 2: so Step 12: Step 3: of two", 2) == 20
 
 

@@ -58,11 +58,8 @@ def test_scores_and_rankings_are_the_verifiers(port, verifier):
     candidates = [WRONG, RIGHT, SHORT, RIGHT]
     problems = [{"problem": PROBLEM, "candidates": candidates}, {"problem": PROBLEM, "steps": WRONG}]
     status, answer = ask(port, {"problems": problems})
-    assert (
-        status == 200
-        and answer["aggregator"] == verifier.aggregator
-        and answer["label_kind"] == "correctness"
-    )
+    assert status == 200 and answer["label_kind"] == "correctness"
+    assert answer["aggregator"] == verifier.aggregator
     ranked, alone = answer["problems"]
     expected = verifier.log_odds([PROBLEM] * 4, candidates)
     for candidate, log_odds_T in zip(ranked["candidates"], expected, strict=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 import hydra
 import numpy as np
 import pytest
-from conftest import call, printed, refuses, run, start
+from conftest import MODULES, call, printed, refuses, run, start
 from flax.traverse_util import flatten_dict
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -33,7 +33,6 @@ from prm_jax.launch.own import read_function
 from prm_jax.launch.run_log import MetricsLog
 
 TINY_DATA = [*SMALL, *THIN, "steps=2", "data.solutions=60", "data.test_solutions=20"]
-MODULES = {"train": "train", "evaluate": "evaluate", "rl": "prm_jax.rl.__main__"}
 
 
 @dataclasses.dataclass(frozen=True)

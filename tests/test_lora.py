@@ -15,6 +15,7 @@ from test_losses import OPT, make_batch
 from test_train import SMALL, THIN, parameters, records
 
 import train
+from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import restore_run
@@ -37,6 +38,12 @@ def trained(model, opt_cfg, rng, steps=3):
     for _ in range(steps):
         model, opt, metrics = train_step(model, opt, batch, LOSS, jax.random.key(0))
     return model, opt, float(metrics["loss"]), {k: v[0] for k, v in batch.items()}
+
+
+def test_experts_have_no_updates():
+    moe = PRM(dataclasses.replace(TINY, experts=3, experts_per_token=1), rngs=nnx.Rngs(0))
+    with pytest.raises(InputError, match="^lora.targets: got 'w_up'"):
+        attach(moe, LoraConfig(rank=3, alpha=6.0, targets=["w_up"]), 0)
 
 
 def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same(rng):

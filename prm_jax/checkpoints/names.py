@@ -19,7 +19,7 @@ from typing import Literal
 from omegaconf import DictConfig
 
 from prm_jax import tasks
-from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.open import note_ignored, open_checkpoint
 from prm_jax.critics.critic import LocalCritic, RemoteCritic
 from prm_jax.critics.prompts import with_critic
 from prm_jax.data.splits import data_config
@@ -122,10 +122,13 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
     expect(path, "checkpoint", name, "policy:NAME, where the data have no policy of their own")
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
-    requested = options.format
-    if requested is None or requested.critic or requested.name == "auto":
-        requested = read_format("plain", **(requested and requested.changes or {}))
-    fmt = policy_format(loaded.format or requested, loaded.tokenizer)
+    asked = options.format
+    is_verifiers = asked is None or asked.critic or asked.head or asked.name == "auto"
+    plain = read_format("plain", **(asked and asked.changes or {}))
+    fmt = loaded.format or (plain if is_verifiers else asked)
+    if asked and not asked.changes:
+        note_ignored(fmt, asked, name)
+    fmt = policy_format(fmt, loaded.tokenizer)
     loaded = dataclasses.replace(loaded, format=fmt, name=name)
     return loaded.scorer(options.rows, options.tokens)
 

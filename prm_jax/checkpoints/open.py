@@ -145,7 +145,7 @@ def note_ignored(stored: Format, requested: Format | None, path: str):
     """Says where another format was requested than the one that a run or an export brings."""
     if requested is not None and requested != stored and (requested.name != "auto" or requested.changes):
         keys = "".join(f" and format.{key}" for key in requested.changes or {})
-        print(f"format      {path}: is read with its own, {stored.name}, not with {requested.name}{keys}")
+        print(f"format      {path}: is read with {stored.name}, not with {requested.name}{keys}")
 
 
 def choose_format(fmt: Format, head: str, layer: str, classes: list, where: str) -> Format:

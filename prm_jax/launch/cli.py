@@ -89,6 +89,8 @@ def script(main: Callable[[], None]):
         main()
     except USER_ERRORS as error:
         sys.exit(one_line(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
 
 
 def store_defaults(name: str, cls: type):

@@ -302,7 +302,7 @@ def train_policy(raw_cfg, trainer: type = Trainer) -> float:
     best = f"best {final['best_pass_at_1']:.3f} at step {final['best_step']}"
     print(f"finished    pass@1 {final['pass_at_1']:.3f} before, {final['eval_pass_at_1']:.3f} now ({best})")
     print(f"time        {final['seconds']:,.0f} seconds, {final['policy_tokens']:,} tokens rolled out")
-    print(f"curves      python -m prm_jax.sweeps runs={run} x=step y=[eval_pass_at_1,eval_reward,eval_kl]")
+    print(f"curves      python -m prm_jax.sweeps runs={run} x=step 'y=[eval_pass_at_1,eval_reward,eval_kl]'")
     print(f"next        python -m prm_jax.sampling checkpoint={run} input=FILE")
     return summary["metric"]
 
