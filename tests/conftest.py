@@ -159,8 +159,7 @@ def data_node(name, /, **changes):
 
 
 def with_devices(n):
-    """The environment of a process that sees n devices, where it does not make them itself
-    (`cpu_devices`)."""
+    """The environment of a process that sees n devices, where it makes none itself (`cpu_devices`)."""
     several = f" --xla_force_host_platform_device_count={n}" if n > 1 else ""
     return os.environ | {"XLA_FLAGS": XLA_FLAGS + several}
 

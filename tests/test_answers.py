@@ -45,6 +45,8 @@ def same(gold, answer, how):
         (r"#### 3, or \boxed{4}; the answer is 5", "4"),
         ("The answer is 2**3 = 8.", "2**3 = 8"),
         ("", None),
+        ("#### Final Answer: 5", "5"),
+        ("##### Conclusion", None),
         # Thoughts.
         ("<think>It is \\boxed{12}.</think>So the answer is 15.", "15"),
         ("<think>The answer is 4.\n#### 4", None),
@@ -59,6 +61,7 @@ def same(gold, answer, how):
         ("<answer></answer> The answer is 3.", "3"),
         # Boxes that form one answer.
         ("\\boxed{3} and \\boxed{-4}", "3, -4"),
+        ("\\boxed{0} or \\boxed{0.0}", "0.0"),
         ("\\boxed{1}, \\boxed{2}, and \\boxed{9}", "1, 2, 9"),
         ("\\boxed{6}\\text{ or }\\boxed{7}", "6, 7"),
         ("\\boxed{3/4} or \\boxed{0.75}", "0.75"),
@@ -82,6 +85,7 @@ def test_extract(text, answer):
         (r"It takes $3\frac{1}{2}$ hours.", r"3\frac{1}{2}"),
         ("we get $1{,}234$", "1,234"),
         ("<think>7", None),
+        ("It is 12,5 or 1.234,56 or 2.5km.", None),
         ("The answer is five of 6.", "five of 6"),
     ],
 )
@@ -114,6 +118,9 @@ def test_same_string(a, b, is_same):
         ("60 miles per hour.", 60),
         ("2 million", None),
         ("2 thirds", None),
+        ("5 tenths", None),
+        ("2, 100", None),
+        ("0,125", None),
         ("2x", None),
         ("1,00", None),
         ("9" * 5000, None),

@@ -57,10 +57,8 @@ def run(model, ids):
 
 # Old length 64 puts the frequencies of 8 pairs on both sides of, and between, the two bounds of Llama 3.1's
 # rule.
-LLAMA31 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
+LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA31 |= {"original_max_position_embeddings": 64}
 # Of 4 pairs the first keeps its frequency, two are blended, and the last is divided.
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 TIED = {"tie_word_embeddings": True}

@@ -12,7 +12,9 @@ import train
 from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import read_questions
+from prm_jax.data.rows import short_text
 from prm_jax.data.sources import load
+from prm_jax.generate.labeling import read_input
 
 
 def read(tmp_path, kind, row, **options):
@@ -167,9 +169,9 @@ def test_samples_that_share_a_problem_id_are_of_one_problem(tmp_path, other):
 
 
 def test_steps_with_ratings_are_one_solution(tmp_path):
-    row = {"problem": "2+2?", "completions": ["2+2=4", "5"], "ratings": [1, -1]}
-    [solution], _ = load(jsonl(tmp_path, row), "native")
-    assert (solution.steps, solution.ratings) == (("2+2=4", "5"), (1, -1))
+    row = {"problem": "2+2?", "completions": ["2+2=4", "5"], "ratings": [1, -1], "solution": "2+2=4"}
+    for solution in (*load(jsonl(tmp_path, row), "native")[0], *read_input(tmp_path / "rows.jsonl", None)[0]):
+        assert (solution.steps, solution.ratings) == (("2+2=4", "5"), (1, -1))
 
 
 def test_lists_beside_whole_texts(tmp_path):
@@ -196,6 +198,7 @@ def test_numbers_and_texts_as_answers_ids_and_verdicts(tmp_path, right):
     assert (problem.id, problem.answer) == ("7", "12")
     assert problem.candidates == (Candidate(("a",), "12", True, True),)
     assert list(read_questions(path)) == [Problem("7", "p", "12")]
+    assert short_text({"answer": 0.00005}, "answer") == "0.00005"
     path = jsonl(tmp_path, {"problem": "p", "candidates": [candidate | {"answer": float("nan")}]})
     assert read_pool(path)[0].candidates == (Candidate(("a",), None, True),)
     [question] = read_questions(jsonl(tmp_path, {"problem": "p", "answer": " "}))

@@ -274,11 +274,7 @@ def test_sources_give_what_they_say(rollouts, tmp_path):
     )
     here = rollouts[0]  # 3 +2 *4 mod7? is 6
     lines = ("3+2=5", "5*4=6"), ("3+2=4", "4*4=6")  # the second is right by luck
-    given = [
-        with_steps(here, *lines[0]),
-        with_steps(here, *lines[1]),
-        with_steps(here, *lines[0], finished=False),
-    ]
+    given = [*(with_steps(here, *x) for x in lines), with_steps(here, *lines[0], finished=False)]
     reward = lambda name, **more: make_rewards(own_function=f"{tmp_path}/mine.py:{name}", **more)(given)
     found = reward("brevity", own=1.0)
     assert found.right_N.tolist() == [1, 1, 0]

@@ -353,8 +353,10 @@ def test_bad_rows_name_file_line_and_field(tmp_path, kind, row, field):
         read(jsonl(tmp_path, row), kind)
 
 
-@pytest.mark.parametrize("row", [{"takes": "none"}, {"takes": "x", "x": [1]}])
+@pytest.mark.parametrize("row", [{}, {"made": [1]}, {"steps": ["a"]}])
 def test_what_fails_in_a_reader_of_your_own_is_named(tmp_path, row):
-    (tmp_path / "mine.py").write_text("def f(row, row_id, counts):\n    return row[row['takes']]\n")
+    code = "from prm_jax.solutions import Solution\n\n\ndef f(row, row_id, counts, *, more=1):\n"
+    code += "    return row.get('made') or [Solution('p', row['steps'])]\n"
+    (tmp_path / "mine.py").write_text(code)
     with pytest.raises(InputError, match="rows.jsonl line 1: data.name: .*mine.py:f: "):
         load(jsonl(tmp_path, row), f"{tmp_path}/mine.py:f")

@@ -98,7 +98,8 @@ def boxed_answers(text: str) -> Iterator[str]:
             box = boxes.pop()
             parts.insert(0, bare_answer(box.content))
         # \boxed{1/2} or \boxed{0.5} is one answer twice, as which the last counts.
-        distinct = {as_number(part) or normal(part): part for part in parts if part}
+        values = ((as_number(part), part) for part in parts if part)
+        distinct = {normal(part) if value is None else value: part for value, part in values}
         yield ", ".join(distinct.values())
 
 
@@ -122,9 +123,9 @@ HASHED_NUMBER = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILI
 
 def hashed_answers(text: str) -> Iterator[str]:
     """Yields what stands behind `####` in the last line, then such numbers of other lines, the last first."""
-    _, hashes, answer = text.rstrip().rpartition("\n")[2].rpartition("####")
-    if hashes and "#" not in answer:
-        yield answer
+    before, hashes, answer = text.rstrip().rpartition("\n")[2].rpartition("####")
+    if hashes and not before.endswith("#") and "#" not in answer:
+        yield next(stated_answers(answer), answer)
     yield from (match[1] for match in reversed(list(HASHED_NUMBER.finditer(text))))
 
 
@@ -150,7 +151,7 @@ def stated_answers(text: str) -> Iterator[str]:
 # A number, mixed number or fraction, maybe with a sign and a $, that is no part of a word or another number.
 MENTIONED = re.compile(
     rf"(?<![\w.,])(?:-\\?\$?)?(?:(?:\d+ ?)?\\[dt]?frac\{{-?{DECIMAL}\}}\{{-?{DECIMAL}\}}"
-    rf"|(?:\d+ (?=\d+/\d))?{DECIMAL}(?:/{DECIMAL})?)(?!\w)"
+    rf"|(?:\d+ (?=\d+/\d))?{DECIMAL}(?:/{DECIMAL})?)(?!\w|[.,/]\d)"
 )
 
 

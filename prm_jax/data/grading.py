@@ -122,7 +122,7 @@ PLAIN = (  # what is replaced, by what
 
 def as_latex(text: str) -> str:
     r"""An answer as Math-Verify reads it in a box: a plain formula, `3*pi` or `exp(9)`, in LaTeX, 25% as
-    25/100, 1\,234 as 1234, and 1.0i as a product, since only an i that stands alone is the imaginary unit."""
+    25/100, 1\,234 as 1234, and 1.0i as a product, which Math-Verify would read as one name."""
     text = re.sub(r"(?<=\d)\\,\s*(?=\d{3}(?!\d))", "", text)
     if FORMULA.fullmatch(text):
         for pattern, new in PLAIN:

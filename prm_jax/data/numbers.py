@@ -43,10 +43,11 @@ UNIT = re.compile(
 )
 # 2 million, 2 squared and 3 halves are not 2 and 3.
 SCALE = re.compile(
-    r"(?:(?:hundred|thousand|million|billion|trillion|dozen|third)s?"
-    r"|pi|half|halves|squared|cubed|plus|minus)\b"
+    r"(?:(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|third|fourth|fifth|sixth|seventh"
+    r"|eighth|ninth|tenth|hundredth|thousandth)s?|bn|pi|half|halves|squared|cubed|factorial|plus|minus)\b"
 )
-DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"  # 1,234.5 or 1234.5 or .5
+LIST = re.compile(r"\d,(?:\s|~|\\[,;: ])")  # 81, 256 is not 81,256
+DECIMAL = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"  # 1,234.5 or 1234.5 or .5
 # A sign, a currency, a whole part before a fraction; \frac{top}{low}, value/by or value; a % or the like.
 NUMBER = re.compile(
     rf"(?P<sign>[-+]?)[€£¥]?(?:(?P<whole>\d+)(?: ?(?=\\frac)| (?=\d+/)))?"
@@ -60,7 +61,7 @@ NUMBER = re.compile(
 def as_number(text: str) -> Fraction | None:
     """The exact value of a decimal, fraction or mixed number, None for anything else (1,00 and 1e5 too)."""
     text = re.sub(r"\\?\$", "", text)
-    if len(text) > LONGEST:
+    if len(text) > LONGEST or LIST.search(text):
         return None
     unit = UNIT.search(text)
     if unit and not SCALE.search(unit[0]):

@@ -11,6 +11,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,8 +102,8 @@ def short_text(row: dict, names: str | tuple[str, ...]) -> str | None:
     value = row.get(name)
     is_number = type(value) is int or (type(value) is float and math.isfinite(value))
     expect(is_number or value is None or isinstance(value, str), name, value, "a text, a number or null")
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    if isinstance(value, float):  # 0.00005, not 5e-05
+        value = int(value) if value.is_integer() else format(Decimal(repr(value)), "f")
     return None if value is None else str(value)
 
 
@@ -219,7 +220,7 @@ def is_pool(row: dict) -> bool:
 def is_sample(row: dict) -> bool:
     """Whether a file's row is one sample of a pool, as a table has them: a text, or steps with a verdict."""
     has_problem = row.get(first_name(row, PROBLEM)) is not None and not is_pool(row)
-    has_text = isinstance(row.get(first_name(row, TEXT)), str)
+    has_text = isinstance(row.get(first_name(row, TEXT)), str) and "completions" not in row
     return has_problem and (has_text or {"steps", "correct"} <= row.keys())
 
 

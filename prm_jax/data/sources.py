@@ -71,7 +71,7 @@ def load_placed(
         reader = load_object("data.name", reading.name)
         read = functools.partial(read_own, f"data.name: {reading.name}", reader)
     takes = inspect.getfullargspec(reader).kwonlyargs
-    options = {name: getattr(reading, name) for name in takes}
+    options = {name: getattr(reading, name) for name in takes if hasattr(reading, name)}
     for name in ("neutral", "split_by"):
         value, default = getattr(reading, name), getattr(Reading, name)
         is_read = name in takes or value == default
@@ -105,7 +105,10 @@ def load_placed(
 def read_own(where: str, read: Callable, *row, **options) -> list[Solution]:
     """What a reader of your own makes of a row; what goes wrong in it is named."""
     made = guard(where, lambda: list(read(*row, **options)))
-    expect(all(isinstance(s, Solution) for s in made), where, made, "a list of Solutions")
+    for s in made:
+        is_whole = isinstance(s, Solution) and type(s.steps) is tuple
+        is_whole = is_whole and {type(s.labels), type(s.ratings)} <= {tuple, type(None)}
+        expect(is_whole, where, s, "a Solution whose steps, and labels if there are some, are tuples")
     return made
 
 
