@@ -107,6 +107,11 @@ def test_a_pool_of_one_kind_and_of_one_candidate(correct):
         assert result["lead"]["difference"] == 0 and np.isnan(result["outcome_auroc_within"]["a"])
 
 
+def test_of_rules_that_are_equal_but_for_rounding_the_first_leads():
+    rules = {"majority": np.full((14, 1), 8 / 14), "shortest": np.full((14, 1), np.nextafter(8 / 14, 1))}
+    assert best_of_n.lead({"a.prod.best_of_n": np.zeros((14, 1))}, rules, 0)["rule"] == "majority"
+
+
 def test_what_was_cut_is_right_in_no_number_and_has_no_outcome():
     cut = candidate([0.9, 0.8], "1", True, finished=False)
     ended = candidate([0.6], "1", True), candidate([0.7], None, True), candidate([0.3, 0.4], "2", False)

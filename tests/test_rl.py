@@ -209,15 +209,11 @@ def test_gradient_of_the_loss_is_its_finite_difference(policy, rollouts):
 
 
 def test_no_advantage_no_update(policy, rollouts):
-    copy = lambda: jax.tree.map(jnp.copy, policy.model)
-    tx = optax.adam(1e-2)
-    step = lambda advantage: update(
-        model := copy(),
-        nnx.Optimizer(model, tx, wrt=nnx.Param),
-        batch_of(policy, rollouts, advantage),
-        1,
-        UPDATE,
-    )
+    def step(advantage):
+        model = jax.tree.map(jnp.copy, policy.model)
+        opt = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        return update(model, opt, batch_of(policy, rollouts, advantage), 1, UPDATE)
+
     still, _, metrics = step(0.0)
     moved, *_ = step(1.0)
     same = lambda model: [bool((a == b).all()) for a, b in zip(*map(jax.tree.leaves, (model, policy.model)))]

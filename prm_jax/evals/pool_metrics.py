@@ -158,6 +158,10 @@ def lead(selections: dict[str, np.ndarray], untaught: dict, seed: int) -> dict |
     if not taught:
         return None
     untaught = {name: x for name, x in selections.items() if name not in taught} | untaught
-    verifier, rule = (max(own, key=lambda name: own[name][:, -1].mean()) for own in (taught, untaught))
+
+    def best(own) -> str:  # the first of equals, whose means may differ in their last bits
+        return max(own, key=lambda name: round(float(own[name][:, -1].mean()), 6))
+
+    verifier, rule = best(taught), best(untaught)
     test = stats.paired_difference(taught[verifier][:, -1], untaught[rule][:, -1], seed)
     return {"verifier": verifier, "rule": rule} | test
