@@ -166,6 +166,8 @@ def encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...]) 
     answer = fmt.between.join(step + fmt.separator for step in steps)
     text = as_chat(fmt, tokenizer, prefix, answer) if fmt.chat else prefix + answer + fmt.suffix
     ids, spans = ids_and_spans(tokenizer, text)
+    while len(ids) > 1 and ids[-1] == tokenizer.pad_token_id:  # which the class of such models passes over
+        ids.pop()
     start = int((spans[:, 0] < max(text.rfind(answer.strip()), 0)).sum())
     return Tokens(ids, [len(ids) - 1], start)
 

@@ -30,8 +30,7 @@ def laid_out(*rewards, tokens=None, outcome=None, group=None):
 
 
 def at_steps(advantage_NL, arguments):
-    """The advantage of each response's steps: that of their first tokens; all of a step's tokens have the
-    same."""
+    """The advantage of each response's steps, which all of a step's tokens have."""
     _, _, step_NL, mask_NL, _ = arguments
     found = []
     for own_L, step_L, mask_L in zip(advantage_NL, step_NL, mask_NL, strict=True):
@@ -191,8 +190,7 @@ def first_advantages(f, *rewards, tokens, **more):
 
 
 def test_joining_two_steps_does_not_change_who_is_better_under_min_form():
-    """The same text with other line ends: two steps of 3 tokens become one of 6, as good as the worse of
-    them."""
+    """With other line ends two steps of 3 tokens become one of 6, as good as the worse of them."""
     rng = np.random.default_rng(1)
     changed = {"min": 0, "sum": 0}
     for _ in range(200):

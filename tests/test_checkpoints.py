@@ -33,8 +33,7 @@ def make(seed, **changes):
 
 
 def run_folder(folder, *steps, objective="prm", **changes):
-    """A run folder as train.py leaves it, with a checkpoint of other weights for each step; returns the
-    last model."""
+    """The last model of a run's folder as train.py leaves it; each checkpoint has other weights."""
     settings = {
         "objective": objective, "init": "embedded", "format": {"name": "plain", "separator": "\n"}, "data": {"label_kind": "value"},
         "optimizer": {"trainable": "all"},

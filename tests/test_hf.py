@@ -123,6 +123,25 @@ def apply_head(tensors, x_nD):
     return x_nD
 
 
+def test_a_matrix_beside_a_tied_embedding_is_read_where_it_differs(tmp_path):
+    """As transformers 5 does; so PEFT stores an LM head of its own."""
+    torch_model(**TIED).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for scale in (1, 2):
+        lm_head = scale * tensors["model.embed_tokens.weight"]
+        save_file(tensors | {"lm_head.weight": lm_head}, tmp_path / "model.safetensors")
+        ours = hf.load(tmp_path, hf_config.model_config(hf_config.read_config(tmp_path), lm_head=True))
+        assert ours.cfg.tied == (scale == 1)
+    np.testing.assert_array_equal(ours.unembed[...], lm_head.T)
+
+
+def test_the_length_before_scaling_at_the_top_counts():
+    long = {"model_type": "llama", "max_position_embeddings": 8192}
+    other = YARN | {"original_max_position_embeddings": 64}
+    found = hf_config.model_config(long | {"rope_scaling": other, "original_max_position_embeddings": 2048})
+    assert found == hf_config.model_config(long | {"rope_scaling": YARN})
+
+
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_family_equals_pytorch_padded_and_packed_and_so_do_heads(tmp_path, rng, name):
     theirs = torch_model(family=name.split()[0], **BACKBONES[name])
@@ -286,8 +305,7 @@ def test_an_export_is_read_back_by_pytorch(tmp_path, rng, head, family, tokenize
 
 
 def test_export_of_the_mlp_head_has_the_layout_of_the_qwen_prms(tmp_path, rng, tokenizer):
-    """Qwen's own class: Qwen2Model and score = Linear, ReLU, Linear, every tensor of the file in its
-    place."""
+    """Qwen's own class: Qwen2Model and score = Linear, ReLU, Linear; every tensor has its place."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoConfig, Qwen2Model
@@ -360,8 +378,7 @@ def assert_equal(a, b):
 
 
 def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, tokenizer, monkeypatch):
-    """At most 20,000 bytes a file but for one larger tensor; the one file of before is gone, and comes
-    back."""
+    """At most 20,000 bytes a file but for a larger tensor; the one file of before goes and comes back."""
     import torch
     from transformers import AutoModelForTokenClassification
 
@@ -495,8 +512,7 @@ def test_an_export_refuses_what_a_config_json_cannot_say(tmp_path, tokenizer, ch
 
 
 def test_own_exports_name_their_head(tmp_path, tokenizer, monkeypatch):
-    """A second head of two outputs is told apart by its name alone; one entry of HEADS makes it known
-    everywhere."""
+    """A second head of two outputs differs by its name alone; an entry of HEADS makes it known."""
     from prm_jax import model as model_file
 
     margin = dataclasses.replace(model_file.HEADS["binary"], labels=("worse", "better"))

@@ -173,8 +173,7 @@ def test_solutions_of_one_problem_stand_together_and_share_what_they_begin_with(
 
 
 def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
-    """A completer that is right from a prefix without a wrong step, and never after one, finds the
-    checker's."""
+    """A completer that is right where no step is wrong, and never after one, finds the checker's."""
     policy, wrong = Oracle(), [s for s in solutions if s.outcome == 0]
     rows, _ = write(tmp_path / "labels.jsonl", solutions, policy, label="first_error", k=2)
     for row, s in zip(rows, solutions, strict=True):

@@ -144,8 +144,7 @@ def test_an_error_is_one_line_and_exits_with_one(tmp_path):
 
 @pytest.mark.slow
 def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_path):
-    """Killed before the first checkpoint or at a random one; log, evaluation and checkpoint steps all
-    differ."""
+    """Killed at a random step; the steps of log, evaluation and checkpoints all differ."""
     long = [*SMALL, *THIN, "steps=30", "eval.every=9", "checkpoint_every=5"]
     printed(train.main, monkeypatch, *long, "hydra.run.dir=whole", cwd=tmp_path)
     whole, folder = tmp_path / "whole", tmp_path / "killed"

@@ -93,8 +93,7 @@ def test_the_python_example_runs(capsys):
 
 
 def test_the_edits_of_the_house_apply_and_work(tmp_path):
-    """Each diff is applied to a copy of the package, by its lines alone; a process then uses what they
-    add."""
+    """Each diff is applied to a copy of the package; a process then uses what they add."""
     for name in ("prm_jax", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "evaluate.py", tmp_path)

@@ -202,8 +202,7 @@ def skywork(tok, problem, steps):
 
 
 def qwen_prm(tok, problem, steps):
-    """Model card: chat template with the system prompt, steps joined and ended by <extra_0>, all ids of
-    it."""
+    """Model card: chat template with the system prompt, steps joined and ended by <extra_0>."""
     system = "Please reason step by step, and put your final answer within \\boxed{}."
     messages = [
         {"role": "system", "content": system},
@@ -727,32 +726,31 @@ OUTCOME_MODELS = {  # format -> (head, class, system message)
 
 @pytest.mark.parametrize("name", OUTCOME_MODELS)
 def test_outcome_models_score_the_last_token_of_a_conversation(tmp_path, qwen, name):
-    """The model cards: apply_chat_template without a generation prompt, the logit at the last token; every
-    step bears it."""
+    """The model cards: apply_chat_template without a generation prompt, the logit at the last token."""
     head, kind, system = OUTCOME_MODELS[name]
     logits = make_checkpoint(tmp_path, "qwen2", qwen, head)
     set_class(tmp_path, kind)
-    verifier = open_checkpoint(
-        tmp_path, "best", read_format("auto" if name == "qwen_rm" else name), "float32"
-    )
+    fmt = read_format("auto" if name == "qwen_rm" else name)
+    verifier = open_checkpoint(tmp_path, "best", fmt, "float32")
     assert (verifier.objective, verifier.format.name) == ("orm", name)
     rows = [CONVERSATIONS[i] for i in (0, 1, 3)]
     for (problem, steps), score_T in zip(rows, verifier.scorer(2, 128).score(rows), strict=True):
         messages = [{"role": "system", "content": system}] * (system is not None)
-        messages += [
-            {"role": "user", "content": problem},
-            {"role": "assistant", "content": "\n\n".join(steps)},
-        ]
+        turns = {"user": problem, "assistant": "\n\n".join(steps)}
+        messages += [{"role": role, "content": text} for role, text in turns.items()]
         ids = qwen.encode(qwen.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
         (e,) = encode(verifier.format, qwen, [(problem, steps)])
         assert e.ids_L.tolist() == ids and e.step_end_T.tolist() == [len(ids) - 1]
         assert qwen.decode(ids[: e.start]).endswith("assistant\n")
         np.testing.assert_allclose(score_T, [logits(ids, [-1])[0, 0]] * len(steps), atol=1e-4)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"pad_token_id": ids[-1]}))
+    padded = open_checkpoint(tmp_path, "best", fmt, "float32").tokenizer  # its class reads before padding
+    assert encode(verifier.format, padded, [(problem, steps)])[0].ids_L.tolist() == ids[:-1]
 
 
 def make_adapter(folder, base, tokenizer, updates, whole=None, **settings):
-    """A PEFT adapter's folder; the updates are {module: (rank, out, in)}, `whole` tensors stand beside
-    them."""
+    """A PEFT adapter's folder; updates: {module: (rank, out, in)}; `whole` tensors stand beside them."""
     from safetensors.torch import save_file
 
     folder.mkdir()

@@ -50,8 +50,7 @@ def brute_curves(*pool, ties="share"):
 
 
 def some_pool(rng, dtype=np.float64):
-    """Integer scores with ties and -inf, gold of any value, who is eligible, who exists: of all kinds in one
-    problem."""
+    """Integer scores with ties and -inf, gold of any value, who is eligible, who exists."""
     score_PN = rng.integers(0, 4, (P, N)).astype(dtype)
     score_PN[rng.random((P, N)) < 0.2] = -INF
     score_PN[1] = -INF  # all of probability 0: a tie

@@ -249,8 +249,7 @@ def random_tree(rng, depth=4):
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_beams_of_random_trees_are_those_of_the_definition(apart):
-    """A beam keeps the best two of all open children; each of two subtrees its best child, until that is
-    finished."""
+    """A beam keeps the best two of all open children, each of two subtrees its best one to the end."""
     rng = np.random.default_rng(1)
     for _ in range(40):
         script, holds = random_tree(rng)

@@ -4,6 +4,7 @@ Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a proj
 is [in, out].
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,9 @@ def load(
     stored: the type of arrays: float32, as in the file, or compute, as `model.cast_backbone` stores them.
     new_head, seed: a step head that the folder lacks starts at random."""
     tensors = {name.removeprefix("model."): x for name, x in open_weights(folder).items()}
+    if cfg.tied and cfg.lm_head and "lm_head.weight" in tensors:  # an adapter's own, or a copy
+        lm_head, embed = (tensors[name][...] for name in ("lm_head.weight", TOP["embed"]))
+        cfg = dataclasses.replace(cfg, tied=np.array_equal(lm_head, embed))  # transformers ties equal ones
     layer = "lm_head"
     if cfg.head != "none":
         layer = find_head(tensors, str(folder), cfg.head)[1]

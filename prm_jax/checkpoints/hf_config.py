@@ -114,6 +114,7 @@ def shape_of(config: dict, where: str) -> dict:
     key = "use_bidirectional_attention"
     expect(not config.get(key), f"{where}: {key}", config.get(key), "null")
     settings = AutoConfig.for_model(**copy.deepcopy(config))  # which writes into its rotary settings
+    settings.standardize_rope_params()  # as its model's rotary functions do
     family = settings.model_type
     fields = {field: getattr(settings, key) for field, key in keys_of(family).items()}
     fields |= ALWAYS.get(family, {})

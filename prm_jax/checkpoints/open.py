@@ -127,6 +127,8 @@ def load_folder(path: str, fmt: Format | None, dtype: str) -> Loaded:
     elif not as_lm:
         fmt = choose_format(fmt, head, layer, config.get("architectures") or [], str(folder))
     tokenizer = load_tokenizer(folder)
+    if not as_lm and fmt.outcome:  # encoding.encode_outcome
+        tokenizer.pad_token_id = config.get("pad_token_id")
     by_tokens = not as_lm and fmt.head in ("tokens", "vocabulary")
     ids = verdicts(fmt, tokenizer) if by_tokens else ()
     heads = {"head": head, "lm_head": "format" in notes and "lm_head.weight" in weights}
