@@ -53,8 +53,7 @@ def start():
 
 
 def train(model, opt):
-    """Losses of three steps of two micro-batches, the held-out sums after them, and how often the step was
-    compiled."""
+    """Losses of three steps of two micro-batches, held-out sums after them, how often a step compiled."""
     batch = shard_batch(make_batch(np.random.default_rng(3), 16, A=2), 8, axis=1)
     losses, before = [], train_step._cache_size()
     for _ in range(3):

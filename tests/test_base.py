@@ -32,8 +32,7 @@ def test_small_and_what_they_claim_to_be():
 
 
 def measure_laws():
-    """{kind of line: [(the policy's law of its result, the solver's, the right result)]} on problems that the
-    policy never saw."""
+    """{kind of line: [(the policy's law of its result, the solver's, the right result)]} of new problems."""
     loaded = open_checkpoint("embedded", "best", None, "float32")
     digits = [loaded.tokenizer.encode(str(d))[0] for d in range(7)]
     problems, rng = tasks.make_problems(CHAIN, CFG, 300, "test", 5), np.random.default_rng(0)

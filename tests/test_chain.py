@@ -143,8 +143,7 @@ def test_draws_repeat():
 
 
 def test_rates_of_the_default():
-    """Of the noisy solver's answers .5 to .62 are right, a quarter of these rests on a wrong step, and a
-    majority is hardly better."""
+    """Of the noisy solver's answers .5 to .62 are right, a quarter of these rests on a wrong step."""
     problems = tasks.make_problems(CHAIN, CFG, 300, "test", 1)
     pool = list(tasks.solver_pool(CHAIN, CFG, problems, 64, 1))
     right_PN = np.array([[c.correct for c in p.candidates] for p in pool])

@@ -81,8 +81,7 @@ def test_samples_become_labelled_solutions(cache):
 
 @pytest.mark.slow
 def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
-    """Two commands: samples of the shipped policy, a PRM, its steps, and best-of-N beside the shipped outcome
-    model."""
+    """Two commands: samples of the shipped policy, a PRM, its steps, best of N beside the outcome model."""
     small = ("steps=3", "data.solutions=64", "data.test_solutions=32", "batch.rows=4", "eval.every=3")
     printed(train.main, monkeypatch, *small, "hydra.run.dir=runs/train/a", cwd=tmp_path)
     asked = ("fresh.problems=3", "fresh.candidates=8", "hydra.run.dir=runs/e", "cpu_devices=1")

@@ -111,8 +111,7 @@ UPDATE = UpdateConfig(1, 0.1, 0.1, "response", 0.0, "gspo")
 
 
 def test_gspo_clips_the_ratio_of_a_response():
-    """exp(mean log ratio) of each response; with one advantage a response its gradient is that of the
-    sequence ratio."""
+    """exp(mean log ratio) of each response; of one advantage its gradient is the sequence ratio's."""
     rng = np.random.default_rng(0)
     lengths, advantage = [3, 2, 4], jnp.array([1.0, -2.0, 0.5])
     log_ratio = jnp.array(rng.normal(scale=0.3, size=9))

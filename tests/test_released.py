@@ -327,8 +327,7 @@ def pqm(tok, problem, steps):
 
 
 def reasonflux(tok, problem, steps):
-    """ReasonFlux_PRM/README.md: user and assistant in the tokenizer's template, steps joined and ended by
-    <extra_0>."""
+    """ReasonFlux_PRM/README.md: user and assistant in a template, steps joined and ended by <extra_0>."""
     answer = "<extra_0>".join(steps) + "<extra_0>"
     messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
     ids = tok.encode(tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=False))

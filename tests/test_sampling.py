@@ -78,8 +78,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_decoding_is_pytorchs_token_for_token(tmp_path, rng, tokenizer, family):
-    """Prompts of several lengths in one batch, Mistral's window shorter than any of them; both stop at the
-    same token."""
+    """Prompts of several lengths in one batch, Mistral's window shorter than any; both stop at one token."""
     import torch
 
     theirs = torch_model(family=family, vocab_size=280, **FAMILIES[family])
@@ -194,8 +193,7 @@ def test_a_place_whose_sample_has_ended_takes_the_next(policy):
 
 
 def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
-    """The sign in two tokens of the vocabulary, alone and with text before it; what was cut by length has
-    none."""
+    """The sign in two tokens, alone and with text before it; what was cut by length has none."""
     line_ends = [i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])]
     assert policy.stops["step"].stop_V.nonzero()[0].tolist() == sorted([*line_ends, tokenizer.eos_token_id])
     law = dataclasses.replace(ANY, max_tokens=60)

@@ -72,8 +72,7 @@ def test_train_with_step_losses_of_several_steps(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["bce", "pairwise"])
 def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_path, monkeypatch):
-    """CE and DPO form; the reference of an evaluation is what the run began with, so before the first step
-    all ratios are 0."""
+    """CE and DPO form; the reference is what the run began with, so before the first step ratios are 0."""
     ignored = "format.head=tokens", "format.good=a", "format.bad=b"  # of released heads; it has none of them
     asked = f"objective=implicit loss.step={name} batch.tokens=384 steps=3 eval.every=3 log_every=1"
     asked = *SMALL, *ignored, *asked.split(), "hydra.run.dir=runs/a"

@@ -89,8 +89,7 @@ def chromium(tmp_path_factory):
 
 @pytest.fixture
 def page(chromium, page_path):
-    """The page, freshly opened; at the end its console must be empty, and it must have asked for its file
-    alone."""
+    """The page, freshly opened; at the end its console is empty, and it has asked for its file alone."""
     chromium.get_log("performance")
     chromium.get(page_path.as_uri())
     yield chromium
