@@ -59,7 +59,8 @@ def command(config_name: str, config: type | None = None):
                     raise
                 sys.exit(one_line(error))
             except KeyboardInterrupt:
-                print("interrupted", file=sys.stderr)
+                hint = f"; resume={cfg.resume or output_dir()} goes on" if "resume" in cfg else ""
+                print(f"interrupted{hint}", file=sys.stderr)
                 sys.exit(130)
 
         run = hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
