@@ -175,6 +175,8 @@ def draw(table: Table, path: Path) -> Path:
             panel.set_xticks(range(len(names)), [style.plain(str(name)) for name in names])
         elif x != "step" and min(names) > 0 and max(names) >= 10 * min(names):
             panel.set_xscale("log")
+        else:
+            panel.locator_params("x", nbins=5)  # more of .00125 would overlap
         panel.set(xlabel=x or "", ylabel=style.plain(y))
         panel.margins(x=0.05 if is_numeric else 0.15)
     if others:
