@@ -55,9 +55,9 @@ class OnlineTrainer(Trainer):
 
     def learn_beside(self, step, rollouts, reward):
         """Makes one step of the verifier's optimiser on the roll-outs."""
-        width = self.cfg.batch.tokens
         rows = [(r.problem, r.steps) for r in rollouts]
         encoded = encode(self.verifier.format, self.verifier.tokenizer, rows)
+        width = doubled(self.cfg.batch.tokens, max(len(e.ids_L) for e in encoded))
         examples = []
         for e, (problem, steps), outcome in zip(encoded, rows, reward.right_N, strict=True):
             solution = Solution(problem, steps, outcome=float(outcome))

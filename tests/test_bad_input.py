@@ -63,6 +63,7 @@ LINES = [
     ("labeling input=good.jsonl", "input"),
     ("labeling input=good.jsonl k=0", "k"),
     ("rl n=1", "n"),
+    ("rl optimizer.trainable=head", "optimizer.trainable"),
     ("rl data=jsonl data.path=good.jsonl", "data"),
     ("rl input=q.jsonl held_out=q.jsonl reward.prm_checkpoint=embedded_prm", "reward.prm"),
     ("export", "to"),

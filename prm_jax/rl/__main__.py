@@ -94,6 +94,8 @@ class RLConfig(EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each k
             value = getattr(self, key)
             is_read = self.input is not None or value is None
             expect(is_read, key, value, "null without input: the task checks its problems itself")
+        trainable = self.optimizer.trainable
+        expect(trainable != "head", "optimizer.trainable", trainable, "all or lora: a policy has no head")
         is_range = len(self.accuracy) == 2 and self.accuracy[0] <= self.accuracy[1]
         expect(is_range, "accuracy", self.accuracy, "the least and the greatest share")
 
@@ -246,7 +248,9 @@ class Trainer:
         given = weight_NL, advantage_NL, padded([r.logp_L for r in rollouts]), mask_NL
         inputs = loss_inputs(layout, *(x_NL[taught] for x_NL in given))
         if cfg.kl:
-            inputs["reference"] = self.reference_logps(layout)
+            inputs["reference"] = self.logps(self.reference, layout)
+        if cfg.surrogate == "gspo":  # whose clip is narrower than what sampling rounds off in bfloat16
+            inputs["old"] = self.logps(self.policy.model, layout)
         batch = shard_batch(layout.batch | inputs, self.cfg.batch.rows, axis=1)
         for _ in range(cfg.passes):
             new = update(self.policy.model, self.opt, batch, layout.used, cfg)
@@ -258,10 +262,10 @@ class Trainer:
         share = may_share(self.policy.model.cfg, batch.tokens) and self.cfg.update.surrogate != "gspo"
         return lay_out(rollouts, batch.rows, batch.tokens, most, share)
 
-    def reference_logps(self, layout: RolloutLayout) -> np.ndarray:
-        """log p of the sampled tokens under the policy that the run began with, reference_ABL."""
+    def logps(self, model, layout: RolloutLayout) -> np.ndarray:
+        """log p of the sampled tokens under a model, logp_ABL."""
         batch = shard_batch(layout.batch, self.cfg.batch.rows, axis=1)
-        return np.asarray(written_logps(self.reference, batch, layout.used))
+        return np.asarray(written_logps(model, batch, layout.used))
 
     def evaluate(self) -> dict[str, float]:
         """Diagnoses held-out problems with fixed draws; adds pass@n and the KL."""
@@ -271,7 +275,8 @@ class Trainer:
         reward = self.rewards(rollouts)
         _, mask_NL, _ = arrays(rollouts)
         layout = self.lay_out(rollouts, len(rollouts))
-        change_NL = padded([r.logp_L for r in rollouts]) - layout.gather(self.reference_logps(layout))
+        reference_NL = layout.gather(self.logps(self.reference, layout))
+        change_NL = padded([r.logp_L for r in rollouts]) - reference_NL
         numbers = diagnose(rollouts, reward)
         numbers["reward"] = reward.total_N.mean()
         numbers["kl"] = kl(change_NL[mask_NL]).mean()
