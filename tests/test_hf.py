@@ -246,8 +246,7 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
 
 
 def test_what_a_config_leaves_out_is_the_familys_default():
-    """The language model's config of gemma-3-4b says no more than this; a Mixture of experts has two names
-    for a key."""
+    """gemma-3-4b's config says no more than this; a mixture of experts has two names for a key."""
     sparse = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
     sparse |= {"num_hidden_layers": 34, "sliding_window": 1024}
     sparse["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}

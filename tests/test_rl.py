@@ -494,5 +494,8 @@ def test_values_reward_and_what_is_computed_in_bfloat16_trains_in_float32(whole,
     monkeypatch.setattr(rl.Trainer, "learn", seen)
     asked = f"policy={whole}", "dtype=bfloat16", "steps=1", f"hydra.run.dir={tmp_path}/run"
     asked += "reward.prm=1", "reward.prm_checkpoint=values"  # of the run's own task
+    asked += "algorithm=gspo", "update.passes=1"  # whose clip is narrow
     assert "finished" in printed(rl.main, monkeypatch, *SMALL, *asked, cwd=tmp_path)
     assert types == {"float32"}
+    first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[1])
+    assert first["clipped"] == first["kl_change"] == 0

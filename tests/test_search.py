@@ -217,8 +217,7 @@ def texts(nodes):
 
 
 def test_equal_texts_are_one_beam_and_a_beam_keeps_its_width():
-    """a is likely and scores a little more than b, under which the right answer R lies: two beams a would
-    never see it."""
+    """a is likely and scores a little more than b, under which the right answer R lies, not seen by two a."""
     script = {"": "aaab", "a": "cW", "b": "dR", "ac": "WW", "bd": "WW"}
     logits = {"a": 2, "b": 1, "ac": 1, "aW": 0, "bd": 0, "bR": 5, "acW": 0, "bdW": 0}
     state = explore(Table(logits), ["?"], Scripted(script), "last")
