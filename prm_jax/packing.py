@@ -278,14 +278,15 @@ def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
 
 
 def mixed_order(parts: dict[str, tuple[int, float]], epoch: int, seed: int) -> np.ndarray:
-    """An epoch's examples: each source gives its share by weight, of its own stream of permutations."""
+    """An epoch's examples: each source gives its share by weight, of its own stream of permutations, whose
+    seed is longer than that of an epoch's order."""
     n = sum(size for size, _ in parts.values())
     start = 0
     drawn = []
     total = sum(weight for _, weight in parts.values())
     for number, (size, weight) in enumerate(parts.values()):
         first, end = (round(weight / total * n * e) for e in (epoch, epoch + 1))
-        drawn.append(start + shuffled(size, first, end, seed, number))
+        drawn.append(start + shuffled(size, first, end, seed, number, 1))
         start += size
     return np.concatenate(drawn)
 

@@ -44,7 +44,7 @@ def test_a_sweep_stands_for_its_finished_runs_whatever_their_names(sweep):
 
 
 def test_seeds_are_averaged_and_settings_stand_apart(sweep):
-    table = make_table(Config(str(sweep)))
+    table = make_table(Config([str(sweep), f"{sweep}/0", f"{sweep}/"], y=["eval_loss", "eval_loss"]))
     assert table.keys == ["optimizer.lr", "model.head"]
     settings = table.frame[["optimizer.lr", "model.head", "y", "runs"]].to_numpy().tolist()
     pairs = [(0.001, "mlp"), (0.001, "scalar"), (0.1, "mlp"), (0.1, "scalar")]

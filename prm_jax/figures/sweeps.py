@@ -98,24 +98,25 @@ def read_rows(cfg: Config) -> tuple[list[Row], pd.DataFrame, dict[str, str]]:
     `runs`."""
     is_curve = cfg.x == "step"
     names = ["metrics.jsonl"] if is_curve else ["summary.json", "results.json"]
-    rows, left_out = [], {}
+    rows, left_out, folders = [], {}, {}
     for root in map(Path, as_list(cfg.runs)):
         expect(root.is_dir(), "runs", str(root), "a folder")
-        for folder in sorted(path.parent for path in root.rglob(".hydra")):
-            file = next((folder / name for name in names if (folder / name).exists()), None)
-            if file is None:
-                left_out[str(folder)] = "not finished"
-                continue
-            own = run_folder.settings(folder) | {"seed": run_folder.run_config(folder).get("seed")}
-            for line in read_lines(file) if is_curve else [read_json(file)]:
-                step = {"step": line["step"]} if is_curve else {}
-                rows.append(Row(str(folder), file.stat().st_mtime, own | step, line))
+        folders |= {path.parent.resolve(): path.parent for path in sorted(root.rglob(".hydra"))}
+    for folder in folders.values():  # each once, where one of `runs` holds another
+        file = next((folder / name for name in names if (folder / name).exists()), None)
+        if file is None:
+            left_out[str(folder)] = "not finished"
+            continue
+        own = run_folder.settings(folder) | {"seed": run_folder.run_config(folder).get("seed")}
+        for line in read_lines(file) if is_curve else [read_json(file)]:
+            step = {"step": line["step"]} if is_curve else {}
+            rows.append(Row(str(folder), file.stat().st_mtime, own | step, line))
     expect(rows, "runs", cfg.runs, f"finished runs or evaluations; {len(left_out)} are not")
     numbers = pd.json_normalize([row.numbers for row in rows])
     asked = as_list(cfg.y) if cfg.y else [y for y in (CURVES if is_curve else LAST) if y in numbers]
     is_there = asked and set(asked) <= set(numbers)
     expect(is_there, "y", cfg.y, f"numbers of {' or '.join(names)}")
-    return rows, numbers[asked].apply(pd.to_numeric, errors="coerce"), left_out
+    return rows, numbers[[*dict.fromkeys(asked)]].apply(pd.to_numeric, errors="coerce"), left_out
 
 
 def is_number(x) -> bool:

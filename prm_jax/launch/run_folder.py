@@ -68,7 +68,8 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     if run != output_dir().resolve():
         output_dir().rmdir()
     stored = run_config(run, "resume: ")
-    lacks = [key for key in cfg if key not in stored]
+    keys = ["task"] if "task" in cfg else cfg  # an evaluation has those of its task
+    lacks = [key for key in keys if key not in stored]
     expect(not lacks, "resume", str(run), f"a folder of this command; it has no {', '.join(lacks)}")
     before = by_key(overrides_of(run))
     words = by_key(HydraConfig.get().overrides.task)
