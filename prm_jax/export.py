@@ -9,14 +9,15 @@ from typing import Literal
 import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
 
-from prm_jax.checkpoints.folders import is_run
+from prm_jax.checkpoints.folders import end_ids, is_run, locate
 from prm_jax.checkpoints.hf import save
 from prm_jax.checkpoints.hf_config import architecture
 from prm_jax.checkpoints.open import Loaded, implicit_format, open_checkpoint
-from prm_jax.formats import read_format, with_pad
+from prm_jax.formats import policy_format, read_format, turn_end, with_pad
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
+from prm_jax.launch.files import write_json
 
 ROW = "3 + 4 * 2 = ?", ("4 * 2 = 8", "3 + 8 = 11")  # the solution that an export scores again
 MEANING = {
@@ -69,6 +70,10 @@ def main(raw_cfg):
     run_folder.claim_folder(run_folder.output_dir(), raw_cfg)
     loaded = open_checkpoint(run, cfg.which, None, "float32")
     export(loaded, to)
+    if loaded.objective == "lm":
+        fmt = policy_format(loaded.format, loaded.tokenizer)
+        ends = end_ids(locate(str(run))) | turn_end(fmt, loaded.tokenizer) | {loaded.tokenizer.eos_token_id}
+        write_json(to / "generation_config.json", {"eos_token_id": sorted(ends - {None})})
     size = sum(path.stat().st_size for path in to.iterdir())
     print(f"exported    {loaded.name} to {to}, {size / 2**20:.2f} MiB")
 

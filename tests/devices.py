@@ -128,8 +128,7 @@ def rounding():
 
 
 def main(folder: Path):
-    """`folder` holds Hugging Face checkpoints `f32` and `bf16`; a run's checkpoint is written to `folder /
-    run`."""
+    """`folder` holds Hugging Face checkpoints `f32` and `bf16`, and then a run's checkpoint, `run`."""
     model, opt = start()
     out = {"one": forward(model) | train(model, opt)[0]}
     vocabulary.LOGITS = 300  # the meshes read the vocabulary in blocks

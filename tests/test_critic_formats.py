@@ -88,8 +88,7 @@ def loaded(critic_folder):
 
 
 def saying(critic, texts, reason="eos"):
-    """The critic made to say the texts one after another, each ended by the end of the text, or cut; the
-    prompts it is given."""
+    """The critic made to say the texts one after another, each ended or cut; the prompts it is given."""
     last = [critic.policy.eos_ids[0]] * (reason == "eos")
     ids = lambda text: np.array(critic.tokenizer.encode(text) + last, np.int32)
     said, given = iter([Continuation(ids(text), np.zeros(0), text, reason) for text in texts]), []

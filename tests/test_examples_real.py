@@ -125,8 +125,7 @@ THINGS = ["pens", "figs", "cups", "dogs", "hats", "keys", "maps", "nuts"]
 
 
 def write_sets(folder, names=NAMES):
-    """Synthetic sets with the columns of the real ones: for each name eight problems of one operation, and
-    eight of two."""
+    """Synthetic sets with the real ones' columns: of each eight problems of one operation, eight of two."""
     rows = {source: [] for source in problems.FILES}
     for number, (name, thing) in enumerate(itertools.product(names, THINGS)):
         a, b, c = 50 + number, 10 + number % 7, 3 + number % 5

@@ -43,8 +43,7 @@ PRIMARY = {
 
 @pytest.mark.parametrize("name", PRIMARY)
 def test_the_declared_differences_are_what_they_were(name):
-    """The primary one with its test; where a table has rows of its differences, those, to the digits of the
-    runs' values."""
+    """The primary one with its test; a table's rows of differences, to the digits of the runs' values."""
     table = pd.read_csv(run.ROOT / "docs/gallery" / f"{name}.csv")
     found = differences(table, FIGURES[name].compare)
     stored = table[table.panel.str.startswith("difference of ")]

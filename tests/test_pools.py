@@ -114,8 +114,7 @@ def test_scores_keep_their_unit_and_are_added_under_a_new_name(tmp_path):
 
 
 def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
-    """Its completions have steps between blank lines; its verifiers score each piece, some of them blank ones
-    too."""
+    """Its completions have steps between blank lines; its verifiers score pieces, some of them blank."""
     completions = ["a\n\nb\n\nThe answer is 7.\n\n", "c", "d\n\ne\nf"]
     row = {"problem": "2+5", "answer": "7", "unique_id": "t/1", "completions": completions}
     path = jsonl(tmp_path, row | {"scores": [[0.9, 0.8, 0.7, 0.1], [0.3], [0.5]]})

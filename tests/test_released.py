@@ -250,8 +250,7 @@ def rlhflow(tok, problem, steps):
 
 
 def versaprm(tok, problem, steps):
-    """VersaPRM evaluation/get_rewards_reasoning_step.py, prm_models/prm_qwen.py: marks where the id is
-    22701."""
+    """VersaPRM evaluation/get_rewards_reasoning_step.py, prm_models/prm_qwen.py: marks at id 22701."""
     ids = tok.encode(f"{problem.strip()} \n\n" + "".join(f"{step.strip()} \n\n\n\n" for step in steps))
     return ids, [i for i, token in enumerate(ids) if token == 22701]
 

@@ -142,8 +142,7 @@ def test_vllm_is_told_the_whole_law_and_tells_ids_and_what_stopped_it(stub):
 
 
 def test_a_chat_template_writes_the_prompts_of_a_server(stub, tmp_path):
-    """Its tokenizer is that of the key, or of the folder that the model is served as; a base model's prompt
-    is the problem."""
+    """Its tokenizer is the key's, or that of the served folder; a base model's prompt is the problem."""
     tokenizer = train_tokenizer(["4 + 3"], 280)
     tokenizer.add_special_tokens({"bos_token": "<s>", "additional_special_tokens": ["<end>"]})
     turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<end>{% endfor %}"

@@ -484,7 +484,7 @@ def write_problems(folder):
 
 
 @pytest.mark.slow
-def test_values_reward_and_what_is_computed_in_bfloat16_trains_in_float32(whole, monkeypatch, tmp_path):
+def test_bfloat16_trains_in_float32_with_the_policys_format_and_ends(policy, whole, monkeypatch, tmp_path):
     types, learn = set(), rl.Trainer.learn
 
     def seen(self, step):
@@ -492,10 +492,17 @@ def test_values_reward_and_what_is_computed_in_bfloat16_trains_in_float32(whole,
         return learn(self, step)
 
     monkeypatch.setattr(rl.Trainer, "learn", seen)
-    asked = f"policy={whole}", "dtype=bfloat16", "steps=1", f"hydra.run.dir={tmp_path}/run"
+    begun = shutil.copytree(whole, tmp_path / "begun")  # with a prompt and an end of its own
+    path = begun / ".hydra/config.yaml"
+    OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), {"format": {"prefix": " {problem}"}}), path)
+    end = policy.tokenizer.convert_tokens_to_ids("?")
+    (begun / "model/generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    asked = f"policy={begun}", "dtype=bfloat16", "steps=1", f"hydra.run.dir={tmp_path}/run"
     asked += "reward.prm=1", "reward.prm_checkpoint=values"  # of the run's own task
     asked += "algorithm=gspo", "update.passes=1"  # whose clip is narrow
     assert "finished" in printed(rl.main, monkeypatch, *SMALL, *asked, cwd=tmp_path)
     assert types == {"float32"}
     first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[1])
     assert first["clipped"] == first["kl_change"] == 0
+    again = open_policy(tmp_path / "run", "latest", policy.format, "float32", policy.sampling, 4)
+    assert again.prompt("4?") == " 4?" and end in again.eos_ids

@@ -72,8 +72,7 @@ class Solver:
 
 @dataclasses.dataclass
 class Scripted:
-    """A policy whose next steps are {steps so far: texts that it writes in turn}; after a text in upper case
-    it ends."""
+    """A policy whose next steps are {steps so far: texts in turn}; after one in upper case it ends."""
 
     script: dict
     format: Format = PLAIN
@@ -231,8 +230,7 @@ def test_equal_texts_are_one_beam_and_a_beam_keeps_its_width():
 
 
 def random_tree(rng, depth=4):
-    """(script, {path: whether a right leaf lies at or below it}) of a tree of three branches, some of which
-    end early."""
+    """(script, {path: whether a right leaf lies at or below it}) of a tree whose branches may end early."""
     script, holds = {}, {}
 
     def grow(path):

@@ -95,6 +95,17 @@ def base_of(folder: Path) -> Path | None:
         raise InputError(f"{folder}: is a LoRA adapter without its base model: {error}") from error
 
 
+def end_ids(folder: Path) -> set[int]:
+    """The ids that end a text, by generation_config.json or else config.json of a Hugging Face folder, or of
+    an adapter's base model."""
+    folder = base_of(folder) or folder
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
+        if ids is not None:
+            return set(ids if isinstance(ids, list) else [ids])
+    return set()
+
+
 @dataclasses.dataclass(frozen=True)
 class Updated:
     """A slice of W + scale B A in float32, since rounding to the dtype of W would lose the update."""

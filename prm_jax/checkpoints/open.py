@@ -80,8 +80,10 @@ def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str
     second = open_checkpoint(reference, "best", None, dtype)
     # What our own run began with may be a verifier, whose backbone it took as a language model.
     is_lm = second.objective == "lm" or loaded.objective == "implicit"
-    is_wide = second.model.cfg.vocab >= len(loaded.tokenizer)
-    expect(is_lm and is_wide, "reference", reference, f"a language model with the tokens of {path}")
+    ids, others = loaded.tokenizer.get_vocab(), second.tokenizer.get_vocab()
+    is_wide = second.model.cfg.vocab > max(ids.values())
+    has_tokens = is_wide and sum(others.get(token) == i for token, i in ids.items()) > 0.99 * len(ids)
+    expect(is_lm and has_tokens, "reference", reference, f"a language model with the tokens of {path}")
     implicit = {"format": fmt, "label_kind": fmt.label_kind, "reference": second.model}
     return dataclasses.replace(loaded, objective="prm", **implicit)
 

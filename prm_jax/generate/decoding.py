@@ -25,7 +25,7 @@ from prm_jax.visibility import ALWAYS
 
 def draw_ids(logit_BV, uniform_B, sampling: Sampling):
     """A token a row, id_B, from one random number of 23 bits: probabilities have an error of 1e-7."""
-    if sampling.temperature == 0:
+    if sampling.temperature < 1e-30:  # nearly 0 in float32
         return logit_BV.argmax(-1).astype(jnp.int32)
     p_BV = jnp.exp((logit_BV - logit_BV.max(-1, keepdims=True)) / sampling.temperature)
     if sampling.top_k is not None and sampling.top_k < p_BV.shape[1]:

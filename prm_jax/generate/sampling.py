@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import locate
+from prm_jax.checkpoints.folders import end_ids, locate
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.data.steps import step_sums
 from prm_jax.encoding import encode
@@ -30,7 +30,6 @@ from prm_jax.generate.decoding import Places, Stops
 from prm_jax.generate.policies import Sampling, SamplingStats, Served, Server, with_thought
 from prm_jax.launch import mesh
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import read_json
 from prm_jax.launch.progress import progress
 from prm_jax.launch.sharding import platform
 from prm_jax.model import PRM
@@ -83,7 +82,7 @@ class Policy:
     @functools.cached_property
     def token_texts(self) -> list[str]:
         """The text of each id; none of one that ends a text, or that the tokenizer does not know."""
-        known = min(len(self.tokenizer), self.model.cfg.vocab)
+        known = min(max(self.tokenizer.get_vocab().values()) + 1, self.model.cfg.vocab)
         texts = self.tokenizer.batch_decode([[i] for i in range(known)])
         texts = ["" if i in self.eos_ids else text for i, text in enumerate(texts)]
         return texts + [""] * (self.model.cfg.vocab - known)
@@ -200,20 +199,9 @@ def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling,
     tokenizer or its folder says."""
     if loaded.objective != "lm":
         raise InputError(f"{path}: is a verifier (objective={loaded.objective}), expected a language model")
-    ends = {loaded.tokenizer.eos_token_id} - {None}
-    if loaded.config is None:
-        ends |= end_ids(locate(str(path)))
+    ends = ({loaded.tokenizer.eos_token_id} - {None}) | end_ids(locate(str(path)))
     fmt = loaded.format or fmt
     return Policy(loaded.model, loaded.tokenizer, fmt, loaded.name, sampling, batch_rows, tuple(ends))
-
-
-def end_ids(folder: Path) -> set[int]:
-    """The ids that end a text, by generation_config.json or else config.json of a Hugging Face folder."""
-    for name in ("generation_config.json", "config.json"):
-        ids = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
-        if ids is not None:
-            return set(ids if isinstance(ids, list) else [ids])
-    return set()
 
 
 def fingerprint(model: PRM | Served) -> str:

@@ -295,11 +295,15 @@ def train_policy(raw_cfg, trainer: type = Trainer) -> float:
     fill_optimizer(raw_cfg, raw_cfg.policy)
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     mesh = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide(cfg.policy))
-    run_folder.claim_folder(texts, raw_cfg)
     with jax.set_mesh(mesh):
         training = trainer(cfg, load_problems(cfg, raw_cfg.data))
+        own = training.policy.format  # which a run or an export brings
+        raw_cfg.format = {key: getattr(own, key) for key in vars(cfg.format)}
+        run_folder.claim_folder(texts, raw_cfg)
         print(f"run folder  {run}")
         save_description(texts / "model", training.policy.model.cfg, training.policy.tokenizer)
+        ends = {"eos_token_id": list(training.policy.eos_ids)}
+        write_json(texts / "model/generation_config.json", ends)
         final = training.fit(run, texts)
     summary = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed, **final}
     summary["metric"] = final["eval_pass_at_1"]
