@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from prm_jax.checkpoints.tokenizer import load_tokenizer
 from prm_jax.data.units import UNITS
 from prm_jax.encoding import encode
 from prm_jax.formats import Format, all_formats, read_format
+from prm_jax.generate.policies import show_prompt
 from prm_jax.launch.config import parse
 
 torch = pytest.importorskip("torch")
@@ -31,8 +33,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture(scope="module", autouse=True)
 def read_once():
-    """A tokenizer of 150,000 entries takes seconds to read: of folders whose tokenizers are equal to the
-    byte, the first's."""
+    """Of folders with equal tokenizers the first's: one of 150,000 entries takes seconds to read."""
     from transformers import AutoTokenizer
 
     known, read = {}, AutoTokenizer.from_pretrained
@@ -92,8 +93,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory):
-    """Of a folder as Math-Shepherd's checkpoint has it: Mistral's SentencePiece model and no
-    tokenizer.json."""
+    """As in Math-Shepherd's checkpoint: Mistral's SentencePiece model and no tokenizer.json."""
     pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("mistral")
     shutil.copy(real_data("tokenizers/mistral/tokenizer.model.v1"), folder / "tokenizer.model")
@@ -108,8 +108,7 @@ def mistral(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def marked_qwen(tmp_path_factory):
-    """Qwen2.5's tokenizer with Granite's turns, PQM's mark, and a beginning-of-sequence token that is
-    never written."""
+    """Qwen2.5's tokenizer with Granite's turns, PQM's mark, and a first token that is never written."""
     tokenizer = load_tokenizer(real_data("tokenizers/qwen2.5"))
     marks = ["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "[PRM]"]
     tokenizer.add_special_tokens({"additional_special_tokens": marks, "bos_token": "<|end_of_text|>"})
@@ -117,6 +116,13 @@ def marked_qwen(tmp_path_factory):
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
     return load_tokenizer(folder)
+
+
+def test_a_policy_whose_tokenizer_adds_blanks_says_so(mistral, small, capsys):
+    plain = {"prompt": str, "format": Format("plain", separator="\n"), "prefix_ids": None}
+    for tokenizer in (mistral, small):
+        show_prompt(SimpleNamespace(tokenizer=tokenizer, **plain), "?")
+    assert capsys.readouterr().out.count("a blank before each step") == 1
 
 
 @pytest.fixture
@@ -128,8 +134,7 @@ def reasoneval_tokenizer(mistral):
 
 @pytest.fixture
 def skywork_tokenizer(qwen):
-    """With a beginning-of-sequence token, which the authors' code needs; which one theirs has was not to
-    be seen."""
+    """With a beginning-of-sequence token, which the authors' code needs; theirs was not to be seen."""
     qwen.bos_token = "<|endoftext|>"
     yield qwen
     qwen.bos_token = None
@@ -178,8 +183,7 @@ def plain_ids(tok, text):
 
 
 def trl(tok, problem, steps, separator="\n"):
-    """trl.experimental.prm PRMTrainer.tokenize_row: prompt, completions + separator ids, label on the last
-    separator id."""
+    """trl.experimental.prm PRMTrainer.tokenize_row: prompt, completions + separators, labels at their ends."""
     sep, ids, marks = plain_ids(tok, separator), plain_ids(tok, problem), []
     for step in steps:
         ids = ids + plain_ids(tok, step) + sep
@@ -358,8 +362,7 @@ def reasoneval(tok, problem, steps):
 
 
 def eurus_implicit(tok, problem, steps):
-    """ImplicitPRM eval/processbench.py build_item_tensors, ends of steps as indices of the shifted
-    log-probabilities."""
+    """ImplicitPRM eval/processbench.py build_item_tensors: ends of steps index shifted log-probabilities."""
     system = "Please reason step by step, and put your final answer within \\boxed{}."
     answers = [f"Step {n}: {step}" for n, step in enumerate(steps, 1)]
 
@@ -585,8 +588,7 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
 
 
 def test_implicit_scores_equal_the_authors(tmp_path, qwen):
-    """ImplicitPRM eval/processbench.py: running sum of coef * (log pi - log pi_ref) from the first
-    response token on."""
+    """ImplicitPRM eval/processbench.py: running sum of coef * (log pi - log pi_ref) over the response."""
     models = [
         make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))
     ]

@@ -89,6 +89,9 @@ def show_prompt(policy, problem: str):
     text = repr(policy.prompt(problem))
     shown = text if len(text) <= 240 else f"{text[:120]} ... {text[-120:]}"
     print(f"prompt      {shown} ({'the' if policy.format.chat else 'no'} chat template)")
+    is_here = hasattr(policy, "prefix_ids")  # a server reads steps as one text
+    if is_here and "".join(policy.tokenizer.tokenize("a")).startswith(("\u2581", "\u0120")):
+        print("tokenizer   puts a blank before each step that is read again, as search and labels do")
 
 
 def thought_before(policy, problem: str) -> str:
