@@ -92,7 +92,8 @@ class Policy:
         return opening(self.format, self.tokenizer, problem)
 
     def prefix_ids(self, prefixes: Sequence[Prefix]) -> list[np.ndarray]:
-        """Ids of the texts to continue: all that precedes the next step's tokens in training."""
+        """Ids of the texts to continue: all that precedes the next step's tokens in training. Blank lines that
+        the policy wrote between steps are not among them, unless format.separator has them."""
         ids = []
         for e, (problem, _) in zip(encode(self.format, self.tokenizer, prefixes), prefixes, strict=True):
             ids.append(e.ids_L[: e.step_end_T[-1] + 1 if len(e.step_end_T) else e.start])
