@@ -122,12 +122,13 @@ def likelihood_scorer(name: str, options: OpenOptions) -> LikelihoodScorer:
     expect(path, "checkpoint", name, "policy:NAME, where the data have no policy of their own")
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
-    asked = options.format
-    is_verifiers = asked is None or asked.critic or asked.head or asked.name == "auto"
-    plain = read_format("plain", **(asked and asked.changes or {}))
-    fmt = loaded.format or (plain if is_verifiers else asked)
-    if asked and not asked.changes:
-        note_ignored(fmt, asked, name)
+    requested = options.format
+    # None that a language model could be read with: it may be that of a verifier beside this one.
+    is_other = requested is None or requested.critic or requested.head or requested.name == "auto"
+    plain = read_format("plain", **(requested and requested.changes or {}))
+    fmt = loaded.format or (plain if is_other else requested)
+    if requested and not requested.changes:
+        note_ignored(fmt, requested, name)
     fmt = policy_format(fmt, loaded.tokenizer)
     loaded = dataclasses.replace(loaded, format=fmt, name=name)
     return loaded.scorer(options.rows, options.tokens)

@@ -146,7 +146,7 @@ def load_folder(path: str, fmt: Format | None, dtype: str) -> Loaded:
 
 
 def note_ignored(stored: Format, requested: Format | None, path: str):
-    """Says where another format was requested than the one that a run or an export brings."""
+    """Says where another format was requested than `stored`, with which the checkpoint is read."""
     if requested is not None and requested != stored and (requested.name != "auto" or requested.changes):
         keys = "".join(f" and format.{key}" for key in requested.changes or {})
         print(f"format      {path}: is read with {stored.name}, not with {requested.name}{keys}")

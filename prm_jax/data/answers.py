@@ -122,7 +122,8 @@ HASHED_NUMBER = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILI
 
 
 def hashed_answers(text: str) -> Iterator[str]:
-    """Yields what stands behind `####` in the last line, then such numbers of other lines, the last first."""
+    """Yields what stands behind `####` in the last line, or the answer that this states, then such numbers of
+    other lines, the last first."""
     before, hashes, answer = text.rstrip().rpartition("\n")[2].rpartition("####")
     if hashes and not before.endswith("#") and "#" not in answer:
         yield next(stated_answers(answer), answer)

@@ -159,8 +159,8 @@ def lead(selections: dict[str, np.ndarray], untaught: dict, seed: int) -> dict |
         return None
     untaught = {name: x for name, x in selections.items() if name not in taught} | untaught
 
-    def best(own) -> str:  # the first of equals, whose means may differ in their last bits
-        return max(own, key=lambda name: round(float(own[name][:, -1].mean()), 6))
+    def best(curves) -> str:  # the first of equals, whose means may differ in their last bits
+        return max(curves, key=lambda name: round(float(curves[name][:, -1].mean()), 6))
 
     verifier, rule = best(taught), best(untaught)
     test = stats.paired_difference(taught[verifier][:, -1], untaught[rule][:, -1], seed)

@@ -297,8 +297,8 @@ def train_policy(raw_cfg, trainer: type = Trainer) -> float:
     mesh = make_mesh(cfg.mesh, cfg.batch.rows, is_wide=is_wide(cfg.policy))
     with jax.set_mesh(mesh):
         training = trainer(cfg, load_problems(cfg, raw_cfg.data))
-        own = training.policy.format  # which a run or an export brings
-        raw_cfg.format = {key: getattr(own, key) for key in vars(cfg.format)}
+        fmt = training.policy.format  # which a run or an export brings
+        raw_cfg.format = {key: getattr(fmt, key) for key in vars(cfg.format)}
         run_folder.claim_folder(texts, raw_cfg)
         print(f"run folder  {run}")
         save_description(texts / "model", training.policy.model.cfg, training.policy.tokenizer)
